@@ -1,0 +1,68 @@
+# One command per task, each doing its own set-up, on a machine with nothing but Python (3.10 or newer), pip, make and git.
+#
+#   PYTHON  the interpreter the environment is made from                       make test PYTHON=python3.12
+#   VENV    where the environment is; empty: use PYTHON as it is, install nothing          make test VENV=
+#   ARGS    passed on to the command                                           make demo ARGS="--device host"
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cu13,test,gen,examples,dev
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-gpu check bench gen table
+
+ifeq ($(strip $(VENV)),)
+
+PY := $(PYTHON)
+READY :=
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+else
+
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# Touched only after everything is installed: a second call costs nothing, an interrupted one resumes.
+# Debian's python3 has no ensurepip unless python3-venv is installed; virtualenv brings a pip of its own, and a --target
+# install leaves the system's packages alone.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "make: Python 3.10 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
+	    echo "make: python -m venv failed (see above); trying virtualenv instead" >&2; \
+	    $(PYTHON) -m pip install --quiet --target $(VENV)/bootstrap virtualenv && \
+	    PYTHONPATH=$(VENV)/bootstrap $(PYTHON) -m virtualenv --quiet $(VENV) && rm -rf $(VENV)/bootstrap; } || { \
+	    echo "make: no environment could be made: install python3-venv, or name another PYTHON" >&2; exit 1; }
+	$(PY) -m pip install --editable '.[$(EXTRAS)]'
+	@touch $@
+
+endif
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one, else on the host
+	$(PY) examples/01_train_digits.py $(ARGS)
+
+test: $(READY)  ## the tests that need no GPU
+	$(PY) -m pytest tests --ignore=tests/gpu --ignore=tests/benchmarks $(ARGS)
+
+# Fresh random numbers each time; the first lines of the output tell the seed to repeat them with.
+test-gpu: $(READY)  ## the tests that need one
+	$(PY) -m pytest tests/gpu -q --seed=random $(ARGS)
+
+check: $(READY)  ## format, lint, types, and the generated bindings against NVIDIA's headers
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy --strict cudabind dispatch
+	$(PY) -m cudabind.gen --check
+
+bench: $(READY)  ## measure against torch, CuPy, nvmath-python and C, whichever are installed
+	$(PY) -m dispatch bench $(ARGS)
+
+gen: $(READY)  ## generate cudabind/sys again from the pinned headers
+	$(PY) -m cudabind.gen $(ARGS)
+
+table: $(READY)  ## print the dispatch table
+	$(PY) -m dispatch table $(ARGS)
