@@ -1,0 +1,73 @@
+"""What every test may ask for: random numbers that can be repeated, and a `gpu` mark that says why it skips.
+
+Everything in tests/gpu and tests/benchmarks carries the mark by its place; a test elsewhere asks for it by name.
+"""
+
+import functools
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
+SEED = pytest.StashKey[int]()
+
+# Worker processes are interpreters of their own: let a crash in one of them show where it was, too.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    parser.addoption("--seed", default="0", help="seed of the `rng` fixture: a number (default 0), or 'random'")
+    if not pluginmanager.hasplugin("timeout"):
+        # The GPU tests also run where only pytest is installed. Then tests have no time limit, rather than no chance.
+        parser.addini("timeout", "seconds one test may take (needs pytest-timeout)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--seed")
+    config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if given == "random" else int(given)
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): not enforced, pytest-timeout is not installed")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[SEED]} (repeat with --seed={config.stash[SEED]})"
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Return why no GPU can be used, or None where one can.
+
+    Asks NVIDIA's own binding and not `cudabind.driver`: a fault of ours must fail the GPU tests, never skip them.
+    """
+    try:
+        from cuda.bindings import driver
+
+        (status,) = driver.cuInit(0)
+    except (ImportError, RuntimeError, OSError) as error:  # how a missing libcuda shows depends on the version
+        return f"no CUDA driver: {error}"
+    if status != driver.CUresult.CUDA_SUCCESS:
+        return f"cuInit returned {status.name}"
+    status, count = driver.cuDeviceGetCount()
+    if status != driver.CUresult.CUDA_SUCCESS or count == 0:
+        return f"the driver shows no GPU: cuDeviceGetCount returned {status.name}, {count}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(folder in item.path.parents for folder in NEEDS_GPU):
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of this test's own: the same whichever other tests run, and in whatever order."""
+    seed = request.config.stash[SEED]
+    print(f"rng: --seed={seed} for {request.node.nodeid}")  # pytest shows it when the test fails
+    return np.random.default_rng([seed, zlib.crc32(request.node.nodeid.encode())])

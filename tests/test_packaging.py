@@ -1,0 +1,134 @@
+"""What is installed: one pure wheel with both packages, few requirements, and an import that costs next to nothing."""
+
+import email
+import email.message
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cudabind", "dispatch")
+RUNTIME = {"cuda-python", "ml_dtypes", "numpy"}
+EXTRAS = {"cu13", "test", "gen", "examples", "dev"}
+
+# Seconds, NumPy included. Most of it is NumPy's own; the rest leaves no room for a CUDA library or a plotting package.
+IMPORT_LIMIT = 0.25
+IMPORT_TRIES = 5
+
+# Libraries that the driver or the toolkit brings; cuda-python's own extension modules have no "lib" in front.
+CUDA_LIBRARY = re.compile(
+    r"/lib(cuda|cudart|cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|cutensor|nccl|nvJitLink|nvrtc|nvidia-)[\w.-]*\.so"
+)
+
+PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import {module}
+seconds = time.perf_counter() - start
+with open("/proc/self/maps") as maps:
+    mapped = sorted({{line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}})
+json.dump({{"seconds": seconds, "mapped": mapped, "modules": sorted(sys.modules)}}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this checkout without network."""
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling, which builds the wheel, is not installed: pip install -e '.[test]'")
+    out = tmp_path_factory.mktemp("wheel")
+    command = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out)]
+    done = subprocess.run([sys.executable, "-m", *command, str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_wheel_is_pure_python(wheel: Path, members: set[str]) -> None:
+    assert re.fullmatch(r"cudabind-[\d.]+-py3-none-any\.whl", wheel.name)
+    assert not [name for name in members if name.endswith((".so", ".pyd", ".dll", ".h", ".cu"))]
+
+
+def test_wheel_holds_the_two_packages_and_nothing_else(members: set[str]) -> None:
+    tops = {name.split("/")[0] for name in members}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_wheel_holds_every_module_and_py_typed(package: str, members: set[str]) -> None:
+    source = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+    assert source
+    assert source | {f"{package}/py.typed"} <= members
+
+
+def test_wheel_carries_its_licence(metadata: email.message.Message, members: set[str]) -> None:
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in members)
+
+
+def test_runtime_requires_three_distributions_only(metadata: email.message.Message) -> None:
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {re.split(r"[^\w.-]", line)[0].replace("-", "_") for line in required} == {
+        name.replace("-", "_") for name in RUNTIME
+    }
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert set(metadata.get_all("Provides-Extra", [])) >= EXTRAS
+
+
+@functools.cache
+def imported(module: str) -> dict[str, Any]:
+    """Import a module in a fresh interpreter; return seconds taken, files mapped and modules loaded after it."""
+    # Without an installed copy the checkout itself must be found; with one this changes nothing.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(module=module)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_import_maps_no_cuda_library(module: str) -> None:
+    assert [path for path in imported(module)["mapped"] if CUDA_LIBRARY.search(path)] == []
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+@pytest.mark.parametrize("optional", ["clang", "cupy", "jax", "matplotlib", "scipy", "torch", "tqdm"])
+def test_import_loads_nothing_optional(module: str, optional: str) -> None:
+    assert optional not in imported(module)["modules"]
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_import_is_quick(module: str) -> None:
+    seconds = []
+    for _ in range(IMPORT_TRIES):
+        imported.cache_clear()
+        seconds.append(imported(module)["seconds"])
+        if seconds[-1] <= IMPORT_LIMIT:
+            return
+    pytest.fail(f"import {module} took {min(seconds):.3f} s at best of {IMPORT_TRIES}, more than {IMPORT_LIMIT} s")
