@@ -1,0 +1,25 @@
+"""The README keeps its word: its example runs, and every file and make target it names is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_example_runs() -> None:
+    example = re.search(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert example
+    exec(compile(example[1], "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"`make ([a-z-]+)", README))))
+def test_make_target_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:|#)([^)#]+)", README))))
+def test_linked_file_exists(path: str) -> None:
+    assert (ROOT / path).exists()
