@@ -10,7 +10,7 @@ EXTRAS ?= cu13,test,gen,examples,dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check bench gen table
+.PHONY: help demo test test-gpu check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
@@ -52,10 +52,19 @@ test: $(READY)  ## the tests that need no GPU
 test-gpu: $(READY)  ## the tests that need one
 	$(PY) -m pytest tests/gpu -q --seed=random $(ARGS)
 
-check: $(READY)  ## format, lint, types, and the generated bindings against NVIDIA's headers
+# Four targets rather than four lines: with `make -k check` one failure does not hide the next.
+check: format lint types generated  ## format, lint, types, and the generated bindings against NVIDIA's headers
+
+format: $(READY)
 	$(PY) -m ruff format --check .
+
+lint: $(READY)
 	$(PY) -m ruff check .
+
+types: $(READY)
 	$(PY) -m mypy --strict cudabind dispatch
+
+generated: $(READY)
 	$(PY) -m cudabind.gen --check
 
 bench: $(READY)  ## measure against torch, CuPy, nvmath-python and C, whichever are installed
