@@ -12,7 +12,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_first_example_runs() -> None:
     example = re.search(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert example
-    exec(compile(example[1], "README.md", "exec"), {"__name__": "readme"})
+    above = README.count("\n", 0, example.start(1))  # blank lines, so that a traceback shows the README's own
+    exec(compile("\n" * above + example[1], "README.md", "exec"), {"__name__": "readme"})
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"`make ([a-z-]+)", README))))
