@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+import cudabind
+from cudabind.gen.libraries import ROWS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cudabind", "dispatch")
 RUNTIME = {"cuda-python", "ml_dtypes", "numpy"}
@@ -80,7 +83,7 @@ def test_wheel_holds_the_two_packages_and_nothing_else(members: set[str]) -> Non
 def test_wheel_holds_every_module_and_py_typed(package: str, members: set[str]) -> None:
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
     assert source
-    assert source | {f"{package}/py.typed"} <= members
+    assert source | {f"{package}/__init__.py", f"{package}/py.typed"} <= members
 
 
 def test_wheel_carries_its_licence(metadata: email.message.Message, members: set[str]) -> None:
@@ -95,6 +98,15 @@ def test_runtime_requires_three_distributions_only(metadata: email.message.Messa
     }
     assert metadata["Requires-Python"] == ">=3.10"
     assert set(metadata.get_all("Provides-Extra", [])) >= EXTRAS
+
+
+def test_version_is_the_one_the_package_tells(metadata: email.message.Message) -> None:
+    assert metadata["Version"] == cudabind.__version__
+
+
+def test_gen_extra_pins_the_headers_that_the_bindings_came_from(metadata: email.message.Message) -> None:
+    pins = {line.split(";")[0].strip() for line in metadata.get_all("Requires-Dist", []) if "extra == 'gen'" in line}
+    assert {f"{wheel}=={version}" for wheel, version in (row.wheel for row in ROWS)} <= pins
 
 
 @functools.cache
