@@ -1,4 +1,4 @@
-# One command per task, each doing its own set-up, on a machine with nothing but Python (3.10 or newer), pip, make and git.
+# One command per task, each doing its own set-up, where there is nothing but Python (3.10 or newer), pip, make and git.
 #
 #   PYTHON  the interpreter the environment is made from                       make test PYTHON=python3.12
 #   VENV    where the environment is; empty: use PYTHON as it is, install nothing          make test VENV=
