@@ -1,0 +1,284 @@
+"""Reads C headers into the model with libclang.
+
+Called by `python -m cudabind.gen` and the tests. Headers are parsed as C11, because the C ABI is what is bound; what
+they include is followed only as far as a declaration needs a type. It writes nothing and knows no library by name.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from clang.cindex import Cursor, CursorKind, Diagnostic, Index, StorageClass, TranslationUnit, Type, TypeKind
+
+from cudabind.gen import macros
+from cudabind.gen.model import (
+    Alias,
+    ArrayOf,
+    Callback,
+    CType,
+    Enum,
+    Field,
+    Function,
+    Handle,
+    Header,
+    Named,
+    Pointer,
+    Record,
+    Scalar,
+    Void,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+SCALARS = {
+    TypeKind.BOOL: "bool_t",
+    TypeKind.CHAR_S: "char",
+    TypeKind.CHAR_U: "char",
+    TypeKind.SCHAR: "int8_t",
+    TypeKind.UCHAR: "uint8_t",
+    TypeKind.SHORT: "int16_t",
+    TypeKind.USHORT: "uint16_t",
+    TypeKind.INT: "int32_t",
+    TypeKind.UINT: "uint32_t",
+    TypeKind.LONG: "long_t",
+    TypeKind.ULONG: "ulong_t",
+    TypeKind.LONGLONG: "int64_t",
+    TypeKind.ULONGLONG: "uint64_t",
+    TypeKind.FLOAT: "float32",
+    TypeKind.DOUBLE: "float64",
+}
+# C's own typedefs: their width does not depend on what they are spelled with.
+C_TYPEDEFS = {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)} | {"size_t"}
+FUNCTIONS = (TypeKind.FUNCTIONPROTO, TypeKind.FUNCTIONNOPROTO)
+ARRAYS = (TypeKind.CONSTANTARRAY, TypeKind.INCOMPLETEARRAY, TypeKind.VARIABLEARRAY)
+
+
+class HeaderError(Exception):
+    """A header could not be read: a file is missing, or it has something the model cannot say."""
+
+
+def parse(
+    headers: Sequence[str], include: Sequence[Path], prefixes: tuple[str, ...] = (), types: tuple[str, ...] = ()
+) -> Header:
+    """Read headers.
+
+    Args:
+        headers: the names to include; what these files themselves declare is taken.
+        include: the folders to look in, the compiler's own last.
+        prefixes: take only functions whose names start so.
+        types: take only these types and what they need, and neither functions nor constants.
+
+    Raises:
+        HeaderError: with libclang's words.
+    """
+    source = "".join(f"#include <{header}>\n" for header in headers)
+    unit = translate(source, include)
+    reader = _Reader(set(headers))
+    if types:
+        reader.take_types(unit.cursor, set(types))
+        return reader.header
+    reader.take_all(unit.cursor, prefixes)
+    names = macros.names(unit.cursor, reader.is_home)
+    reader.header.renames = {
+        name: body[0] for name, body in names.items() if len(body) == 1 and body[0] in reader.header.functions
+    }
+    rest = [name for name in names if name not in reader.header.renames]
+    reader.header.constants.update(macros.values(translate(source + macros.probe(rest), include, strict=False), rest))
+    return reader.header
+
+
+def translate(source: str, include: Sequence[Path], strict: bool = True) -> TranslationUnit:
+    """Parse C text; `strict` refuses what does not compile."""
+    arguments = ["-x", "c", "-std=gnu11", "-ferror-limit=0", *(f"-I{folder}" for folder in include[:-1])]
+    arguments += ["-isystem", str(include[-1])]
+    unit = Index.create().parse(
+        "cudabind_headers.c",
+        args=arguments,
+        unsaved_files=[("cudabind_headers.c", source)],
+        options=TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD,
+    )
+    errors = [str(d) for d in unit.diagnostics if d.severity >= Diagnostic.Error]
+    if errors and strict:
+        raise HeaderError("\n".join(errors[:10]))
+    return unit
+
+
+class _Reader:
+    """Walks one translation unit and fills a Header, following types to their declarations."""
+
+    def __init__(self, home: set[str]) -> None:
+        self.header = Header()
+        self._home = home
+        self._names: dict[int, str] = {}  # an enum or record without a tag goes by its first typedef
+
+    def is_home(self, cursor: Cursor) -> bool:
+        file = cursor.location.file
+        return file is not None and any(file.name == home or file.name.endswith("/" + home) for home in self._home)
+
+    def take_types(self, root: Cursor, wanted: set[str]) -> None:
+        self._name_typedefs(root)
+        for cursor in root.get_children():
+            if cursor.spelling in wanted and cursor.kind in (
+                CursorKind.TYPEDEF_DECL,
+                CursorKind.ENUM_DECL,
+                CursorKind.STRUCT_DECL,
+            ):
+                self._type(cursor.type)
+        missing = wanted - self.header.types.keys()
+        if missing:
+            raise HeaderError(f"the headers declare no type {', '.join(sorted(missing))}")
+
+    def take_all(self, root: Cursor, prefixes: tuple[str, ...]) -> None:
+        self._name_typedefs(root)
+        for cursor in filter(self.is_home, root.get_children()):
+            if cursor.kind is CursorKind.FUNCTION_DECL:
+                if cursor.spelling.startswith(prefixes):
+                    self._function(cursor)
+            elif cursor.kind is CursorKind.TYPEDEF_DECL or (
+                cursor.kind in (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL) and cursor.is_definition()
+            ):
+                self._type(cursor.type)
+            elif cursor.kind is CursorKind.ENUM_DECL and cursor.is_definition():
+                self._enum(cursor)
+
+    def _name_typedefs(self, root: Cursor) -> None:
+        for cursor in root.get_children():
+            if cursor.kind is CursorKind.TYPEDEF_DECL:
+                declaration = cursor.underlying_typedef_type.get_canonical().get_declaration()
+                if _untagged(declaration):
+                    self._names.setdefault(declaration.hash, cursor.spelling)
+
+    def _function(self, cursor: Cursor) -> None:
+        parameters = tuple(
+            (argument.spelling or f"arg{index}", self._parameter(argument.type))
+            for index, argument in enumerate(cursor.get_arguments())
+        )
+        inline = cursor.is_definition() and cursor.storage_class is StorageClass.STATIC
+        self.header.functions[cursor.spelling] = Function(
+            cursor.spelling, self._type(cursor.result_type), parameters, inline
+        )
+
+    def _parameter(self, kind: Type) -> CType:
+        if kind.kind in ARRAYS:
+            return Pointer(self._type(kind.element_type), kind.element_type.is_const_qualified())
+        if kind.kind in FUNCTIONS:
+            return Pointer(Void())
+        return self._type(kind)
+
+    def _type(self, kind: Type) -> CType:
+        if kind.kind is TypeKind.ELABORATED:
+            return self._type(kind.get_named_type())
+        if kind.kind is TypeKind.TYPEDEF:
+            return self._typedef(kind)
+        if kind.kind is TypeKind.POINTER:
+            pointee = kind.get_pointee()
+            if pointee.get_canonical().kind in FUNCTIONS:
+                return Pointer(Void())
+            return Pointer(self._type(pointee), pointee.is_const_qualified())
+        if kind.kind is TypeKind.CONSTANTARRAY:
+            return ArrayOf(self._type(kind.element_type), kind.element_count)
+        if kind.kind is TypeKind.ENUM:
+            return self._enum(kind.get_declaration())
+        if kind.kind is TypeKind.RECORD:
+            return self._record(kind.get_declaration())
+        if kind.kind is TypeKind.VOID:
+            return Void()
+        if kind.kind in SCALARS:
+            return Scalar(SCALARS[kind.kind])
+        raise HeaderError(f"{kind.spelling}: the model has no {kind.kind.name}")
+
+    def _typedef(self, kind: Type) -> CType:
+        declaration = kind.get_declaration()
+        name = declaration.spelling
+        if name in C_TYPEDEFS:
+            return Scalar(name)
+        known = self.header.types.get(name)
+        underlying = declaration.underlying_typedef_type
+        if known is None and underlying.get_canonical().kind is TypeKind.POINTER:
+            known = self._pointer_typedef(name, underlying)
+        if isinstance(known, Handle):
+            return Named(name, "handle", name)
+        if isinstance(known, Callback):
+            return Named(name, "callback", name)
+        target = self._type(underlying)
+        if isinstance(target, Named):
+            if target.name != name:
+                self.header.types.setdefault(name, Alias(name, target))
+            return Named(name, target.kind, target.base)
+        if isinstance(target, Scalar) and not declaration.location.is_in_system_header:
+            self.header.types.setdefault(name, Alias(name, target))
+            return Named(name, "scalar", target.name)
+        return target
+
+    def _pointer_typedef(self, name: str, underlying: Type) -> Handle | Callback | None:
+        """A handle where the pointer's target is opaque or a record, a callback where it is a function."""
+        if underlying.kind is TypeKind.TYPEDEF or (
+            underlying.kind is TypeKind.ELABORATED and underlying.get_named_type().kind is TypeKind.TYPEDEF
+        ):
+            return None  # an alias of a pointer typedef
+        pointee = underlying.get_canonical().get_pointee()
+        made: Handle | Callback | None = None
+        if pointee.kind in FUNCTIONS:
+            parameters = tuple(self._parameter(argument) for argument in pointee.argument_types())
+            made = Callback(name, self._type(pointee.get_result()), parameters)
+        elif pointee.kind in (TypeKind.RECORD, TypeKind.VOID):
+            made = Handle(name)
+        if made is not None:
+            self.header.types[name] = made
+        return made
+
+    def _enum(self, cursor: Cursor) -> CType:
+        cursor = cursor.get_definition() or cursor
+        members = tuple(
+            (child.spelling, child.enum_value) for child in cursor.get_children() if child.enum_value is not None
+        )
+        name = self._names.get(cursor.hash) if _untagged(cursor) else cursor.spelling
+        if not name:
+            self.header.constants.update(members)
+            return Scalar("int32_t")
+        self.header.types.setdefault(name, Enum(name, members))
+        return Named(name, "enum", name)
+
+    def _record(self, cursor: Cursor, name: str = "") -> CType:
+        cursor = cursor.get_definition() or cursor
+        name = name or (self._names.get(cursor.hash, "") if _untagged(cursor) else cursor.spelling)
+        if not cursor.is_definition() or cursor.location.is_in_system_header:
+            return Void()  # opaque, or the C library's own (FILE): only pointers to it are passed
+        if name not in self.header.types:
+            fields = tuple(self._fields(cursor, name))
+            union = cursor.kind is CursorKind.UNION_DECL
+            self.header.types[name] = Record(name, union, fields, cursor.type.get_size())
+        return Named(name, "record", name)
+
+    def _fields(self, record: Cursor, outer: str) -> Iterable[Field]:
+        for index, cursor in enumerate(record.type.get_fields()):
+            anonymous = not cursor.spelling and not cursor.is_bitfield()
+            name = cursor.spelling or f"_{index}"
+            offset = cursor.get_field_offsetof()
+            width = cursor.get_bitfield_width() if cursor.is_bitfield() else 0
+            inner = _element(cursor.type).get_declaration()
+            if _untagged(inner) and inner.hash not in self._names and inner.kind is not CursorKind.ENUM_DECL:
+                self._names[inner.hash] = f"{outer}_{name.strip('_')}"
+            yield Field(name, self._member(cursor.type), offset, width, anonymous)
+
+    def _member(self, kind: Type) -> CType:
+        """A pointer inside a record is read as an address, so what it points to need not be generated."""
+        return Pointer(Void()) if kind.kind is TypeKind.POINTER else self._type(kind)
+
+
+def _element(kind: Type) -> Type:
+    kind = kind.get_canonical()
+    while kind.kind in ARRAYS or kind.kind is TypeKind.POINTER:
+        kind = (kind.get_pointee() if kind.kind is TypeKind.POINTER else kind.element_type).get_canonical()
+    return kind
+
+
+def _untagged(cursor: Cursor) -> bool:
+    """Whether an enum or record has no tag of its own; libclang then spells it by its place or its typedef."""
+    if cursor.kind not in (CursorKind.ENUM_DECL, CursorKind.STRUCT_DECL, CursorKind.UNION_DECL):
+        return False
+    tokens = [token.spelling for token in islice(cursor.get_tokens(), 2)]
+    return cursor.is_anonymous() or "(" in cursor.spelling or tokens[1:2] == ["{"]
