@@ -11,17 +11,16 @@ import ctypes
 import sys
 import threading
 from _ctypes import CFuncPtr
-from collections.abc import Callable
 from ctypes import Array
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
 
 from cudabind import LIBRARIES, _load
 from cudabind.errors import CudaError, SymbolNotFound
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound="type[ctypes.Structure] | type[ctypes.Union]")
+S = TypeVar("S", bound="type[ctypes.Structure | ctypes.Union]")
 T = TypeVar("T", bound=Any)
 
 # C's arithmetic types, by width: a Python number for mypy, the ctypes class for the call.
@@ -41,15 +40,16 @@ bool_t = Annotated[bool, ctypes.c_bool]
 float32 = Annotated[float, ctypes.c_float]
 float64 = Annotated[float, ctypes.c_double]
 # A NUL-terminated text that the library reads. A function that returns one is annotated `str`.
-char_p = Annotated[Union[bytes, ctypes.c_char_p, None], ctypes.c_char_p]
+char_p = Annotated[bytes | ctypes.c_char_p | None, ctypes.c_char_p]
 # A pointer inside a struct, read back as an address.
-address = Annotated[Union[int, None], ctypes.c_void_p]
+address = Annotated[int | None, ctypes.c_void_p]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from ctypes import _CArgObject, _Pointer, c_void_p
     from typing import TypeAlias
 
-    void_p: TypeAlias = int | bytes | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None
+    void_p: TypeAlias = int | bytes | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
     # Ptr: to a struct or a handle in host memory; ctypes checks its type, and takes the object itself by reference.
     Ptr: TypeAlias = T | _Pointer[T] | Array[T] | _CArgObject | None
     # Mem: to numbers that may lie on the device; an address will do, so ctypes checks nothing.
@@ -82,7 +82,7 @@ class Callback(CFuncPtr):
 def struct(cls: S) -> S:
     """Decorator: give a struct or union its `_fields_` from its annotations, so that a field's type is written once."""
     names = vars(sys.modules[cls.__module__])
-    hints = cls.__dict__.get("__annotations__", {})
+    hints = cls.__annotations__
     cls._fields_ = [(name, *_field(eval(hint, names))) for name, hint in hints.items()]
     return cls
 

@@ -51,9 +51,9 @@ class CudaError(Exception):
     def __str__(self) -> str:
         where = f"{self.library}: {self.function}" if self.function else self.library
         status = f" failed with {self.name} ({self.status})" if self.status is not None else ""
-        text = f": {self.text}" if self.text else ""
-        hint = f" Hint: {self.hint}" if self.hint else ""
-        lost = " This process can make no further CUDA call: start a new one." if self.sticky else ""
+        text = f": {self.text.rstrip('.')}" if self.text else ""
+        lost = ". This process can make no further CUDA call: start a new one" if self.sticky else ""
+        hint = f". Hint: {self.hint}" if self.hint else ""
         return f"{where}{status}{text}{lost}{hint}"
 
 

@@ -12,11 +12,14 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudabind.gen.emit import emit
 from cudabind.gen.libraries import ROWS, Row
-from cudabind.gen.model import Header
 from cudabind.gen.parse import HeaderError, parse
+
+if TYPE_CHECKING:
+    from cudabind.gen.model import Header
 
 SYS = Path(__file__).parent.parent / "sys"
 

@@ -25,6 +25,7 @@ class Row:
         error: the error class of `cudabind.errors`.
         uses: modules whose types are imported instead of generated again.
         types: generate just these types: for headers that are shared by many libraries.
+        symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
         elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
         left_out: declared functions that are not generated, each with the reason.
     """
@@ -40,6 +41,7 @@ class Row:
     error: str = ""
     uses: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    symbols: bool = False
     elements: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -69,6 +71,14 @@ ROWS: tuple[Row, ...] = (
             "cuDoubleComplex",
         ),
         elements=("float2", "double2"),
+    ),
+    Row(
+        module="cuda_symbols",
+        headers=("cuda.h",),
+        wheel=("nvidia-cuda-runtime", "13.5.37"),
+        docs="https://docs.nvidia.com/cuda/cuda-driver-api/",
+        prefixes=("cu",),
+        symbols=True,
     ),
     Row(
         module="cublasLt",

@@ -7,6 +7,7 @@ Called by `parse`. Each macro is used in a probe variable of a second parse; wha
 from __future__ import annotations
 
 import ctypes
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from clang.cindex import Cursor, CursorKind, TranslationUnit, conf
@@ -18,17 +19,16 @@ PROBE = "cudabind_probe_"
 INT, FLOAT, TEXTS = 1, 2, (4, 5)  # CXEvalResultKind
 
 
-def names(root: Cursor, wanted: Callable[[Cursor], bool]) -> dict[str, list[str]]:
-    """The macros without parameters and with a body, by name, with the body's tokens."""
-    found = {}
-    for cursor in root.get_children():
-        if cursor.kind is not CursorKind.MACRO_DEFINITION or not wanted(cursor):
-            continue
-        tokens = list(cursor.get_tokens())
-        if len(tokens) < 2 or conf.lib.clang_Cursor_isMacroFunctionLike(cursor):
-            continue
-        found[cursor.spelling] = [token.spelling for token in tokens[1:]]
-    return found
+def names(root: Cursor, wanted: Callable[[Cursor], bool]) -> list[str]:
+    """The macros without parameters and with a body, in the order of the header."""
+    return [
+        cursor.spelling
+        for cursor in root.get_children()
+        if cursor.kind is CursorKind.MACRO_DEFINITION
+        and wanted(cursor)
+        and len(list(islice(cursor.get_tokens(), 2))) == 2
+        and not conf.lib.clang_Cursor_isMacroFunctionLike(cursor)
+    ]
 
 
 def probe(macros: Sequence[str]) -> str:
@@ -36,14 +36,26 @@ def probe(macros: Sequence[str]) -> str:
     return "".join(f"static const __auto_type {PROBE}{name} = ({name});\n" for name in macros)
 
 
-def values(unit: TranslationUnit, macros: Sequence[str]) -> dict[str, int | float | str]:
-    """The values of those macros that are constants, in the order of the header."""
-    probes = {cursor.spelling: cursor for cursor in unit.cursor.get_children() if cursor.kind is CursorKind.VAR_DECL}
-    found = {name: _evaluate(probes[PROBE + name]) for name in macros if PROBE + name in probes}
-    return {name: value for name, value in found.items() if value is not None}
+def probes(unit: TranslationUnit) -> dict[str, Cursor]:
+    """The probe variables that compiled, by the macro each is for."""
+    return {
+        cursor.spelling.removeprefix(PROBE): cursor
+        for cursor in unit.cursor.get_children()
+        if cursor.kind is CursorKind.VAR_DECL and cursor.spelling.startswith(PROBE)
+    }
 
 
-def _evaluate(cursor: Cursor) -> int | float | str | None:
+def renamed(probe_variable: Cursor) -> str:
+    """The function that a macro stands for (`#define cublasCreate cublasCreate_v2`), or ``""``."""
+    for cursor in probe_variable.walk_preorder():
+        target = cursor.referenced if cursor.kind is CursorKind.DECL_REF_EXPR else None
+        if target is not None and target.kind is CursorKind.FUNCTION_DECL:
+            return str(target.spelling)
+    return ""
+
+
+def evaluate(cursor: Cursor) -> int | float | str | None:
+    """The value of a probe variable, or None where it has none at compile time."""
     lib = conf.lib
     lib.clang_Cursor_Evaluate.restype = ctypes.c_void_p
     lib.clang_Cursor_Evaluate.argtypes = [Cursor]

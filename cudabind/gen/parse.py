@@ -82,11 +82,13 @@ def parse(
         return reader.header
     reader.take_all(unit.cursor, prefixes)
     names = macros.names(unit.cursor, reader.is_home)
-    reader.header.renames = {
-        name: body[0] for name, body in names.items() if len(body) == 1 and body[0] in reader.header.functions
-    }
-    rest = [name for name in names if name not in reader.header.renames]
-    reader.header.constants.update(macros.values(translate(source + macros.probe(rest), include, strict=False), rest))
+    for name, probe in macros.probes(translate(source + macros.probe(names), include, strict=False)).items():
+        function = macros.renamed(probe)
+        value = None if function else macros.evaluate(probe)
+        if function and function != name and function.startswith(prefixes):
+            reader.header.renames[name] = function
+        if value is not None:
+            reader.header.constants[name] = value
     return reader.header
 
 

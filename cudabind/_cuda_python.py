@@ -1,0 +1,91 @@
+"""Calls into cuda-python in the style of the generated modules: raise on failure, return plain values.
+
+`driver`, `runtime` and `nvrtc` each make one Calls object and look their names up in it. Types and enums pass through
+untouched. This file never decides what a status means: the module that owns the library does, in its `error` function.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from cudabind import LIBRARIES
+from cudabind.errors import LibraryNotFound, SymbolNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cudabind.errors import CudaError
+
+NO_DRIVER = "no NVIDIA driver was found: install one, or use a device that needs none"
+
+
+class Call:
+    """One function of cuda-python: a call checks the status and returns the value, a tuple of several, or None."""
+
+    __slots__ = ("__dict__", "_error", "_function")
+
+    def __init__(self, name: str, function: Callable[..., Any], error: Callable[[str, int], CudaError]) -> None:
+        self._function = function
+        self._error = error
+        self.__name__ = name
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self._function(*args, **kwargs)
+        except RuntimeError as error:
+            raise _unavailable(self._error(self.__name__, 0), error) from error
+        if result[0]:
+            raise self._error(self.__name__, int(result[0]))
+        return result[1] if len(result) == 2 else result[1:] or None
+
+    def __repr__(self) -> str:
+        return f"<cuda-python function {self.__name__}>"
+
+
+def _unavailable(call: CudaError, error: RuntimeError) -> CudaError:
+    """What cuda-python raises where a library or one of its functions is missing, as ours."""
+    text = " ".join(str(error).split())
+    install = LIBRARIES[call.library].install
+    if call.function in text:
+        return SymbolNotFound(call.library, call.function, text=text, hint=f"a newer library may have it: {install}")
+    hint = NO_DRIVER if call.library == "cuda" else install
+    return LibraryNotFound(call.library, call.function, text=text, hint=hint)
+
+
+class Calls:
+    """The names of one module of cuda-python.
+
+    Args:
+        module: cuda-python's module, imported at the first look-up.
+        prefix: how the names of functions start; all other names pass through.
+        error: makes the error for a function's name and its status.
+        make: the class of the calls.
+    """
+
+    def __init__(
+        self, module: str, prefix: str, error: Callable[[str, int], CudaError], make: type[Call] = Call
+    ) -> None:
+        self._module = module
+        self._prefix = prefix
+        self._error = error
+        self._make = make
+
+    def names(self) -> list[str]:
+        """What the module offers, for `dir` and for the list of functions."""
+        return [name for name in dir(importlib.import_module(self._module)) if not name.startswith("_")]
+
+    def functions(self) -> list[str]:
+        """The names of the functions alone."""
+        module = importlib.import_module(self._module)
+        return [name for name in self.names() if self._is_function(name, getattr(module, name))]
+
+    def look_up(self, name: str) -> Any:
+        """The call or the type of that name; AttributeError where cuda-python has none."""
+        value = getattr(importlib.import_module(self._module), name)
+        return self._make(name, value, self._error) if self._is_function(name, value) else value
+
+    def _is_function(self, name: str, value: object) -> bool:
+        following = name[len(self._prefix) : len(self._prefix) + 1]
+        return name.startswith(self._prefix) and following.isupper() and not isinstance(value, (type, int))

@@ -1,0 +1,86 @@
+"""nvJitLink, the run-time linker, over cuda-python: NVIDIA's names for its functions, and `link` for the whole way.
+
+Called by users and by `dispatch.cutlass`. A failed link raises NvJitLinkError with the linker's log. It needs no GPU
+and no driver, and it never reads a file: inputs are bytes.
+
+NVIDIA's documentation: https://docs.nvidia.com/cuda/nvjitlink/
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from cudabind import LIBRARIES
+from cudabind.errors import LibraryNotFound, NvJitLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PREFIX = "nvJitLink"
+
+
+def link(inputs: Sequence[tuple[str, bytes]], options: Sequence[str]) -> bytes:
+    """Link compiled pieces into one cubin.
+
+    Args:
+        inputs: each piece with its kind, by InputType's names: ``"PTX"``, ``"LTOIR"``, ``"CUBIN"``, ``"OBJECT"`` …
+        options: nvJitLink's options, such as ``"-arch=sm_90a"`` and ``"-lto"``.
+
+    Raises:
+        NvJitLinkError: it does not link; ``log`` holds the linker's messages.
+        LibraryNotFound: nvJitLink is not installed.
+    """
+    module = _module()
+    handle = _call("nvJitLinkCreate", len(options), list(options))
+    try:
+        for index, (kind, data) in enumerate(inputs):
+            kind_number = getattr(module.InputType, kind)
+            _logged(handle, "nvJitLinkAddData", handle, kind_number, data, len(data), f"input {index} ({kind})")
+        _logged(handle, "nvJitLinkComplete", handle)
+        cubin = bytearray(_call("nvJitLinkGetLinkedCubinSize", handle))
+        _call("nvJitLinkGetLinkedCubin", handle, cubin)
+        return bytes(cubin)
+    finally:
+        _call("nvJitLinkDestroy", handle)
+
+
+def _logged(handle: int, function: str, *args: Any) -> Any:
+    try:
+        return _call(function, *args)
+    except NvJitLinkError as failed:
+        log = bytearray(_call("nvJitLinkGetErrorLogSize", handle))
+        _call("nvJitLinkGetErrorLog", handle, log)
+        words = log.rstrip(b"\0").decode(errors="replace").strip()
+        raise NvJitLinkError("nvJitLink", function, failed.status, failed.name, log=words) from failed
+
+
+def _module() -> Any:
+    return importlib.import_module("cuda.bindings.nvjitlink")
+
+
+def _call(function: str, *args: Any) -> Any:
+    """Call by NVIDIA's name what cuda-python calls nvJitLinkAddData -> add_data, and raise our error."""
+    module = _module()
+    try:
+        return getattr(module, _snake(function))(*args)
+    except module.nvJitLinkError as failed:
+        name = str(failed).split(" ", maxsplit=1)[0]
+        raise NvJitLinkError("nvJitLink", function, int(failed.status), f"NVJITLINK_{name}") from failed
+    except RuntimeError as missing:
+        text = " ".join(str(missing).split())
+        raise LibraryNotFound("nvJitLink", function, text=text, hint=LIBRARIES["nvJitLink"].install) from missing
+
+
+def _snake(function: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.removeprefix(PREFIX)).lower()
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith(PREFIX) or name == "nvJitLinkError":
+        return getattr(_module(), name)
+    if not hasattr(_module(), _snake(name)):
+        raise AttributeError(f"nvJitLink has no function {name}")
+    return globals().setdefault(name, functools.partial(_call, name))

@@ -1,0 +1,55 @@
+"""The CUDA runtime API over cuda-python: `runtime.cudaMalloc(n)` returns the address or raises CudaRuntimeError.
+
+Called by users; `dispatch` itself uses the driver API. Types and enums are cuda-python's own. cudaGetLastError and
+cudaPeekAtLastError return the status instead of raising it, because the status is what they are asked for.
+
+NVIDIA's documentation: https://docs.nvidia.com/cuda/cuda-runtime-api/
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudabind._cuda_python import NO_DRIVER, Calls
+from cudabind.errors import CudaRuntimeError
+
+HINTS = {
+    2: "free memory or make the request smaller",
+    35: f"the driver is missing or older than this runtime; {NO_DRIVER}",
+    100: "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
+}
+
+ASK_FOR_STATUS = frozenset({"cudaGetLastError", "cudaPeekAtLastError"})
+
+
+def error(function: str, status: int) -> CudaRuntimeError:
+    """The error for a status of the runtime API, in the runtime's own words."""
+    from cuda.bindings import runtime
+
+    try:
+        name = runtime.cudaError_t(status).name
+    except ValueError:  # a newer runtime's status
+        return CudaRuntimeError("cudart", function, status, "an unknown status")
+    _, text = runtime.cudaGetErrorString(runtime.cudaError_t(status))
+    return CudaRuntimeError("cudart", function, status, name, text.decode(), HINTS.get(status, ""))
+
+
+_calls = Calls("cuda.bindings.runtime", "cuda", error)
+
+
+def _ask(name: str) -> Any:
+    from cuda.bindings import runtime
+
+    def ask() -> Any:
+        return getattr(runtime, name)()[0]
+
+    return ask
+
+
+def __getattr__(name: str) -> Any:
+    value = _ask(name) if name in ASK_FOR_STATUS else _calls.look_up(name)
+    return globals().setdefault(name, value)  # one object per name, also when threads race
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_calls.names()})
