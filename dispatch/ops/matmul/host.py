@@ -1,0 +1,115 @@
+"""The host rows' matmul: the formulas of reference.py in the request's compute precision, rounded once on the way out.
+
+The table names `numpy_matmul`; the host's lane runs the plan it returns. It reads operands where they lie, whatever
+their strides, and never touches a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from dispatch.errors import DispatchError
+from dispatch.keys import Compute
+from dispatch.ops.matmul.reference import Precision, evaluate
+from dispatch.request import Argument, Operands, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.table import Row
+    from dispatch.tensor import Array, Tensor
+
+__all__ = ["NumpyMatmul", "numpy_matmul"]
+
+
+def to_tf32(values: Array) -> Array:
+    """To the nearest TF32, which keeps 10 bits of an f32's fraction; ties to even."""
+    if values.dtype.kind == "c":
+        return _by_parts(values, to_tf32)
+    word = values.view(np.uint32)
+    up = np.uint32(0xFFF) + ((word >> np.uint32(13)) & np.uint32(1))
+    rounded = (word + up) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(values), rounded, word).view(np.float32)
+
+
+def to_bf16(values: Array) -> Array:
+    """To the nearest bf16."""
+    if values.dtype.kind == "c":
+        return _by_parts(values, to_bf16)
+    return values.astype(ml_dtypes.bfloat16).astype(values.dtype)
+
+
+def to_f16(values: Array) -> Array:
+    """To the nearest f16; beyond its range an infinity."""
+    if values.dtype.kind == "c":
+        return _by_parts(values, to_f16)
+    return values.astype(np.float16).astype(values.dtype)
+
+
+def _by_parts(values: Array, rounding: Callable[[Array], Array]) -> Array:
+    """Round the real and the imaginary part."""
+    rounded = np.empty_like(values)
+    rounded.real = rounding(np.ascontiguousarray(values.real))
+    rounded.imag = rounding(np.ascontiguousarray(values.imag))
+    return rounded
+
+
+PRECISION = {
+    Compute.COMPUTE_16F: Precision(np.float32, sums=to_f16),
+    Compute.COMPUTE_32F: Precision(np.float32),
+    Compute.COMPUTE_64F: Precision(np.float64),
+    Compute.COMPUTE_32I: Precision(),
+    Compute.COMPUTE_32F_FAST_16F: Precision(np.float32, operand=to_f16),
+    Compute.COMPUTE_32F_FAST_16BF: Precision(np.float32, operand=to_bf16),
+    Compute.COMPUTE_32F_FAST_TF32: Precision(np.float32, operand=to_tf32),
+}
+
+
+class NumpyMatmul(Plan):
+    """A product on the host; it runs requests rather than addresses, for NumPy needs the layouts."""
+
+    __slots__ = ("precision",)
+
+    def __init__(self, precision: Precision, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+        self.precision = precision
+
+    def run(self, request: MatmulRequest, outputs: Operands) -> None:
+        """Compute a request into its outputs; `outputs` holds those that the request left to be allocated."""
+        results = evaluate(request, self.precision)
+        for name, tensor in _targets(request, outputs):
+            store(results[name], tensor)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        raise DispatchError("a host plan has no queue; its lane calls run(request, outputs)")
+
+
+def numpy_matmul(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:
+    """The plan of a request on the host, computed in its own compute type, or else in the row's first."""
+    del lane  # NumPy needs no handle, no stream and no workspace
+    return NumpyMatmul(PRECISION[request.compute or row.compute[0]], row)
+
+
+def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a run writes, by the name of their result."""
+    given = {
+        "out": outputs.get("out", request.out),
+        "aux": outputs.get("aux", request.aux) if request.epilogue.writes_aux else None,
+        "bgrad": outputs.get("bgrad", request.bgrad),
+        "amax_d": request.scales.amax_d,
+        "amax_aux": request.scales.amax_aux if request.epilogue.writes_aux else None,
+    }
+    for name, tensor in given.items():
+        if tensor is not None:
+            yield name, tensor
+
+
+def store(values: Array, tensor: Tensor) -> None:
+    """Round values to a host tensor's dtype, to nearest even, into its memory; i32 wraps as its adders do."""
+    target = tensor.device.view(tensor)
+    with np.errstate(all="ignore"):  # an overflow of f16 is an infinity
+        target[...] = values.astype(target.dtype, copy=False).reshape(target.shape)
