@@ -47,6 +47,7 @@ address = Annotated[int | None, ctypes.c_void_p]
 if TYPE_CHECKING:
     from collections.abc import Callable
     from ctypes import _CArgObject, _Pointer, c_void_p
+    from types import ModuleType
     from typing import TypeAlias
 
     void_p: TypeAlias = int | bytes | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
@@ -139,6 +140,11 @@ class _Function:
 
     def __repr__(self) -> str:
         return f"<{self._library.name} function {self.__name__}>"
+
+
+def symbols(module: ModuleType) -> dict[str, str]:
+    """The exported symbol of each function of a generated module, which is the function's name."""
+    return {f.__name__: f.__name__ for f in vars(module).values() if isinstance(f, _Function)}
 
 
 class StatusFunction(_Function, Generic[P]):

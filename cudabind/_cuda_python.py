@@ -77,7 +77,7 @@ class Calls:
         return [name for name in dir(importlib.import_module(self._module)) if not name.startswith("_")]
 
     def functions(self) -> list[str]:
-        """The names of the functions alone."""
+        """The names of the functions alone, by which the library exports them too."""
         module = importlib.import_module(self._module)
         return [name for name in self.names() if self._is_function(name, getattr(module, name))]
 

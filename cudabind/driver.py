@@ -102,6 +102,11 @@ def _bare(name: str, prototype: Any) -> Any:
 _calls = Calls("cuda.bindings.driver", "cu", error, DriverCall)
 
 
+def symbols() -> dict[str, str]:
+    """The exported symbol of each function: cuda.h gives many names a later version's symbol."""
+    return {name: SYMBOLS.get(name, name) for name in _calls.functions()}
+
+
 def __getattr__(name: str) -> Any:
     value = _calls.look_up(name)
     return globals().setdefault(name, value)  # one object per name, also when threads race

@@ -10,16 +10,35 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from typing import TYPE_CHECKING, Any
 
-from cudabind import LIBRARIES
+from cudabind import LIBRARIES, _load
 from cudabind.errors import LibraryNotFound, NvJitLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PREFIX = "nvJitLink"
+# fmt: off
+# NVIDIA's names and cuda-python's for the same functions.
+NAMES = {
+    "nvJitLinkCreate":               "create",
+    "nvJitLinkDestroy":              "destroy",
+    "nvJitLinkAddData":              "add_data",
+    "nvJitLinkAddFile":              "add_file",
+    "nvJitLinkComplete":             "complete",
+    "nvJitLinkGetLinkedCubinSize":   "get_linked_cubin_size",
+    "nvJitLinkGetLinkedCubin":       "get_linked_cubin",
+    "nvJitLinkGetLinkedPtxSize":     "get_linked_ptx_size",
+    "nvJitLinkGetLinkedPtx":         "get_linked_ptx",
+    "nvJitLinkGetLinkedLTOIRSize":   "get_linked_ltoir_size",
+    "nvJitLinkGetLinkedLTOIR":       "get_linked_ltoir",
+    "nvJitLinkGetErrorLogSize":      "get_error_log_size",
+    "nvJitLinkGetErrorLog":          "get_error_log",
+    "nvJitLinkGetInfoLogSize":       "get_info_log_size",
+    "nvJitLinkGetInfoLog":           "get_info_log",
+    "nvJitLinkVersion":              "version",
+}
+# fmt: on
 
 
 def link(inputs: Sequence[tuple[str, bytes]], options: Sequence[str]) -> bytes:
@@ -62,10 +81,10 @@ def _module() -> Any:
 
 
 def _call(function: str, *args: Any) -> Any:
-    """Call by NVIDIA's name what cuda-python calls nvJitLinkAddData -> add_data, and raise our error."""
+    """Call by NVIDIA's name what cuda-python has under its own, and raise our error."""
     module = _module()
     try:
-        return getattr(module, _snake(function))(*args)
+        return getattr(module, NAMES[function])(*args)
     except module.nvJitLinkError as failed:
         name = str(failed).split(" ", maxsplit=1)[0]
         raise NvJitLinkError("nvJitLink", function, int(failed.status), f"NVJITLINK_{name}") from failed
@@ -74,13 +93,17 @@ def _call(function: str, *args: Any) -> Any:
         raise LibraryNotFound("nvJitLink", function, text=text, hint=LIBRARIES["nvJitLink"].install) from missing
 
 
-def _snake(function: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.removeprefix(PREFIX)).lower()
+def symbols() -> dict[str, str]:
+    """The exported symbol of each function: the header's inline functions call one that carries the version."""
+    version = _load.version("nvJitLink").replace(".", "_")
+    return {name: name if name == "nvJitLinkVersion" else f"__{name}_{version}" for name in NAMES}
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith(PREFIX) or name == "nvJitLinkError":
+    if name not in NAMES:
         return getattr(_module(), name)
-    if not hasattr(_module(), _snake(name)):
-        raise AttributeError(f"nvJitLink has no function {name}")
     return globals().setdefault(name, functools.partial(_call, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *NAMES, *(name for name in dir(_module()) if not name.startswith("_"))})

@@ -100,6 +100,11 @@ def _log(program: Any) -> str:
     return text.rstrip(b"\0").decode(errors="replace").strip()
 
 
+def symbols() -> dict[str, str]:
+    """The exported symbol of each function, which is the function's name."""
+    return {name: name for name in _calls.functions()}
+
+
 def __getattr__(name: str) -> Any:
     value = _calls.look_up(name)
     return globals().setdefault(name, value)  # one object per name, also when threads race

@@ -46,6 +46,11 @@ def _ask(name: str) -> Any:
     return ask
 
 
+def symbols() -> dict[str, str]:
+    """The exported symbol of each function, which is the function's name."""
+    return {name: name for name in _calls.functions()}
+
+
 def __getattr__(name: str) -> Any:
     value = _ask(name) if name in ASK_FOR_STATUS else _calls.look_up(name)
     return globals().setdefault(name, value)  # one object per name, also when threads race

@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen.emit import emit
+from cudabind.gen import layout
+from cudabind.gen.emit import EmitError, emit
+from cudabind.gen.layout import LayoutError
 from cudabind.gen.libraries import ROWS, Row
 from cudabind.gen.parse import HeaderError, parse
 
@@ -48,11 +50,19 @@ def header_of(row: Row) -> Header:
     return parse(row.headers, include_folders(row.wheel[0]), row.prefixes, row.types)
 
 
-def generate(row: Row) -> str:
-    """The text of a row's module."""
+def generate(row: Row, header: Header) -> str:
+    """The text of a row's module.
+
+    Raises:
+        LayoutError: ctypes cannot lay a struct out as the compiler does.
+        EmitError: the header and the row do not agree.
+    """
     rows = {other.module: other for other in ROWS}
     imported = {name: module for module in row.uses for name in header_of(rows[module]).types}
-    return emit(row, header_of(row), imported)
+    text = emit(row, header, imported)
+    if not row.symbols:
+        layout.check(text, header)
+    return text
 
 
 def wrong_wheel(row: Row) -> str:
@@ -91,8 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(row: Row, *, check: bool) -> bool:
     try:
         problem = wrong_wheel(row)
-        text = generate(row)
-    except (HeaderError, metadata.PackageNotFoundError) as error:
+        text = generate(row, header_of(row))
+    except (HeaderError, LayoutError, EmitError, metadata.PackageNotFoundError) as error:
         sys.stderr.write(f"{row.module}: {error}\n")
         return False
     if problem:

@@ -138,7 +138,7 @@ class _Writer:
                 lengths.append(str(element.length))
                 element, nested = element.element, nested.format("Array[{}]")  # type: ignore[assignment]
             return f"Annotated[{nested.format(self._ctype(element))}, {', '.join(lengths)}]"
-        if isinstance(kind, Pointer):
+        if isinstance(kind, Pointer) or (isinstance(kind, Named) and kind.kind == "pointer"):
             return "address"
         if isinstance(kind, Named) and kind.kind == "enum":
             return f"int32_t  # {kind.name}"
@@ -155,12 +155,10 @@ class _Writer:
         declared = {name for name, function in self._header.functions.items() if function.inline}
         if unexplained := declared - row.left_out.keys():
             raise EmitError(f"{row.module}: inline, so give a reason in left_out: {', '.join(sorted(unexplained))}")
-        if unknown := row.left_out.keys() - self._header.functions.keys():
-            raise EmitError(f"{row.module}: left_out names no function: {', '.join(sorted(unknown))}")
-        reasons = "".join(f'    "{name}": "{reason}",\n' for name, reason in row.left_out.items())
-        left_out = f"LEFT_OUT: dict[str, str] = {{\n{reasons}}}" if reasons else "LEFT_OUT: dict[str, str] = {}"
-        text = f'"{row.text}"'
-        return f'{left_out}\n\n_lib = SysLibrary("{row.module}", {row.status}, {row.error}, {text})'
+        if unknown := (row.left_out.keys() | row.not_exported.keys()) - self._header.functions.keys():
+            raise EmitError(f"{row.module}: a reason is given for what is no function: {', '.join(sorted(unknown))}")
+        lists = f"{_reasons('LEFT_OUT', row.left_out)}\n{_reasons('NOT_EXPORTED', row.not_exported)}"
+        return f'{lists}\n\n_lib = SysLibrary("{row.module}", {row.status}, {row.error}, "{row.text}")'
 
     def functions(self) -> list[str]:
         return [self._function(f) for f in self._header.functions.values() if f.name not in self._row.left_out]
@@ -227,8 +225,8 @@ class _Writer:
         if isinstance(kind, Pointer):
             return "c_char_p" if _is_text(kind) else "c_void_p"
         if isinstance(kind, Named):
-            if kind.kind == "enum":
-                return "c_int32"
+            if kind.kind in ("enum", "pointer"):
+                return "c_int32" if kind.kind == "enum" else "c_void_p"
             return self._ctype(Scalar(kind.base)) if kind.kind == "scalar" else kind.name
         if isinstance(kind, Scalar):
             return CTYPES.get(kind.name, "c_" + kind.name.removesuffix("_t"))
@@ -247,6 +245,11 @@ def _literal(value: float | str) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     return f"0x{value:X}" if isinstance(value, int) and value > 0xFFFF else repr(value)
+
+
+def _reasons(name: str, functions: dict[str, str]) -> str:
+    lines = "".join(f'    "{function}": "{reason}",\n' for function, reason in functions.items())
+    return f"{name}: dict[str, str] = {{\n{lines}}}" if lines else f"{name}: dict[str, str] = {{}}"
 
 
 def _join(blocks: list[str]) -> str:

@@ -28,6 +28,7 @@ class Row:
         symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
         elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
         left_out: declared functions that are not generated, each with the reason.
+        not_exported: generated functions that the wheel's library does not export, each with what is known of it.
     """
 
     module: str
@@ -44,6 +45,7 @@ class Row:
     symbols: bool = False
     elements: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    not_exported: dict[str, str] = field(default_factory=dict)
 
 
 _SIZED_INIT = "inline in the header: call {} with the size of the descriptor's Opaque struct"
@@ -101,6 +103,9 @@ ROWS: tuple[Row, ...] = (
                 "cublasLtEmulationDescInit",
                 "cublasLtMatmulPreferenceInit",
             )
+        },
+        not_exported={
+            "cublasLtDisableCpuInstructionsSetMask": "declared, but not among the symbols of libcublasLt.so 13.10.0",
         },
     ),
 )

@@ -26,7 +26,7 @@ class Named:
     """A type that has a declaration in the model; ``base`` is the declaration that its aliases end in."""
 
     name: str
-    kind: Literal["enum", "record", "handle", "callback", "scalar"]
+    kind: Literal["enum", "record", "handle", "callback", "scalar", "pointer"]
     base: str
 
 

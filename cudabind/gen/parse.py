@@ -213,6 +213,9 @@ class _Reader:
         if isinstance(target, Scalar) and not declaration.location.is_in_system_header:
             self.header.types.setdefault(name, Alias(name, target))
             return Named(name, "scalar", target.name)
+        if isinstance(target, Pointer):
+            self.header.types.setdefault(name, Alias(name, target))
+            return Named(name, "pointer", name)
         return target
 
     def _pointer_typedef(self, name: str, underlying: Type) -> Handle | Callback | None:

@@ -1140,6 +1140,9 @@ LEFT_OUT: dict[str, str] = {
     "cublasLtEmulationDescInit": "inline in the header: call cublasLtEmulationDescInit_internal with the size of the descriptor's Opaque struct",
     "cublasLtMatmulPreferenceInit": "inline in the header: call cublasLtMatmulPreferenceInit_internal with the size of the descriptor's Opaque struct",
 }
+NOT_EXPORTED: dict[str, str] = {
+    "cublasLtDisableCpuInstructionsSetMask": "declared, but not among the symbols of libcublasLt.so 13.10.0",
+}
 
 _lib = SysLibrary("cublasLt", cublasStatus_t, CublasLtError, "cublasLtGetStatusString")
 
