@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from dispatch.errors import DispatchError
 from dispatch.keys import Compute
 from dispatch.ops.matmul.reference import Precision, evaluate
-from dispatch.request import Argument, Operands, Plan
+from dispatch.request import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.request import Operands
     from dispatch.table import Row
     from dispatch.tensor import Array, Tensor
 
@@ -83,9 +83,6 @@ class NumpyMatmul(Plan):
         results = evaluate(request, self.precision)
         for name, tensor in _targets(request, outputs):
             store(results[name], tensor)
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        raise DispatchError("a host plan has no queue; its lane calls run(request, outputs)")
 
 
 def numpy_matmul(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:

@@ -16,11 +16,23 @@ from dispatch.keys import F8E4M3, F8E5M2, I8, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Array, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["EXACT", "Precision", "Results", "evaluate", "gelu", "gelu_slope", "reference"]
+__all__ = [
+    "EXACT",
+    "FP8_MAX",
+    "Precision",
+    "Results",
+    "addends",
+    "evaluate",
+    "gelu",
+    "gelu_slope",
+    "reference",
+    "scaled_product",
+    "unpack_mask",
+]
 
 Results = dict[str, Array]
 
@@ -98,6 +110,14 @@ def evaluate(request: MatmulRequest, precision: Precision) -> Results:
 
 def _affine(request: MatmulRequest, precision: Precision, work: np.dtype[Any]) -> Array:
     """alpha · scale_a · scale_b · A · B + beta · scale_c · C + bias."""
+    x = scaled_product(request, precision, work)
+    for addend in addends(request, work):
+        x += addend
+    return x
+
+
+def scaled_product(request: MatmulRequest, precision: Precision, work: np.dtype[Any]) -> Array:
+    """alpha · scale_a · scale_b · A · B, a fresh array (…, m, n)."""
     scales = request.scales
     a, a_factor = _operand(request.a, scales.a, scales.a_mode, work)
     b, b_factor = _operand(request.b.mT, scales.b, scales.b_mode, work)
@@ -106,22 +126,21 @@ def _affine(request: MatmulRequest, precision: Precision, work: np.dtype[Any]) -
         x *= a_factor if a_factor.ndim == 0 else a_factor[:, None]
     if b_factor is not None:
         x *= b_factor
-    alpha, beta = _number(request.alpha, work), _number(request.beta or 0.0, work)
+    alpha = _number(request.alpha, work)
     if alpha != 1:
         x *= alpha
-    if beta != 0:  # with beta 0 nothing is read from C, whatever it holds
-        x += _addend(request, beta, work)
-    if request.bias is not None:
-        x += _values(request.bias, work)[..., None, :]
     return x
 
 
-def _addend(request: MatmulRequest, beta: Any, work: np.dtype[Any]) -> Array:
-    """beta · scale_c · C; C is D where none is given."""
-    c = request.c if request.c is not None else request.out
-    values = _values(c, work)
-    factor = beta if request.scales.c is None else beta * _number(request.scales.c, work)
-    return values if factor == 1 else factor * values
+def addends(request: MatmulRequest, work: np.dtype[Any]) -> Iterator[Array]:
+    """beta · scale_c · C and the bias, where a request has them, to be broadcast to (…, m, n)."""
+    beta = _number(request.beta or 0.0, work)
+    if beta != 0:  # with beta 0 nothing is read from C, whatever it holds
+        c = _values(request.c if request.c is not None else request.out, work)  # C is D where none is given
+        factor = beta if request.scales.c is None else beta * _number(request.scales.c, work)
+        yield c if factor == 1 else factor * c
+    if request.bias is not None:
+        yield _values(request.bias, work)[..., None, :]
 
 
 def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
@@ -212,8 +231,8 @@ def _spread(factors: Array, mode: ScaleMode, lines: int, k: int) -> Array:
     if mode is ScaleMode.VEC128_32F:
         return np.repeat(factors, BLOCK, axis=0)[:k].T
     if mode is ScaleMode.BLK128x128_32F:
-        return np.repeat(np.repeat(factors, BLOCK, axis=0)[:lines], BLOCK, axis=1)[:, :k]
-    return np.repeat(untile(factors), VECTOR[mode], axis=1)[:lines, :k]
+        return np.asarray(np.repeat(np.repeat(factors, BLOCK, axis=0)[:lines], BLOCK, axis=1)[:, :k])
+    return np.asarray(np.repeat(untile(factors), VECTOR[mode], axis=1)[:lines, :k])
 
 
 def untile(factors: Array) -> Array:
@@ -224,7 +243,7 @@ def untile(factors: Array) -> Array:
     """
     lines, blocks = factors.shape
     tiles = factors.reshape(lines // 128, blocks // 4, 32, 4, 4)
-    return tiles.transpose(0, 3, 2, 1, 4).reshape(lines, blocks)
+    return np.asarray(tiles.transpose(0, 3, 2, 1, 4).reshape(lines, blocks))
 
 
 def _values(tensor: Tensor | None, work: np.dtype[Any]) -> Array:
