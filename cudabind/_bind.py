@@ -102,7 +102,9 @@ def _field(hint: Any) -> tuple[Any, ...]:
     kind = get_args(hint)[0]
     if get_origin(kind) is not Array:
         return (extra[0],)
-    element = get_args(kind)[0]
+    element = kind
+    while get_origin(element) is Array:
+        element = get_args(element)[0]
     for length in reversed(extra):  # C's outermost dimension is written first
         element = element * length
     return (element,)
@@ -230,7 +232,7 @@ class SysLibrary:
             names = vars(sys.modules[function.__module__])
             hints = {name: eval(hint, names) for name, hint in function.__wrapped__.__annotations__.items()}
             symbol.restype = _argument(hints.pop("return"))
-            symbol.argtypes = [_argument(hint) for hint in hints.values()]
+            symbol.argtypes = tuple(_argument(hint) for hint in hints.values())
             function.unchecked = symbol  # published last: no thread may see it half made
             return symbol
 

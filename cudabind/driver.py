@@ -32,15 +32,6 @@ NEVER_BLOCKS = frozenset(
     }
 )
 
-HINTS = {
-    1: "check the arguments: a size, a handle or a pointer is not what the function takes",
-    2: "free memory or make the request smaller",
-    3: "call driver.cuInit(0) first",
-    100: "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
-    201: "make a context current first, for example the primary context of a device",
-    209: "the code was compiled for another GPU: compile it for this one's compute capability",
-}
-
 
 def error(function: str, status: int) -> CudaDriverError:
     """The error for a status, for callers of `unchecked`: `raise driver.error("cuGraphLaunch", status)`."""
@@ -50,7 +41,7 @@ def error(function: str, status: int) -> CudaDriverError:
         name = driver.CUresult(status).name
     except ValueError:  # a newer driver's status
         return CudaDriverError("cuda", function, status, "an unknown status")
-    return CudaDriverError("cuda", function, status, name, _text(status), HINTS.get(status, ""))
+    return CudaDriverError("cuda", function, status, name, _text(status))
 
 
 def _text(status: int) -> str:

@@ -7,6 +7,8 @@ This file never calls a library: texts and names are passed in by whoever asked 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 # "This leaves the process in an inconsistent state … the process must be terminated and relaunched", in the words of
 # driver_types.h (cudaError_t) and cuda.h (CUresult), which share these numbers. 709 (context is destroyed) is not one.
 STICKY: frozenset[int] = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
@@ -21,11 +23,13 @@ class CudaError(Exception):
         status: the status number, or None where no call was made.
         name: the status's name in the header, such as ``"CUBLAS_STATUS_NOT_SUPPORTED"``.
         text: the library's own words for the status.
-        hint: what to try, or ``""``.
+        hint: what to try; by default the class's own hint for the status, or ``""``.
 
     Attributes:
         sticky: True where every further CUDA call of this process will fail too: only a new process helps.
     """
+
+    HINTS: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class CudaError(Exception):
         self.status = status
         self.name = name
         self.text = text
-        self.hint = hint
+        self.hint = hint or self.HINTS.get(name, "")
 
     @property
     def sticky(self) -> bool:
@@ -72,9 +76,24 @@ class SymbolNotFound(CudaError):
 class CublasLtError(CudaError):
     """A cuBLASLt call returned another status than ``CUBLAS_STATUS_SUCCESS``."""
 
+    HINTS: ClassVar[dict[str, str]] = {
+        "CUBLAS_STATUS_NOT_INITIALIZED": "the library found no driver or GPU that it can use",
+        "CUBLAS_STATUS_INVALID_VALUE": "set CUBLASLT_LOG_LEVEL=5 to have the library print every call's arguments",
+        "CUBLAS_STATUS_NOT_SUPPORTED": "set CUBLASLT_LOG_LEVEL=2 to have the library print its reason",
+    }
+
 
 class CudaDriverError(CudaError):
     """A driver API call returned another status than ``CUDA_SUCCESS``."""
+
+    HINTS: ClassVar[dict[str, str]] = {
+        "CUDA_ERROR_INVALID_VALUE": "a size, a handle or a pointer among the arguments is not what the function takes",
+        "CUDA_ERROR_OUT_OF_MEMORY": "free memory or make the request smaller",
+        "CUDA_ERROR_NOT_INITIALIZED": "call driver.cuInit(0) first",
+        "CUDA_ERROR_NO_DEVICE": "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        "CUDA_ERROR_INVALID_CONTEXT": "make a context current first, for example a device's primary context",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": "compile the code for this GPU's compute capability",
+    }
 
     @property
     def sticky(self) -> bool:
@@ -83,6 +102,12 @@ class CudaDriverError(CudaError):
 
 class CudaRuntimeError(CudaError):
     """A runtime API call returned another status than ``cudaSuccess``."""
+
+    HINTS: ClassVar[dict[str, str]] = {
+        "cudaErrorMemoryAllocation": "free memory or make the request smaller",
+        "cudaErrorInsufficientDriver": "install an NVIDIA driver that is as new as this runtime",
+        "cudaErrorNoDevice": "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
+    }
 
     @property
     def sticky(self) -> bool:

@@ -10,14 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudabind._cuda_python import NO_DRIVER, Calls
+from cudabind._cuda_python import Calls
 from cudabind.errors import CudaRuntimeError
-
-HINTS = {
-    2: "free memory or make the request smaller",
-    35: f"the driver is missing or older than this runtime; {NO_DRIVER}",
-    100: "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES",
-}
 
 ASK_FOR_STATUS = frozenset({"cudaGetLastError", "cudaPeekAtLastError"})
 
@@ -31,7 +25,7 @@ def error(function: str, status: int) -> CudaRuntimeError:
     except ValueError:  # a newer runtime's status
         return CudaRuntimeError("cudart", function, status, "an unknown status")
     _, text = runtime.cudaGetErrorString(runtime.cudaError_t(status))
-    return CudaRuntimeError("cudart", function, status, name, text.decode(), HINTS.get(status, ""))
+    return CudaRuntimeError("cudart", function, status, name, text.decode())
 
 
 _calls = Calls("cuda.bindings.runtime", "cuda", error)

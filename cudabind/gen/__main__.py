@@ -27,22 +27,26 @@ SYS = Path(__file__).parent.parent / "sys"
 
 
 def include_folders(package: str) -> list[Path]:
-    """The folders to parse a wheel's headers with: the wheel's own, and the compiler's last.
+    """The folders to parse a wheel's headers with: the wheel's own, CUDA's, and the compiler's last.
 
     Raises:
         HeaderError: the wheel or gcc is not installed.
     """
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError as error:
-        raise HeaderError(f"{package} is not installed: pip install cudabind[gen]") from error
-    folders = {Path(str(file.locate())) for file in files if file.suffix == ".h"}
-    wheel = sorted({parent for file in folders for parent in file.parents if parent.name == "include"})
+    wheel = [folder for each in (package, "nvidia-cuda-runtime") for folder in _wheel_include(each)]
     try:
         found = subprocess.run(["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True)
     except OSError as error:
         raise HeaderError("gcc's own headers (stddef.h, stdint.h) are needed to parse NVIDIA's: install gcc") from error
-    return [*wheel, Path(found.stdout.strip())]
+    return [*dict.fromkeys(wheel), Path(found.stdout.strip())]
+
+
+def _wheel_include(package: str) -> list[Path]:
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError as error:
+        raise HeaderError(f"{package} is not installed: pip install cudabind[gen]") from error
+    headers = {Path(str(file.locate())) for file in files if file.suffix == ".h"}
+    return sorted({parent for file in headers for parent in file.parents if parent.name == "include"})
 
 
 def header_of(row: Row) -> Header:

@@ -32,8 +32,8 @@ def names(root: Cursor, wanted: Callable[[Cursor], bool]) -> list[str]:
 
 
 def probe(macros: Sequence[str]) -> str:
-    """The lines that make the compiler evaluate the macros."""
-    return "".join(f"static const __auto_type {PROBE}{name} = ({name});\n" for name in macros)
+    """The lines that make the compiler evaluate the macros; a text in parentheses would not be evaluated."""
+    return "".join(f"static const __auto_type {PROBE}{name} = {name};\n" for name in macros)
 
 
 def probes(unit: TranslationUnit) -> dict[str, Cursor]:

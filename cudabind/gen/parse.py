@@ -260,8 +260,10 @@ class _Reader:
 
     def _fields(self, record: Cursor, outer: str) -> Iterable[Field]:
         for index, cursor in enumerate(record.type.get_fields()):
-            anonymous = not cursor.spelling and not cursor.is_bitfield()
-            name = cursor.spelling or f"_{index}"
+            # libclang spells a member without a name by its place, "(anonymous at …)", or not at all
+            unnamed = not cursor.spelling or "(" in cursor.spelling
+            name = f"_{index}" if unnamed else cursor.spelling
+            anonymous = unnamed and not cursor.is_bitfield()
             offset = cursor.get_field_offsetof()
             width = cursor.get_bitfield_width() if cursor.is_bitfield() else 0
             inner = _element(cursor.type).get_declaration()
