@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.request import Operands
-    from dispatch.table import Row
+    from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
 __all__ = ["NumpyMatmul", "numpy_matmul"]
@@ -86,9 +86,9 @@ class NumpyMatmul(Plan):
 
 
 def numpy_matmul(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:
-    """The plan of a request on the host, computed in its own compute type, or else in the row's first."""
+    """The plan of a request on the host, computed in its own compute type, or else in the row's."""
     del lane  # NumPy needs no handle, no stream and no workspace
-    return NumpyMatmul(PRECISION[request.compute or row.compute[0]], row)
+    return NumpyMatmul(PRECISION[request.compute or row.compute or Compute.COMPUTE_32F], row)
 
 
 def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, Tensor]]:

@@ -229,7 +229,7 @@ def _operand(
 def _spread(factors: Array, mode: ScaleMode, lines: int, k: int) -> Array:
     """Block factors of a (lines, k) operand, one per element."""
     if mode is ScaleMode.VEC128_32F:
-        return np.repeat(factors, BLOCK, axis=0)[:k].T
+        return np.asarray(np.repeat(factors, BLOCK, axis=0)[:k].T)
     if mode is ScaleMode.BLK128x128_32F:
         return np.asarray(np.repeat(np.repeat(factors, BLOCK, axis=0)[:lines], BLOCK, axis=1)[:, :k])
     return np.asarray(np.repeat(untile(factors), VECTOR[mode], axis=1)[:lines, :k])
