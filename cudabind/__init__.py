@@ -31,12 +31,12 @@ DRIVER = "an NVIDIA GPU driver"
 
 # fmt: off
 _ROWS = (
-    #       name         module                   soname               version                   style         install  family
-    Library("cuda",      "cudabind.driver",       "libcuda.so.1",      "cuDriverGetVersion",     "thousands",  DRIVER),
-    Library("cudart",    "cudabind.runtime",      "libcudart.so.13",   "cudaRuntimeGetVersion",  "thousands",  CU13),
-    Library("nvrtc",     "cudabind.nvrtc",        "libnvrtc.so.13",    "nvrtcVersion",           "pair",       CU13),
-    Library("nvJitLink", "cudabind.nvjitlink",    "libnvJitLink.so.13", "nvJitLinkVersion",      "pair",       CU13),
-    Library("cublasLt",  "cudabind.sys.cublasLt", "libcublasLt.so.13", "cublasLtGetProperty",    "property",   CU13, "cublas"),
+    #       name         module                   soname                version                  style        install  family
+    Library("cuda",      "cudabind.driver",       "libcuda.so.1",       "cuDriverGetVersion",    "thousands", DRIVER),
+    Library("cudart",    "cudabind.runtime",      "libcudart.so.13",    "cudaRuntimeGetVersion", "thousands", CU13),
+    Library("nvrtc",     "cudabind.nvrtc",        "libnvrtc.so.13",     "nvrtcVersion",          "pair",      CU13),
+    Library("nvJitLink", "cudabind.nvjitlink",    "libnvJitLink.so.13", "nvJitLinkVersion",      "pair",      CU13),
+    Library("cublasLt",  "cudabind.sys.cublasLt", "libcublasLt.so.13",  "cublasLtGetProperty",   "property",  CU13,    "cublas"),
 )
 # fmt: on
 

@@ -13,6 +13,7 @@ import threading
 from _ctypes import CFuncPtr
 from ctypes import Array
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
 
 from cudabind import LIBRARIES, _load
@@ -124,21 +125,19 @@ def _argument(hint: Any) -> Any:
 class _Function:
     """A function of a library, bound on first use; the two kinds of it differ in what a call does with the result."""
 
-    # `unchecked` stays unset until it is bound, so that reading it costs a slot afterwards and nothing else.
-    __slots__ = ("__dict__", "_library", "unchecked")
+    # `_bare` is what a call calls: at first the method that binds, then the ctypes function. It is a slot, because that
+    # is read fastest, and there is no __getattr__, because having one slows down every attribute.
+    __slots__ = ("__dict__", "_bare", "_library")
 
     def __init__(self, library: SysLibrary, signature: Callable[..., Any]) -> None:
         self._library = library
+        self._bare: Callable[..., Any] = self._bind_and_call
         self.__wrapped__ = signature  # inspect.signature and help() follow it
         self.__name__ = signature.__name__
         self.__module__ = signature.__module__
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            if name == "unchecked":
-                return self._library.bind(self)
-            raise AttributeError(f"{self.__name__} has no attribute {name!r}")
+    def _bind_and_call(self, *args: object) -> Any:
+        return self._library.bind(self)(*args)
 
     def __repr__(self) -> str:
         return f"<{self._library.name} function {self.__name__}>"
@@ -156,7 +155,10 @@ class StatusFunction(_Function, Generic[P]):
     """
 
     __slots__ = ()
-    unchecked: Callable[..., int]
+
+    @cached_property
+    def unchecked(self) -> Callable[..., int]:
+        return self._library.bind(self)
 
     if TYPE_CHECKING:
 
@@ -165,7 +167,7 @@ class StatusFunction(_Function, Generic[P]):
     else:
 
         def __call__(self, *args):
-            status = self.unchecked(*args)
+            status = self._bare(*args)
             if status:
                 raise self._library.error(self, status)
 
@@ -177,7 +179,10 @@ class ValueFunction(_Function, Generic[P, R]):
     """
 
     __slots__ = ()
-    unchecked: Callable[..., Any]
+
+    @cached_property
+    def unchecked(self) -> Callable[..., Any]:
+        return self._library.bind(self)
 
     if TYPE_CHECKING:
 
@@ -186,7 +191,7 @@ class ValueFunction(_Function, Generic[P, R]):
     else:
 
         def __call__(self, *args):
-            value = self.unchecked(*args)
+            value = self._bare(*args)
             return value.decode(errors="replace") if type(value) is bytes else value
 
 
@@ -215,8 +220,8 @@ class SysLibrary:
         """Decorator: the signature of a function that returns a value or nothing."""
         return ValueFunction(self, signature)
 
-    def bind(self, function: Any) -> Any:
-        """Look the symbol up and give it its types.
+    def bind(self, function: _Function) -> Callable[..., Any]:
+        """The function's symbol with its types; the same ctypes function every time.
 
         Raises:
             LibraryNotFound: the library is not installed.
@@ -224,17 +229,14 @@ class SysLibrary:
         """
         with self._lock:
             # Another thread may have bound it while this one waited: everybody must see one and the same object.
-            bound = _Function.__dict__["unchecked"].__get__
-            try:
-                return bound(function)
-            except AttributeError:
+            if not isinstance(function._bare, CFuncPtr):
                 symbol = self._symbol(function.__name__)
-            names = vars(sys.modules[function.__module__])
-            hints = {name: eval(hint, names) for name, hint in function.__wrapped__.__annotations__.items()}
-            symbol.restype = _argument(hints.pop("return"))
-            symbol.argtypes = tuple(_argument(hint) for hint in hints.values())
-            function.unchecked = symbol  # published last: no thread may see it half made
-            return symbol
+                names = vars(sys.modules[function.__module__])
+                hints = {name: eval(hint, names) for name, hint in function.__wrapped__.__annotations__.items()}
+                symbol.restype = _argument(hints.pop("return"))
+                symbol.argtypes = tuple(_argument(hint) for hint in hints.values())
+                function._bare = symbol  # published last: no thread may see it half made
+            return function._bare
 
     def _symbol(self, name: str) -> Any:
         dll = _load.open(self.name)
@@ -246,7 +248,7 @@ class SysLibrary:
             install = LIBRARIES[self.name].install
             raise SymbolNotFound(self.name, name, text=text, hint=f"a newer library may have it: {install}") from error
 
-    def error(self, function: Any, status: int) -> CudaError:
+    def error(self, function: _Function, status: int) -> CudaError:
         """The error for a status that is not success, with the library's own name and words for it."""
         name = self._status(status).name if status in self._status._value2member_map_ else "an unknown status"
         text = vars(sys.modules[function.__module__])[self._text](status) if self._text else ""

@@ -110,8 +110,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> str | None:
 
     try:
         found = pathfinder.load_nvidia_dynamic_lib(row.name)
-    except (pathfinder.DynamicLibNotFoundError, RuntimeError) as error:
-        # RuntimeError: the library loaded but could not be used. The plain soname may still find another copy.
+    except (RuntimeError, ValueError) as error:  # not found, not usable, or a name that this pathfinder does not know
         reasons.append(f"cuda.pathfinder: {' '.join(str(error).split())}")
         return None
     return str(found.abs_path)

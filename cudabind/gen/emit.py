@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import keyword
 import re
-from typing import TYPE_CHECKING
 
+from cudabind.gen.libraries import ROWS, Row
 from cudabind.gen.model import (
     ArrayOf,
     Callback,
@@ -25,9 +25,6 @@ from cudabind.gen.model import (
     Record,
     Scalar,
 )
-
-if TYPE_CHECKING:
-    from cudabind.gen.libraries import Row
 
 WIDTH = 120
 CTYPES = {
@@ -214,8 +211,6 @@ class _Writer:
         return "void_p"
 
     def _is_element(self, target: Named) -> bool:
-        from cudabind.gen.libraries import ROWS
-
         return any(target.base in row.elements for row in (*ROWS, self._row))
 
     def _ctype(self, kind: CType) -> str:
