@@ -1,0 +1,58 @@
+"""A typed table from (op, dtype, epilogue, arch) to one library call, with requests over it and workers under it.
+
+The rooms, in the order in which they import each other:
+
+    keys errors          the axes in NVIDIA's words; what can go wrong
+    stream tensor dlpack device cuda    where work is ordered, what it works on, exchange, `cuda:N` and `host`
+    request              the contract of requests and plans
+    ops/<op>             one op family each: request, request function, libraries, reference, cases
+    row table select     what a row says; the rows; which one takes a request
+    workspace tuning replay plans       bound calls: scratch memory, algorithms, recorded graphs, lanes
+    worker supervisor    a thread for each stream; futures, queues, restarts
+
+Importing this package loads no CUDA library and needs no GPU.
+"""
+
+from __future__ import annotations
+
+from dispatch import errors
+from dispatch.device import Device, device, from_cuda_array_interface, from_dlpack
+from dispatch.keys import Arch, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape, matmul
+from dispatch.plans import BoundCall, prepare
+from dispatch.request import Request, run
+from dispatch.row import Row
+from dispatch.select import explain, select
+from dispatch.stream import Stream
+from dispatch.table import TABLE
+from dispatch.tensor import Tensor
+
+__all__ = [
+    "TABLE",
+    "Arch",
+    "BoundCall",
+    "Compute",
+    "Device",
+    "Dtype",
+    "Epilogue",
+    "MatmulRequest",
+    "Request",
+    "Row",
+    "ScaleMode",
+    "Scales",
+    "Stream",
+    "Tensor",
+    "aux_shape",
+    "device",
+    "errors",
+    "explain",
+    "from_cuda_array_interface",
+    "from_dlpack",
+    "matmul",
+    "prepare",
+    "register",
+    "run",
+    "select",
+]
+
+register = TABLE.register

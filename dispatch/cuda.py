@@ -1,0 +1,311 @@
+"""The GPU as a device: primary context, stream-ordered memory pool, copies, and what a driver status means.
+
+`device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
+them. Memory comes from a pool of this device's own; freeing is ordered behind every stream that used it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections import deque
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.device import Device
+from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
+from dispatch.keys import Arch
+from dispatch.stream import Stream
+from dispatch.tensor import Array, Storage, Tensor, c_strides
+
+__all__ = ["CudaDevice", "device_of_pointer", "is_available"]
+
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+LEGACY_DEFAULTS = (0, 1, 2)  # the stream handles that are no objects and so cannot be destroyed
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@cache
+def is_available() -> bool:
+    """Whether there is a driver and at least one GPU that it can use."""
+    try:
+        driver.cuInit(0)
+        return int(driver.cuDeviceGetCount()) > 0
+    except CudaError:
+        return False
+
+
+def device_of_pointer(ptr: int) -> int:
+    """The number of the GPU that a device pointer belongs to."""
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(driver.cuPointerGetAttribute(attribute, ptr))
+
+
+class CudaDevice(Device):
+    """One GPU of this process, through its primary context; DeviceUnavailable where driver or GPU is missing."""
+
+    is_host = False
+
+    def __init__(self, ordinal: int, generation: int) -> None:
+        try:
+            driver.cuInit(0)
+            count = int(driver.cuDeviceGetCount())
+        except CudaError as error:
+            raise DeviceUnavailable(f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without") from error
+        if ordinal >= count:
+            raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
+        self.handle = driver.cuDeviceGet(ordinal)
+        self.context = driver.cuDevicePrimaryCtxRetain(self.handle)
+        driver.cuCtxSetCurrent(self.context)
+        kinds = driver.CUdevice_attribute
+        major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        super().__init__(f"cuda:{ordinal}", ordinal, Arch(major * 10 + minor), generation)
+        self.model = driver.cuDeviceGetName(96, self.handle).split(b"\0")[0].decode()
+        self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+        self._c_context = ctypes.c_void_p(int(self.context))
+        self._pool = self._make_pool(ordinal)
+        self._events: deque[ctypes.c_void_p] = deque()
+        self._deferred: deque[tuple[int, Stream]] = deque()
+        self._side = self.stream()  # allocations made while the caller captures its own stream
+
+    def attribute(self, kind: Any) -> int:
+        """One `CUdevice_attribute` of the GPU."""
+        return int(driver.cuDeviceGetAttribute(kind, self.handle))
+
+    def _make_pool(self, ordinal: int) -> ctypes.c_void_p:
+        """A pool that keeps what is freed: the driver's default gives it back to the system at every synchronization."""
+        props = driver.CUmemPoolProps()
+        props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = ordinal
+        pool = driver.cuMemPoolCreate(props)
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
+        return ctypes.c_void_p(int(pool))
+
+    def activate(self) -> None:
+        """Make the context current in the calling thread; the libraries work on the current one."""
+        driver.cuCtxSetCurrent.unchecked(self._c_context)
+
+    # -- streams and events ---------------------------------------------------------------------------------------
+    def stream(self) -> Stream:
+        """A new stream that does not wait for the legacy default stream."""
+        self.activate()
+        return Stream(self, int(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), owned=True)
+
+    def event(self) -> ctypes.c_void_p:
+        """An event without timing, to be given back with `recycle`."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            self.activate()
+            return ctypes.c_void_p(int(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+
+    def recycle(self, event: ctypes.c_void_p) -> None:
+        self._events.append(event)
+
+    def synchronize(self) -> None:
+        self.check()
+        self.activate()
+        status = driver.cuCtxSynchronize.unchecked()
+        if status:
+            self.fail(status, "cuCtxSynchronize")
+
+    def fail(self, status: int, function: str) -> NoReturn:
+        error = driver.error(function, status)
+        if status == OUT_OF_MEMORY:
+            raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
+        if error.sticky:
+            if self.fault is None:
+                self.fault = DeviceFault(
+                    f"{self.name} is lost to this process: {error}. A CUDA fault cannot be healed inside its process:"
+                    " restart it, or run the work in a child process"
+                )
+            for lane in list(self._lanes):
+                lane.lose()
+            raise self.fault from error
+        raise error
+
+    def memory(self) -> str:
+        """What of the GPU's memory is free, in words."""
+        self.activate()
+        free, total = driver.cuMemGetInfo()
+        return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if stream.foreign and stream.is_capturing():
+            # An allocation on a stream under capture would belong to the caller's graph and live only as it runs.
+            stream = self._side
+        ptr = ctypes.c_uint64()
+        status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
+        if status == OUT_OF_MEMORY:
+            self.trim()
+            status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
+        if status:
+            self.fail(status, "cuMemAllocFromPoolAsync")
+        if stream is self._side:
+            stream.synchronize()
+        return Storage(self, ptr.value, nbytes, stream, _release)
+
+    def trim(self) -> None:
+        """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
+        self._free_deferred()
+        self.synchronize()
+        driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
+
+    def _free_deferred(self) -> None:
+        for _ in range(len(self._deferred)):
+            ptr, stream = self._deferred.popleft()
+            self._free(ptr, stream)
+
+    def _free(self, ptr: int, stream: Stream) -> None:
+        """Free behind a stream; not while it is captured, when the free would become part of the caller's graph."""
+        if not stream.closed and stream.foreign and stream.is_capturing():
+            self._deferred.append((ptr, stream))
+        else:
+            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), (self._side if stream.closed else stream).c_handle)
+
+    # -- copies ---------------------------------------------------------------------------------------------------
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        stream = self.lane().stream
+        if 0 in (stride for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True) if extent > 1):
+            raise BadRequest("tensor", str(tensor.layout), "memory of its own for every element", "it is a broadcast view")
+        tensor.storage.use(stream, write=True)
+        for ptr, part, pitch in _pieces(tensor, _packed(tensor, array)):
+            dense = np.ascontiguousarray(part)
+            self._copy(stream, ptr, pitch, dense, into=True)
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
+        if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
+            return np.broadcast_to(self.copy_out(tensor[broadcast]), tensor.shape).copy()
+        stream = self.lane().stream
+        tensor.storage.use(stream, write=False)
+        array = np.empty(tensor.shape, tensor.dtype.numpy)
+        target = np.empty((tensor.size + 1) // 2, np.uint8) if tensor.dtype.bits == 4 else array
+        for ptr, part, pitch in _pieces(tensor, target):
+            dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
+            self._copy(stream, ptr, pitch, dense, into=False)
+            stream.synchronize()
+            if dense is not part:
+                part[...] = dense
+        stream.synchronize()
+        return array if target is array else _unpacked(array, target)
+
+    def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
+        """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
+        if array.size == 0:
+            return
+        self.activate()
+        host = array.ctypes.data
+        if pitch == 0:
+            device_side, host_side, size = ctypes.c_uint64(ptr), ctypes.c_void_p(host), ctypes.c_size_t(array.nbytes)
+            if into:
+                status = driver.cuMemcpyHtoDAsync.unchecked(device_side, host_side, size, stream.c_handle)
+            else:
+                status = driver.cuMemcpyDtoHAsync.unchecked(host_side, device_side, size, stream.c_handle)
+            if status:
+                self.fail(status, "cuMemcpyHtoDAsync" if into else "cuMemcpyDtoHAsync")
+            return
+        copy = driver.CUDA_MEMCPY2D()
+        kinds = driver.CUmemorytype
+        for side, is_device in (("dst", into), ("src", not into)):
+            setattr(copy, f"{side}MemoryType", kinds.CU_MEMORYTYPE_DEVICE if is_device else kinds.CU_MEMORYTYPE_HOST)
+            setattr(copy, f"{side}Device" if is_device else f"{side}Host", ptr if is_device else host)
+            setattr(copy, f"{side}Pitch", pitch if is_device else array.shape[1] * array.itemsize)
+        copy.WidthInBytes, copy.Height = array.shape[1] * array.itemsize, array.shape[0]
+        driver.cuMemcpy2DAsync(copy, int(stream.c_handle.value or 0))
+
+    def fill_zero(self, tensor: Tensor) -> None:
+        stream = self.lane().stream
+        tensor.storage.use(stream, write=True)
+        if tensor.nbytes:
+            size = ctypes.c_size_t(tensor.nbytes)
+            status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(tensor.ptr), 0, size, stream.c_handle)
+            if status:
+                self.fail(status, "cuMemsetD8Async")
+
+    def close(self) -> None:
+        was_alive = self.alive
+        super().close()
+        if was_alive and self.fault is None:
+            self.activate()
+            driver.cuCtxSynchronize()
+            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+            for event in self._events:
+                driver.cuEventDestroy(int(event.value or 0))
+            self._events.clear()
+            driver.cuDevicePrimaryCtxRelease(self.handle)
+
+
+def _allocate(*arguments: Any) -> int:
+    return int(driver.cuMemAllocFromPoolAsync.unchecked(*arguments))
+
+
+def _release(storage: Storage) -> None:
+    """Free a storage behind all streams that used it, those of other libraries included."""
+    device = storage.device
+    if not isinstance(device, CudaDevice) or not device.alive or device.fault is not None:
+        return  # the pool is gone, and this memory with it
+    stream = storage.writer
+    for other in storage.readers:
+        stream.wait_for(other)
+    for handle in storage.lent:
+        if handle in LEGACY_DEFAULTS:
+            stream.wait_for_handle(ctypes.c_void_p(handle))
+        else:  # a stream of theirs may be gone by now, and a dead handle must not be touched: wait for everything
+            device.activate()
+            driver.cuCtxSynchronize.unchecked()
+            break
+    device._free(storage.base, stream)
+
+
+def _packed(tensor: Tensor, array: Array) -> Array:
+    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
+    if tensor.dtype.bits != 4:
+        return array
+    if not tensor.layout.is_contiguous:
+        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
+    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
+    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
+    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
+
+
+def _unpacked(array: Array, packed: Array) -> Array:
+    nibbles = np.stack([packed & 0xF, packed >> 4], axis=-1).ravel()[: array.size]
+    return nibbles.view(array.dtype).reshape(array.shape)
+
+
+def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
+    """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows for each outer index.
+
+    The axes are taken from the largest stride to the smallest, all of them forward, so that a transposed or reversed
+    tensor is dense as well.
+    """
+    layout = tensor.layout
+    if layout.size == 0:
+        return []
+    if layout.dtype.bits == 4:
+        return [(tensor.ptr, array, 0)]
+    item = layout.dtype.itemsize
+    base = tensor.ptr + layout.low
+    array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides)]
+    order = sorted(range(len(layout.shape)), key=lambda axis: -abs(layout.strides[axis]))
+    array = array.transpose(order)
+    shape = [layout.shape[axis] for axis in order]
+    strides = [abs(layout.strides[axis]) for axis in order]
+    if all(extent == 1 or stride == step for extent, stride, step in zip(shape, strides, c_strides(tuple(shape)), strict=True)):
+        return [(base, array, 0)]
+    if strides[-1] != 1:  # no axis is dense: single elements, one to a row
+        array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]
+    pieces = []
+    for index in itertools.product(*map(range, shape[:-2])):
+        offset = sum(i * stride for i, stride in zip(index, strides, strict=False))
+        pieces.append((base + offset * item, array[index], strides[-2] * item))
+    return pieces

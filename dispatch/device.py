@@ -1,0 +1,332 @@
+"""Devices: `cuda:N` and `host`. A device owns its context, its memory and the layouts of its tensors, for one generation.
+
+Everybody asks `device()` for one. Closing or losing a device ends its generation: its tensors are stale and the next
+`device()` is another one. This room never runs a kernel; copies go on the current stream of the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+
+from dispatch import dlpack
+from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, StaleTensor
+from dispatch.keys import HOST, Arch, Dtype
+from dispatch.stream import LaneLike, Stream, current
+from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Device", "HostDevice", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
+
+MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
+
+
+class Device:
+    """What is common to GPUs and the host; `device()` gives the live one of a name."""
+
+    is_host: ClassVar[bool]
+    open_lane: ClassVar[Callable[[Stream], LaneLike]]  # set by plans.py, which knows what runs on a lane
+
+    def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
+        self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation
+        self.alive = True
+        self.fault: DispatchError | None = None
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._lanes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    # -- what a kind of device must have ------------------------------------------------------------------------
+    def stream(self) -> Stream:
+        """A new stream."""
+        raise DispatchError(f"{type(self).__name__} makes no streams")
+
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        """Uninitialized memory, ordered on a stream; OutOfMemory where there is not enough."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        """Overwrite a tensor with an array of its shape and dtype, on the current stream."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        """The elements of a tensor as a fresh array, once what writes it is done."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def view(self, tensor: Tensor) -> Array:
+        """A NumPy array over the very memory of a tensor of the host."""
+        raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device; raises what it ended in."""
+        raise DispatchError(f"{type(self).__name__} has no work")
+
+    # -- state --------------------------------------------------------------------------------------------------
+    def check(self, *tensors: Tensor) -> None:
+        """Raise unless the device is alive and healthy, and the tensors are of this very device and generation."""
+        for tensor in tensors:
+            owner = tensor.layout.device
+            if not owner.alive and owner.fault is None:
+                raise StaleTensor(
+                    f"{tensor.layout} belongs to generation {owner.generation} of {owner.name}, which was closed; its"
+                    f" memory is gone. Make it anew on dispatch.device({owner.name!r})"
+                )
+        if self.fault is not None:
+            raise self.fault
+        if not self.alive:
+            raise StaleTensor(f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next")
+
+    def fail(self, status: int, function: str) -> NoReturn:
+        """Raise what a driver status means; a sticky one marks the device as lost."""
+        raise DispatchError(f"{function} gave {status}")
+
+    def close(self) -> None:
+        """Wait for the work, close all lanes and end this generation; a second call does nothing."""
+        with _registry:
+            if not self.alive:
+                return
+            self.alive = False
+            _live.pop(self.name, None)
+        for lane in list(self._lanes):
+            lane.close()
+
+    # -- lanes and layouts --------------------------------------------------------------------------------------
+    def lane(self, stream: Stream | None = None) -> Any:
+        """The calling thread's lane on a stream of this device, or on its current one; made at first use."""
+        if stream is None:
+            here = current.lane
+            if here is not None and here.stream.device is self:
+                return here
+            stream = current.homes.get(self)
+            if stream is None:
+                self.check()
+                stream = current.homes[self] = self.stream()
+        lane = current.lanes.get(stream)
+        if lane is None:
+            lane = current.lanes[stream] = type(self).open_lane(stream)
+            self._lanes.add(lane)
+        if not current.entered:  # no `with stream:` block says otherwise
+            current.lane = lane
+        return lane
+
+    def layout(
+        self, dtype: Dtype, shape: tuple[int, ...], strides: tuple[int, ...], ptr: int, readonly: bool = False
+    ) -> Layout:
+        """The interned layout of a view at an address."""
+        alignment = min(ptr & -ptr, 256) or 256
+        key = (dtype.cuda, shape, strides, alignment, readonly)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts = {}
+            layout = self._layouts[key] = Layout(self, dtype, shape, strides, alignment, readonly)
+        return layout
+
+    # -- tensors ------------------------------------------------------------------------------------------------
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
+        """An uninitialized C-order tensor; `dtype` is a short name ("bf16"), a Dtype or a NumPy or ml_dtypes dtype."""
+        self.check()
+        extents = _shape(shape)
+        kind = _dtype(dtype)
+        size = 1
+        for extent in extents:
+            size *= extent
+        storage = self.allocate((size * kind.bits + 7) // 8, self.lane().stream)
+        return Tensor(storage, storage.base, self.layout(kind, extents, c_strides(extents), storage.base))
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
+        """A C-order tensor of zeros."""
+        tensor = self.empty(shape, dtype)
+        self.fill_zero(tensor)
+        return tensor
+
+    def fill_zero(self, tensor: Tensor) -> None:
+        """Set every byte of a dense tensor to zero, on the current stream."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def array(self, source: Any, dtype: Any = None) -> Tensor:
+        """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first."""
+        array = np.asarray(source)
+        kind = _dtype(array.dtype if dtype is None else dtype)
+        tensor = self.empty(array.shape, kind)
+        self.copy_in(tensor, array.astype(kind.numpy, copy=False))
+        return tensor
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        state = "" if self.alive else ", closed" if self.fault is None else ", lost"
+        return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
+
+
+def _shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    for extent in extents:
+        if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool) or extent < 0:
+            raise BadRequest("shape", repr(shape), "integers of 0 or more")
+    return tuple(int(extent) for extent in extents)
+
+
+def _dtype(spec: Any) -> Dtype:
+    try:
+        return Dtype.of(spec)
+    except TypeError as error:
+        raise BadRequest("dtype", repr(spec), f"one of {', '.join(Dtype.by_name)}", str(error)) from None
+
+
+class HostDevice(Device):
+    """The host as a device: NumPy memory, one stream that is always done, the same requests and rows."""
+
+    is_host = True
+
+    def __init__(self, generation: int) -> None:
+        super().__init__("host", 0, HOST, generation)
+        self._stream = Stream(self, 0, owned=False)
+
+    def stream(self) -> Stream:
+        return self._stream
+
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        # 256 bytes of slack so that host tensors are aligned as device memory is.
+        memory = np.empty(nbytes + 256, np.uint8)
+        base = (memory.ctypes.data + 255) // 256 * 256
+        return Storage(self, base, nbytes, stream, _let_go, memory)
+
+    def view(self, tensor: Tensor) -> Array:
+        self.check(tensor)
+        layout = tensor.layout
+        window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
+        window.keep = tensor.storage
+        dtype = layout.dtype.numpy
+        flat = np.frombuffer(window, np.uint8)
+        view = np.ndarray(layout.shape, dtype, flat, -layout.low, tuple(s * dtype.itemsize for s in layout.strides))
+        view.flags.writeable = not layout.readonly
+        return view
+
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.view(tensor)[...] = array
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        return self.view(tensor).copy()
+
+    def fill_zero(self, tensor: Tensor) -> None:
+        ctypes.memset(tensor.ptr, 0, tensor.nbytes)
+
+    def synchronize(self) -> None:
+        self.check()
+
+
+def _let_go(storage: Storage) -> None:
+    """The memory lives in `storage.keep`, which dies with it."""
+
+
+# -- the live devices ---------------------------------------------------------------------------------------------
+_registry = threading.RLock()
+_live: dict[str, Device] = {}
+_generations: dict[str, Iterator[int]] = {}
+
+
+def device(name: str | None = None) -> Device:
+    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
+
+    DeviceUnavailable says what is missing: the driver, or a GPU of that number.
+    """
+    if name is None:
+        from dispatch.cuda import is_available
+
+        name = "cuda:0" if is_available() else "host"
+    name = "cuda:0" if name == "cuda" else name
+    found = _live.get(name)
+    if found is not None:
+        if found.fault is not None:
+            raise found.fault
+        return found
+    with _registry:
+        return _live.get(name) or _start(name)
+
+
+def _start(name: str) -> Device:
+    generation = next(_generations.setdefault(name, itertools.count(1)))
+    kind, _, number = name.partition(":")
+    made: Device
+    if name == "host":
+        made = HostDevice(generation)
+    elif kind == "cuda" and number.isdigit():
+        from dispatch.cuda import CudaDevice
+
+        made = CudaDevice(int(number), generation)
+    else:
+        raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
+    _live[name] = made
+    return made
+
+
+def live_devices() -> list[Device]:
+    """The devices that are open now."""
+    return list(_live.values())
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
+
+    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
+    device that has no place here.
+    """
+    if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
+        return _foreign(device("host"), source, source.ctypes.data, source.dtype, source.shape, source.strides, not source.flags.writeable)
+    if not hasattr(source, "__dlpack__"):
+        raise BadRequest("from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything")
+    kind, number = source.__dlpack_device__()
+    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        home = device(f"cuda:{number}")
+        taken = dlpack.take(source, home.lane().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
+    elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
+        home = device("host")
+        taken = dlpack.take(source, None)
+    else:
+        raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
+    strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
+    storage = Storage(home, taken.ptr, 0, home.lane().stream, _let_go, taken)
+    return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
+
+
+def from_cuda_array_interface(source: Any) -> Tensor:
+    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
+    face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
+    if face is None:
+        raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
+    from dispatch.cuda import device_of_pointer
+
+    ptr, readonly = face["data"]
+    home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
+    stream = face.get("stream")
+    if stream:
+        home.lane().stream.wait_for_handle(ctypes.c_void_p(stream))
+    return _foreign(home, source, ptr, np.dtype(face["typestr"]), face["shape"], face.get("strides"), readonly)
+
+
+def _foreign(
+    home: Device,
+    source: Any,
+    ptr: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    readonly: bool,
+) -> Tensor:
+    kind = _dtype(dtype)
+    steps = c_strides(shape)
+    if strides is not None:
+        if any(stride % kind.numpy.itemsize for stride in strides):
+            raise BadRequest("strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first")
+        steps = tuple(stride // kind.numpy.itemsize for stride in strides)
+    storage = Storage(home, ptr, 0, home.lane().stream, _let_go, source)
+    return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))

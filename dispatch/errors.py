@@ -1,0 +1,96 @@
+"""Every error that `dispatch` raises, under one root.
+
+An error says which operand, what was given, what was expected and what to do. Errors of the libraries themselves
+(`cudabind.errors.CudaError`) pass through as the `__cause__`; this room never touches a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BadRequest",
+    "BadRow",
+    "Closed",
+    "DeviceFault",
+    "DeviceUnavailable",
+    "DispatchError",
+    "NoRow",
+    "OutOfMemory",
+    "QueueFull",
+    "Refused",
+    "StaleTensor",
+    "TaintedTensor",
+    "WorkerFailed",
+]
+
+
+class DispatchError(Exception):
+    """Root of all errors of `dispatch`."""
+
+
+class BadRequest(DispatchError, ValueError):
+    """A request that no library could carry out: it names the operand, what was given, what was expected, what to do."""
+
+    def __init__(self, operand: str, given: str, expected: str, hint: str = "") -> None:
+        self.operand, self.given, self.expected, self.hint = operand, given, expected, hint
+        text = f"{operand}: got {given}; expected {expected}"
+        super().__init__(f"{text}. Hint: {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
+        return type(self), (self.operand, self.given, self.expected, self.hint)
+
+
+class NoRow(DispatchError, LookupError):
+    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that would work."""
+
+    def __init__(self, request: str, refusals: Sequence[tuple[str, Sequence[str]]], nearest: str) -> None:
+        self.request, self.nearest = request, nearest
+        self.refusals = tuple((row, tuple(reasons)) for row, reasons in refusals)
+        lines = [f"no row of the table takes {request}"]
+        lines += [f"  {row}: {'; '.join(reasons)}" for row, reasons in self.refusals]
+        lines.append(f"Nearest that works: {nearest}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[type[NoRow], tuple[object, ...]]:
+        return type(self), (self.request, self.refusals, self.nearest)
+
+
+class Refused(DispatchError):
+    """A library's own refusal of a request that its row took; the next row is tried, and NoRow carries the reason."""
+
+
+class BadRow(DispatchError, ValueError):
+    """A row that the table cannot hold: a duplicate, one that can never be reached, or one with an unsound column."""
+
+
+class StaleTensor(DispatchError, RuntimeError):
+    """A tensor of a closed or replaced device, or one that was freed; its memory is gone and was not touched."""
+
+
+class TaintedTensor(DispatchError, RuntimeError):
+    """A tensor that a failed request may have half written; reading it is refused until it is overwritten."""
+
+
+class DeviceUnavailable(DispatchError, RuntimeError):
+    """The device asked for is not there: no driver, no such GPU, or a library that is missing."""
+
+
+class DeviceFault(DispatchError, RuntimeError):
+    """A kernel faulted; the CUDA context of this process is lost, and every later call on the device says so."""
+
+
+class OutOfMemory(DispatchError, MemoryError):
+    """Device memory did not suffice, also after the device's caches were freed."""
+
+
+class QueueFull(DispatchError, RuntimeError):
+    """A worker's queue is full and the supervisor was asked to raise rather than to wait."""
+
+
+class Closed(DispatchError, RuntimeError):
+    """The supervisor or the device was closed before the call."""
+
+
+class WorkerFailed(DispatchError, RuntimeError):
+    """A worker broke through no fault of its requests (a defect), or was restarted too often to go on."""

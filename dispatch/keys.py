@@ -1,0 +1,207 @@
+"""The axes of the table, in NVIDIA's words: Dtype, Compute, Epilogue, ScaleMode, Arch; and their named groups.
+
+Everybody imports this room; it imports no CUDA module and no library. The numbers are those of NVIDIA's headers
+(`cudaDataType_t`, `cublasComputeType_t`, `cublasLtEpilogue_t`, `cublasLtMatmulMatrixScale_t`); a test holds them
+against the generated bindings.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = [
+    "FP8",
+    "HALF",
+    "HOST",
+    "Arch",
+    "Compute",
+    "Dtype",
+    "Epilogue",
+    "ScaleMode",
+]
+
+
+class Dtype:
+    """One element type: its short name, its NumPy dtype, NVIDIA's `cudaDataType_t` number and its width in bits.
+
+    The 17 instances are module constants (`F32`, `BF16`, …); compare them with `is`, or with anything NumPy takes as
+    a dtype by `==`.
+    """
+
+    __slots__ = ("bits", "cuda", "name", "numpy")
+    by_name: dict[str, Dtype] = {}
+    by_numpy: dict[np.dtype[Any], Dtype] = {}
+
+    def __init__(self, name: str, scalar: Any, cuda: int, bits: int = 0) -> None:
+        self.name = name
+        self.numpy: np.dtype[Any] = np.dtype(scalar)
+        self.cuda = cuda
+        self.bits = bits or self.numpy.itemsize * 8
+        Dtype.by_name[name] = self
+        Dtype.by_numpy[self.numpy] = self
+
+    @staticmethod
+    def of(spec: Any) -> Dtype:
+        """The Dtype of a short name ("bf16"), a Dtype, or anything `numpy.dtype` takes; TypeError names the choices."""
+        if isinstance(spec, Dtype):
+            return spec
+        if isinstance(spec, str) and spec in Dtype.by_name:
+            return Dtype.by_name[spec]
+        try:
+            return Dtype.by_numpy[np.dtype(spec)]
+        except (TypeError, KeyError):
+            raise TypeError(f"{spec!r} is no dtype of this library; it has {', '.join(Dtype.by_name)}") from None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element; 0 for the packed 4-bit type, which has two elements in a byte."""
+        return self.bits // 8
+
+    @property
+    def is_complex(self) -> bool:
+        return self.numpy.kind == "c"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dtype) or other is None:
+            return self is other
+        try:
+            return Dtype.of(other) is self
+        except TypeError:
+            return False
+
+    def __hash__(self) -> int:
+        return hash(self.numpy)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name.upper()  # the module constant: unpickling gives back the one instance
+
+
+# fmt: off
+F64    = Dtype("f64",    np.float64,                 1)
+F32    = Dtype("f32",    np.float32,                 0)
+F16    = Dtype("f16",    np.float16,                 2)
+BF16   = Dtype("bf16",   ml_dtypes.bfloat16,        14)
+F8E4M3 = Dtype("f8e4m3", ml_dtypes.float8_e4m3fn,   28)
+F8E5M2 = Dtype("f8e5m2", ml_dtypes.float8_e5m2,     29)
+E8M0   = Dtype("e8m0",   ml_dtypes.float8_e8m0fnu,  30)
+F4E2M1 = Dtype("f4e2m1", ml_dtypes.float4_e2m1fn,   33, bits=4)
+I8     = Dtype("i8",     np.int8,                    3)
+U8     = Dtype("u8",     np.uint8,                   8)
+I32    = Dtype("i32",    np.int32,                  10)
+U32    = Dtype("u32",    np.uint32,                 12)
+I64    = Dtype("i64",    np.int64,                  24)
+U64    = Dtype("u64",    np.uint64,                 26)
+BOOL   = Dtype("bool",   np.bool_,                  -1)  # NVIDIA's libraries have no such type: memory only
+C64    = Dtype("c64",    np.complex64,               4)
+C128   = Dtype("c128",   np.complex128,              5)
+# fmt: on
+
+HALF = (F16, BF16)
+FP8 = (F8E4M3, F8E5M2)
+
+
+class Compute(IntEnum):
+    """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked."""
+
+    COMPUTE_16F = 64
+    COMPUTE_32F = 68
+    COMPUTE_64F = 70
+    COMPUTE_32I = 72
+    COMPUTE_32F_FAST_16F = 74
+    COMPUTE_32F_FAST_16BF = 75
+    COMPUTE_32F_FAST_TF32 = 77
+
+
+class Epilogue(IntEnum):
+    """`cublasLtEpilogue_t`: what is fused to the end of a product.
+
+    BGRADA and BGRADB name the operands of the request (row-major), as DRELU_BGRAD and DGELU_BGRAD name its D; the
+    lowering to cuBLASLt, which is column-major and so exchanges A and B, exchanges these two as well.
+    """
+
+    NONE = 1
+    RELU = 2
+    BIAS = 4
+    RELU_BIAS = 6
+    GELU = 32
+    GELU_BIAS = 36
+    RELU_AUX = 130
+    RELU_AUX_BIAS = 134
+    DRELU = 136
+    DRELU_BGRAD = 152
+    GELU_AUX = 160
+    GELU_AUX_BIAS = 164
+    DGELU = 192
+    DGELU_BGRAD = 208
+    BGRADA = 256
+    BGRADB = 512
+
+    @property
+    def adds_bias(self) -> bool:
+        """Adds a bias vector of length n to every row of D."""
+        return bool(self & 4)
+
+    @property
+    def activation(self) -> str:
+        """"relu", "gelu", or "" for none; of DRELU and DGELU, the one whose gradient is taken."""
+        return "relu" if self & (2 | 8) else "gelu" if self & (32 | 64) else ""
+
+    @property
+    def writes_aux(self) -> bool:
+        """Stores what the backward pass needs: the ReLU bit mask, or the input of GELU."""
+        return bool(self & 128) and not self.is_gradient
+
+    @property
+    def is_gradient(self) -> bool:
+        """DRELU*, DGELU*: reads the aux tensor that the forward pass stored."""
+        return bool(self & (8 | 64))
+
+    @property
+    def writes_bgrad(self) -> bool:
+        """Stores a bias gradient: of D's columns, or of operand a or b summed over k."""
+        return bool(self & (16 | 256 | 512))
+
+
+class ScaleMode(IntEnum):
+    """`cublasLtMatmulMatrixScale_t`: how far one scale factor reaches."""
+
+    SCALAR_32F = 0
+    VEC16_UE4M3 = 1
+    VEC32_UE8M0 = 2
+    OUTER_VEC_32F = 3
+    VEC128_32F = 4
+    BLK128x128_32F = 5
+
+
+class Arch(int):
+    """A GPU architecture by its compute capability (90 for sm_90), or the host, which is 0 and older than none."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(spec: str | int | Arch) -> Arch:
+        """Read "sm_90", "sm_90a", "90", 90 or "host"; ValueError otherwise."""
+        if isinstance(spec, int):
+            return Arch(spec)
+        text = spec.strip().lower()
+        if text == "host":
+            return HOST
+        digits = text.removeprefix("sm_").rstrip("af")
+        if not digits.isdigit():
+            raise ValueError(f"{spec!r} is no architecture; write it like sm_90, or host")
+        return Arch(int(digits))
+
+    def __str__(self) -> str:
+        return f"sm_{int(self)}" if self else "host"
+
+    __repr__ = __str__
+
+
+HOST = Arch(0)

@@ -1,0 +1,166 @@
+"""Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
+
+`matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
+`reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
+asked), lower (in cuBLASLt's terms), cublaslt, host, rules (for the table), reference, cases and trial (for the tests).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from dispatch.keys import Compute, Epilogue
+from dispatch.ops.matmul.cases import cases
+from dispatch.ops.matmul.cublaslt import cublaslt_matmul
+from dispatch.ops.matmul.host import numpy_matmul
+from dispatch.ops.matmul.reference import reference
+from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
+from dispatch.ops.matmul.validate import may_overlap
+from dispatch.request import run
+from dispatch.stream import current
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.request import Plan
+
+__all__ = [
+    "MatmulRequest",
+    "Scales",
+    "aux_shape",
+    "cases",
+    "cublaslt_matmul",
+    "matmul",
+    "numpy_matmul",
+    "reference",
+]
+
+Number = int | float | complex
+Uses = tuple[Tensor, ...]
+OneOutput = Literal[
+    Epilogue.NONE,
+    Epilogue.RELU,
+    Epilogue.GELU,
+    Epilogue.BIAS,
+    Epilogue.RELU_BIAS,
+    Epilogue.GELU_BIAS,
+    Epilogue.DRELU,
+    Epilogue.DGELU,
+]
+
+
+class Shortcut:
+    """What `matmul` must know of a plan to run it again without making a request."""
+
+    __slots__ = ("aux_written", "bare", "missing", "plan", "scale_arguments", "scale_reads", "scale_writes", "several")
+
+    def __init__(self, plan: Plan, request: MatmulRequest) -> None:
+        self.plan = plan
+        self.aux_written = request.epilogue.writes_aux
+        self.several = self.aux_written or request.epilogue.writes_bgrad
+        self.missing = request.missing()
+        self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
+        factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
+        self.scale_reads = tuple(t for t, written in factors if not written)
+        self.scale_writes = tuple(t for t, written in factors if written)
+        self.scale_arguments = request.scale_arguments()
+
+    def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
+        """The tensors that are read and those that are written."""
+        if self.bare:
+            return (a, b), (out,)
+        read, written = (None, aux) if self.aux_written else (aux, None)
+        reads = tuple(t for t in (a, b, c, bias, read) if t is not None and t is not out)
+        writes = tuple(t for t in (out, written, bgrad) if t is not None)
+        return (*reads, *self.scale_reads), (*writes, *self.scale_writes)
+
+
+# fmt: off
+@overload
+def matmul(
+    a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
+    bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: OneOutput = ..., alpha: Number | Tensor = ...,
+    beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
+    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ...,
+) -> Tensor: ...
+@overload
+def matmul(
+    a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
+    bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: Epilogue, alpha: Number | Tensor = ...,
+    beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
+    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ...,
+) -> Any: ...
+
+
+def matmul(
+    a: Tensor, b: Tensor, *, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
+    bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue = Epilogue.NONE,
+    alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
+    out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
+    autotune: bool = False,
+) -> Any:
+    # fmt: on
+    """Multiply a (…, m, k) by b (…, k, n) with a fused epilogue, on the current stream; returns without waiting.
+
+    The arguments are the fields of `MatmulRequest`, which documents shapes, dtypes and layouts. Returns D (…, m, n), or
+    (D, aux) or (D, bgrad) for the epilogues that write them. The second call with the same layouts and addresses is
+    recorded as a graph, and from then on that graph is launched. Raises BadRequest for operands that do not fit, NoRow
+    where no library takes the request, StaleTensor for tensors of a closed device.
+    """
+    lane: Any = current.lane
+    try:
+        if lane is None or lane.device is not a.layout.device:
+            lane = a.layout.device.lane()
+        key = (
+            a.layout,
+            b.layout,
+            None if c is None else c.layout,
+            None if bias is None else bias.layout,
+            None if aux is None else aux.layout,
+            None if bgrad is None else bgrad.layout,
+            None if out is None else out.layout,
+            epilogue,
+            beta if beta is None else beta != 0,
+            *(compute, out_dtype, scales, fast_accum, workspace, autotune),
+        )
+        shortcut = lane.shortcuts.get(key)
+    except (AttributeError, TypeError):  # an operand is no tensor: the request says which
+        shortcut = key = None
+    fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum, workspace, autotune)
+    if shortcut is None or type(alpha) is Tensor or type(beta) is Tensor:
+        return _by_request(key, a, b, *fields)
+    if shortcut.missing:
+        made = {name: lane.empty(*wanted) for name, wanted in shortcut.missing.items()}
+        out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
+    arguments = (
+        a.ptr,
+        b.ptr,
+        c.ptr if c is not None else out.ptr if beta else 0,  # type: ignore[union-attr]  # out was given or made
+        0 if bias is None else bias.ptr,
+        0 if aux is None else aux.ptr,
+        0 if bgrad is None else bgrad.ptr,
+        out.ptr,  # type: ignore[union-attr]
+        alpha,
+        beta if beta is not None else 0.0 if c is None else 1.0,
+        *shortcut.scale_arguments,
+    )
+    reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
+    replay = shortcut.plan.replays.get(arguments)
+    if replay is not None and not lane.stream.foreign:
+        lane.launch(replay, reads, writes)
+    elif replay is None and may_overlap(reads, writes):
+        return _by_request(None, a, b, *fields)  # looks closely, and explains
+    else:
+        lane.enqueue(shortcut.plan, arguments, reads, writes)
+    if not shortcut.several:
+        return out
+    return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)
+
+
+def _by_request(key: Any, *fields: Any) -> Any:
+    """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
+    request = MatmulRequest(*fields)
+    result = run(request)
+    if key is not None and not request.device.is_host:
+        lane = request.device.lane()
+        lane.shortcuts[key] = Shortcut(lane.plan(request), request)
+    return result

@@ -1,0 +1,307 @@
+"""A matmul request carried out by `cublasLtMatmul`: descriptors, algorithm, one call for each outer batch index.
+
+The table's GPU rows name `cublaslt_matmul`, plans.py calls it. `lower.py` has already said everything in cuBLASLt's
+terms; here the terms become descriptors. Follows https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.errors import CublasLtError
+from cudabind.sys import cublasLt as lt
+from dispatch.errors import Refused
+from dispatch.keys import F32, ScaleMode
+from dispatch.ops.matmul.lower import Lowered, Matrix, Problem, lower, scale_dtype
+from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.ops.matmul.scales import FACTORS
+from dispatch.request import Argument, Plan
+from dispatch.tensor import Tensor
+from dispatch.tuning import Algorithm, Rehearsal, fastest
+
+if TYPE_CHECKING:
+    from dispatch.plans import CudaLane
+    from dispatch.row import Row
+
+__all__ = ["CublasLtPlan", "Descriptors", "cublaslt_matmul", "heuristic"]
+
+Desc = lt.cublasLtMatmulDescAttributes_t
+LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
+Preference = lt.cublasLtMatmulPreferenceAttributes_t
+CANDIDATES = 32  # that autotune asks the heuristic for
+UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
+
+# Where the addresses and numbers stand in MatmulRequest.arguments().
+A, B, C, BIAS, AUX, BGRAD, OUT, ALPHA, BETA, FIRST_FACTOR = range(10)
+POINTERS = {
+    "a": Desc.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+    "b": Desc.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+    "c": Desc.CUBLASLT_MATMUL_DESC_C_SCALE_POINTER,
+    "d": Desc.CUBLASLT_MATMUL_DESC_D_SCALE_POINTER,
+    "aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_SCALE_POINTER,
+    "amax_d": Desc.CUBLASLT_MATMUL_DESC_AMAX_D_POINTER,
+    "amax_aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_AMAX_POINTER,
+}
+CTYPES: dict[str, Any] = {
+    "f32": ctypes.c_float,
+    "f64": ctypes.c_double,
+    "i32": ctypes.c_int32,
+    "c64": ctypes.c_float * 2,
+    "c128": ctypes.c_double * 2,
+}
+
+
+class Descriptors:
+    """The descriptors of a problem, destroyed with this object; they need no GPU."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.matmul = lt.cublasLtMatmulDesc_t()
+        self.layouts: dict[str, Any] = {}
+        lt.cublasLtMatmulDescCreate(self.matmul, problem.compute, problem.scale)
+        for name in "abcd":
+            self.layouts[name] = _layout(getattr(problem, name), problem.batch)
+        self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(problem.op_a))
+        self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(problem.op_b))
+        self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE, ctypes.c_uint32(problem.epilogue))
+        if problem.device_scalars:
+            mode = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
+            self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(mode))
+        if problem.fast_accum:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8(1))
+        if problem.bias_dtype >= 0:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, ctypes.c_int32(problem.bias_dtype))
+            self.set(Desc.CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, ctypes.c_int64(problem.bias_stride))
+        if problem.aux_ld:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ctypes.c_int64(problem.aux_ld))
+            self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, ctypes.c_int64(problem.aux_stride))
+            if problem.aux_dtype >= 0:
+                self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, ctypes.c_int32(problem.aux_dtype))
+        for name, mode in (("A", problem.a_scale_mode), ("B", problem.b_scale_mode)):
+            if mode > ScaleMode.SCALAR_32F:  # per tensor is the default, and older libraries know no other
+                self.set(Desc[f"CUBLASLT_MATMUL_DESC_{name}_SCALE_MODE"], ctypes.c_int32(mode))
+
+    def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
+        """Set one attribute of the operation from a ctypes value of its type."""
+        lt.cublasLtMatmulDescSetAttribute(self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
+    def point(self, attribute: lt.cublasLtMatmulDescAttributes_t, address: int) -> None:
+        """Set one pointer of the operation."""
+        self.set(attribute, ctypes.c_void_p(address))
+
+    def __del__(self) -> None:
+        for layout in self.layouts.values():
+            lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
+        if self.matmul:
+            lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
+
+
+def _layout(matrix: Matrix, batch: int) -> Any:
+    layout = lt.cublasLtMatrixLayout_t()
+    lt.cublasLtMatrixLayoutCreate(layout, matrix.dtype, matrix.rows, matrix.cols, matrix.ld)
+    if batch > 1:
+        for attribute, value in (
+            (LayoutAttribute.CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ctypes.c_int32(batch)),
+            (LayoutAttribute.CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, ctypes.c_int64(matrix.batch_stride)),
+        ):
+            lt.cublasLtMatrixLayoutSetAttribute(layout, attribute, ctypes.byref(value), ctypes.sizeof(value))
+    return layout
+
+
+def heuristic(
+    handle: lt.cublasLtHandle_t, descriptors: Descriptors, problem: Problem, workspace: int, count: int = 1
+) -> list[lt.cublasLtMatmulHeuristicResult_t]:
+    """The algorithms that cuBLASLt suggests, best first; Refused with its status where it has none."""
+    preference = lt.cublasLtMatmulPreference_t()
+    lt.cublasLtMatmulPreferenceCreate(preference)
+    try:
+        size = ctypes.c_uint64(workspace)
+        limit = Preference.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+        lt.cublasLtMatmulPreferenceSetAttribute(preference, limit, ctypes.byref(size), 8)
+        for name in "abcd":
+            alignment = ctypes.c_uint32(getattr(problem, name).alignment)
+            attribute = Preference[f"CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{name.upper()}_BYTES"]
+            lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(alignment), 4)
+        results = (lt.cublasLtMatmulHeuristicResult_t * count)()
+        found = ctypes.c_int32()
+        layouts = (descriptors.layouts[name] for name in "abcd")
+        lt.cublasLtMatmulAlgoGetHeuristic(
+            handle, descriptors.matmul, *layouts, preference, count, results, ctypes.byref(found)
+        )
+    except CublasLtError as error:
+        if error.status not in UNSUPPORTED:
+            raise
+        raise Refused(f"cublasLtMatmulAlgoGetHeuristic gives {error.name}") from error
+    finally:
+        lt.cublasLtMatmulPreferenceDestroy(preference)
+    usable = [result for result in results[: found.value] if result.state == 0]
+    if not usable:
+        raise Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")
+    return usable
+
+
+def cublaslt_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request to a lane: lower it, describe it, choose the algorithm. Raises Refused with cuBLASLt's reason."""
+    if 0 in request.shape:
+        return EmptyPlan(request, lane, row)
+    return CublasLtPlan(request, lane, row)
+
+
+class EmptyPlan(Plan):
+    """A product without elements: nothing is launched; a bias gradient over no rows is zero."""
+
+    __slots__ = ("_bgrad_bytes", "_target")
+
+    def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+        self._target = lane.target
+        made = request.missing().get("bgrad")
+        if request.bgrad is not None:
+            self._bgrad_bytes = request.bgrad.nbytes
+        else:
+            self._bgrad_bytes = 0 if made is None else _extent(made[0]) * made[2].itemsize
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        if self._bgrad_bytes:
+            driver.cuMemsetD8Async(int(arguments[BGRAD].real), 0, self._bgrad_bytes, self._target.value)
+
+
+def _extent(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+class CublasLtPlan(Plan):
+    """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
+
+    __slots__ = (
+        "_alpha",
+        "_beta",
+        "_calls",
+        "_descriptors",
+        "_lane",
+        "_pointed",
+        "_vectors",
+        "lowered",
+    )
+
+    def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane = lane
+        self.lowered: Lowered = lower(request, row.compute)
+        problem = self.lowered.problem
+        self._descriptors = Descriptors(problem)
+        self._vectors = _vectors(request, self.lowered)
+        self._pointed: tuple[Argument, ...] = ()
+        for attribute, _, _ in self._vectors:
+            self._descriptors.point(attribute, 256)  # which pointers are set matters to the heuristic, where to does not
+        scale = scale_dtype(request.a.dtype, row.compute)
+        self._alpha, self._beta = (CTYPES[scale.name]() for _ in range(2))
+        limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
+        results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES if request.autotune else 1)
+        self._calls = self._bind(results[0].algo, results[0].workspaceSize)
+        if request.autotune:
+            self._tune(request, results)
+
+    def _bind(self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int) -> tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]:
+        """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
+        lane, layouts = self._lane, self._descriptors.layouts
+        a, b, c, d = (ctypes.c_void_p() for _ in range(4))
+        if self.lowered.problem.device_scalars:
+            self._alpha, self._beta = ctypes.c_void_p(), ctypes.c_void_p()
+            alpha, beta = self._alpha, self._beta
+        else:
+            alpha, beta = (ctypes.c_void_p(ctypes.addressof(x)) for x in (self._alpha, self._beta))
+        call = partial(
+            lane.cublaslt_matmul,
+            *(lane.cublaslt, self._descriptors.matmul, alpha),
+            *(a, layouts["a"], b, layouts["b"], beta, c, layouts["c"], d, layouts["d"]),
+            *(ctypes.byref(algo), lane.workspace.c_ptr, ctypes.c_size_t(workspace_bytes), lane.target),
+        )
+        return call, (a, b, c, d)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        call, (a, b, c, d) = self._calls
+        first, second = (arguments[B], arguments[A]) if self.lowered.exchanged else (arguments[A], arguments[B])
+        if self.lowered.empty_k:
+            first = second = self._lane.zeros(self._zero_bytes())
+        self._number(self._alpha, arguments[ALPHA])
+        self._number(self._beta, arguments[BETA])
+        for offsets in self.lowered.offsets:
+            if self._vectors:
+                self._point(arguments, offsets)
+            step_a, step_b = (offsets[B], offsets[A]) if self.lowered.exchanged else (offsets[A], offsets[B])
+            a.value = first + step_a  # type: ignore[assignment,operator]  # addresses are ints
+            b.value = second + step_b  # type: ignore[assignment,operator]
+            d.value = arguments[OUT] + offsets[OUT]  # type: ignore[assignment,operator]
+            c.value = arguments[C] + offsets[C] if arguments[C] else d.value  # type: ignore[assignment,operator]
+            status = call()
+            if status:
+                raise lt.cublasLtMatmul.error(status)
+
+    def _number(self, scalar: Any, value: Argument) -> None:
+        """Set alpha or beta: an address on the device, a real number, or a complex one."""
+        if isinstance(scalar, ctypes.Array):
+            scalar[:] = (value.real, value.imag)
+        elif type(scalar) is ctypes.c_int32:
+            scalar.value = int(value.real)
+        else:
+            scalar.value = value
+
+    def _point(self, arguments: tuple[Argument, ...], offsets: tuple[int, ...]) -> None:
+        """Set the pointers that live in the operation descriptor, unless they are there already."""
+        wanted = tuple(self._address(arguments[index], offsets[index] if index < OUT else 0, is_number)
+                       for _, index, is_number in self._vectors)
+        if wanted != self._pointed:
+            for (attribute, _, _), address in zip(self._vectors, wanted, strict=True):
+                self._descriptors.point(attribute, address)
+            self._pointed = wanted
+
+    def _address(self, argument: Argument, offset: int, is_number: bool) -> int:
+        if is_number:
+            return self._lane.scalar(float(argument.real), F32)
+        return int(argument.real) + offset
+
+    def _zero_bytes(self) -> int:
+        problem = self.lowered.problem
+        return max(m.rows * m.cols for m in (problem.a, problem.b)) * 16  # the widest element
+
+    def _tune(self, request: MatmulRequest, results: list[lt.cublasLtMatmulHeuristicResult_t]) -> None:
+        """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
+        problem, lane = self.lowered.problem, self._lane
+        known = lane.algorithms.get("matmul", problem.as_key())
+        if known is not None and len(known.blob) == ctypes.sizeof(lt.cublasLtMatmulAlgo_t):
+            self._calls = self._bind(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob), known.workspace)
+            return
+        calls = [self._bind(result.algo, result.workspaceSize) for result in results]
+        rehearsal = Rehearsal(lane, request)
+
+        def candidate(number: int, turn: int) -> None:
+            self._calls = calls[number]
+            self.enqueue(rehearsal.arguments(turn))
+
+        best = fastest(lane, candidate, len(calls), rehearsal.turns, f"autotune {request.describe()}")
+        self._calls = calls[best]
+        lane.algorithms.put("matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize))
+
+
+def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]]:
+    """The pointers of the operation descriptor: attribute, where its argument stands, and whether that is a number."""
+    found = []
+    problem = lowered.problem
+    if problem.bias_dtype >= 0:
+        index = BIAS if request.epilogue.adds_bias else BGRAD
+        found.append((Desc.CUBLASLT_MATMUL_DESC_BIAS_POINTER, index, False))
+    if problem.aux_ld:
+        found.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))
+    exchanged = {"a": "b", "b": "a"} if lowered.exchanged else {}
+    for index, name in enumerate((*FACTORS, "amax_d", "amax_aux"), FIRST_FACTOR):
+        factor = getattr(request.scales, name)
+        if factor is not None:
+            found.append((POINTERS[exchanged.get(name, name)], index, not isinstance(factor, Tensor)))
+    return found

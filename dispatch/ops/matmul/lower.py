@@ -1,0 +1,279 @@
+"""From a row-major request to cuBLASLt's column-major problem: numbers only, so it is checked without a GPU.
+
+A row-major D (m, n) is a column-major Dᵀ (n, m) = Bᵀ · Aᵀ, so the request's B becomes cuBLASLt's A and the other way
+round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLASLt's rows, as cuBLASLt wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+
+from dispatch.errors import BadRequest
+from dispatch.keys import BOOL, C64, C128, F16, F32, F64, I32, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.tensor import Layout, Tensor
+
+__all__ = ["Lowered", "Matrix", "Problem", "lower"]
+
+EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
+LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
+NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One cuBLASLt matrix layout: column-major, in elements."""
+
+    dtype: int
+    rows: int
+    cols: int
+    ld: int
+    batch_stride: int = 0
+    alignment: int = 256
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that cuBLASLt is told before addresses: what a heuristic's answer depends on, and nothing else.
+
+    `a` … `d` are cuBLASLt's operands, after the exchange; `op_a` and `op_b` say whether each is transposed.
+    """
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    d: Matrix
+    op_a: bool
+    op_b: bool
+    batch: int
+    compute: int
+    scale: int
+    epilogue: int
+    bias_dtype: int = -1
+    bias_stride: int = 0
+    aux_dtype: int = -1
+    aux_ld: int = 0
+    aux_stride: int = 0
+    a_scale_mode: int = -1
+    b_scale_mode: int = -1
+    factors: tuple[str, ...] = ()  # of c, d, aux, amax_d, amax_aux: those that are given
+    fast_accum: bool = False
+    device_scalars: bool = False
+
+    def as_key(self) -> str:
+        """A text that is equal for equal problems, for the cache on disk."""
+        return repr(asdict(self))
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) at each of the calls that make up the request.
+
+    `exchanged` says that the request's b is cuBLASLt's A; `empty_k` that both operands are to be NO_K columns of zeros.
+    """
+
+    problem: Problem
+    offsets: tuple[tuple[int, ...], ...]
+    exchanged: bool
+    empty_k: bool
+
+
+@dataclass(frozen=True)
+class _View:
+    """One operand, its matrix stepped through column by column after the exchange, and its batch strides."""
+
+    trans: bool
+    ld: int
+    batch: tuple[int, ...]
+
+
+def lower(request: MatmulRequest, compute: Compute) -> Lowered:
+    """The problem of a request with non-empty D; BadRequest for an order of D that an epilogue cannot follow."""
+    m, n, k = request.m, request.n, request.k
+    dims = request.batch
+    a = _view(request.a.layout, m, k, len(dims), prefer_trans=False)
+    b = _view(request.b.layout, k, n, len(dims), prefer_trans=True)
+    d_layout = request.out.layout if request.out is not None else None
+    d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
+    c_layout = request.c.layout if request.c is not None else None
+    c = d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans)
+    if c.trans != d.trans:
+        raise BadRequest("c", str(c_layout), "the same order (row- or column-major) as out", "copy one of them")
+    vectors = [_vector_strides(request, name, len(dims)) for name in ("bias", "aux", "bgrad")]
+    batch = [a.batch, b.batch, c.batch, *vectors, d.batch]
+    extents, steps = _merge(dims, batch)
+    if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
+        m, extents, steps = m * extents[0], [], []
+    inner, outer = (extents[-1:], extents[:-1]) if extents else ([1], [])
+    stride = dict(zip(("a", "b", "c", "bias", "aux", "bgrad", "d"), steps[-1] if steps else (0,) * 7, strict=True))
+    problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
+    offsets = tuple(_offsets(request, outer, steps[: len(outer)]))
+    return Lowered(problem, offsets, exchanged=not d.trans, empty_k=k == 0)
+
+
+def _problem(
+    request: MatmulRequest,
+    compute: Compute,
+    extents: tuple[int, int, int],
+    views: tuple[_View, _View, _View, _View],
+    batch: int,
+    stride: dict[str, int],
+) -> Problem:
+    m, n, k = extents
+    a, b, c, d = views
+    scales, epilogue = request.scales, request.epilogue
+    flipped = d.trans  # a column-major D is in cuBLASLt's own order: nothing is exchanged
+    if flipped and epilogue not in (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU):
+        raise BadRequest("out", "a column-major view", f"a row-major one for epilogue {epilogue.name}", "leave out=None")
+    mat_a = _matrix(request.a, request.a.dtype, (m, k), a, stride["a"])
+    mat_b = _matrix(request.b, request.b.dtype, (k, n), b, stride["b"])
+    mat_c = _matrix(request.c, request.c_dtype, (m, n), c, stride["c"])
+    mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
+    if k == 0:
+        mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
+        a, b = _View(False, NO_K, ()), _View(True, NO_K, ())
+    modes = [-1 if factor is None else int(mode) for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))]
+    first, second = ((mat_a, a.trans), (mat_b, b.trans)) if flipped else ((mat_b, b.trans), (mat_a, a.trans))
+    return Problem(
+        a=first[0],
+        b=second[0],
+        c=mat_c,
+        d=mat_d,
+        op_a=first[1] != flipped,
+        op_b=second[1] != flipped,
+        batch=batch,
+        compute=int(compute),
+        scale=scale_dtype(request.a.dtype, compute).cuda,
+        epilogue=int(EXCHANGED.get(epilogue, epilogue)),
+        **_epilogue_fields(request, stride),
+        a_scale_mode=modes[0] if flipped else modes[1],
+        b_scale_mode=modes[1] if flipped else modes[0],
+        factors=tuple(name for name in ("c", "d", "aux", "amax_d", "amax_aux") if getattr(scales, name) is not None),
+        fast_accum=request.fast_accum,
+        device_scalars=isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor),
+    )
+
+
+def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str, int]:
+    epilogue = request.epilogue
+    fields: dict[str, int] = {}
+    if epilogue.adds_bias or epilogue.writes_bgrad:
+        name = "bias" if epilogue.adds_bias else "bgrad"
+        tensor = getattr(request, name)
+        fields["bias_dtype"] = request.c_dtype.cuda if tensor is None else tensor.dtype.cuda
+        fields["bias_stride"] = stride[name]
+    if epilogue.writes_aux or epilogue.is_gradient:
+        rows, step = _aux_rows(request)
+        in_elements = 8 if epilogue.activation == "relu" else 1  # the mask is addressed in bits
+        fields["aux_ld"] = rows * in_elements
+        fields["aux_stride"] = stride["aux"] * in_elements
+        fields["aux_dtype"] = -1 if epilogue.activation == "relu" else request.aux_dtype.cuda
+    return fields
+
+
+def scale_dtype(operand: Dtype, compute: Compute) -> Dtype:
+    """The dtype of alpha and beta for a compute type."""
+    if operand.is_complex:
+        return C128 if compute is Compute.COMPUTE_64F else C64
+    kinds = {Compute.COMPUTE_64F: F64, Compute.COMPUTE_32I: I32, Compute.COMPUTE_16F: F16}
+    return kinds.get(compute, F32)
+
+
+def _matrix(tensor: Tensor | None, dtype: Dtype, shape: tuple[int, int], view: _View, batch_stride: int) -> Matrix:
+    """The column-major matrix that the memory of a row-major (rows, columns) operand is; a fresh one is aligned to 256."""
+    rows, cols = shape
+    stored = (rows, cols) if view.trans else (cols, rows)
+    return Matrix(dtype.cuda, *stored, view.ld, batch_stride, 256 if tensor is None else tensor.layout.alignment)
+
+
+def _dense_view(m: int, n: int, dims: tuple[int, ...]) -> _View:
+    steps, step = [], m * n
+    for extent in reversed(dims):
+        steps.append(step)
+        step *= extent
+    return _View(False, max(n, 1), tuple(reversed(steps)))
+
+
+def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans: bool) -> _View:
+    """How a (…, rows, cols) operand lies: not `trans` with dense rows, `trans` with dense columns; either where both fit."""
+    down, right = layout.strides[-2:]
+    row_major = (right == 1 or cols <= 1) and (down >= cols or rows <= 1)
+    column_major = (down == 1 or rows <= 1) and (right >= rows or cols <= 1)
+    trans = column_major and (prefer_trans or not row_major)
+    extent, count, ld = (rows, cols, right) if trans else (cols, rows, down)
+    if count <= 1:  # one line: its step is never taken, so it may be what suits the library best
+        ld = -(-max(extent, 1) // LD_PADDING) * LD_PADDING
+    own = layout.shape[:-2]
+    steps = [0 if e == 1 else s for e, s in zip(own, layout.strides[:-2], strict=True)]
+    return _View(trans, max(ld, extent, 1), (*(0,) * (batch_dims - len(own)), *steps))
+
+
+def _vector_strides(request: MatmulRequest, name: str, batch_dims: int) -> tuple[int, ...]:
+    """The batch strides of bias, aux or bgrad, in elements; those of a fresh output where it is left out."""
+    tensor = getattr(request, name)
+    inner = 2 if name == "aux" else 1
+    if tensor is not None:
+        own = tensor.layout.shape[:-inner]
+        steps = [0 if e == 1 else s for e, s in zip(own, tensor.layout.strides[:-inner], strict=True)]
+        return (*(0,) * (batch_dims - len(own)), *steps)
+    made = request.missing().get(name)
+    return (0,) * batch_dims if made is None else made[1][:-inner]
+
+
+def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
+    """Elements from one row of aux to the next, and their number in a row."""
+    if request.aux is not None:
+        shape, strides = request.aux.shape, request.aux.layout.strides
+    else:
+        shape, strides, _ = request.missing()["aux"]
+    multiple = 16 if request.epilogue.activation == "relu" else 8
+    step = strides[-2] if shape[-2] > 1 else -(-shape[-1] // multiple) * multiple
+    return step, shape[-1]
+
+
+def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Join batch axes that every operand steps through as one, and drop those of one element."""
+    extents: list[int] = []
+    merged: list[tuple[int, ...]] = []
+    for axis, extent in enumerate(dims):
+        if extent == 1:
+            continue
+        here = tuple(step[axis] for step in steps)
+        if extents and all(before == now * extent for before, now in zip(merged[-1], here, strict=True)):
+            extents[-1] *= extent
+            merged[-1] = here
+        else:
+            extents.append(extent)
+            merged.append(here)
+    return extents, merged
+
+
+def _folds(
+    request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int
+) -> bool:
+    """Whether a batch with one B is one taller product: A, C, D and aux continue from batch to batch."""
+    m = request.m
+    step_a, step_b, step_c, step_bias, step_aux, _, step_d = steps
+    if step_b or a.trans or c.trans or d.trans or step_bias or request.epilogue.writes_bgrad:
+        return False
+    if extent * m > 2**31 - 1 or request.scales.a_mode is not ScaleMode.SCALAR_32F:
+        return False
+    aux = request.epilogue.writes_aux or request.epilogue.is_gradient
+    aux_follows = not aux or step_aux == m * _aux_rows(request)[0]
+    lines = ((step_a, a.ld), (step_c, c.ld), (step_d, d.ld))
+    return aux_follows and all(step == m * ld for step, ld in lines)
+
+
+def _offsets(request: MatmulRequest, extents: list[int], steps: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Byte offsets of (A, B, C, bias, aux, bgrad, D) for each index of the outer batch axes."""
+    made = request.missing()
+    dtypes = [request.a.dtype, request.b.dtype, request.c_dtype]
+    for name in ("bias", "aux", "bgrad"):
+        tensor = getattr(request, name)
+        dtypes.append(tensor.dtype if tensor is not None else made[name][2] if name in made else BOOL)
+    dtypes.append(request.d_dtype)
+    for index in product(*map(range, extents)):
+        elements = [sum(i * step[operand] for i, step in zip(index, steps, strict=True)) for operand in range(7)]
+        yield tuple(count * dtype.bits // 8 for count, dtype in zip(elements, dtypes, strict=True))

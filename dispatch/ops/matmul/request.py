@@ -1,0 +1,228 @@
+"""MatmulRequest: D = epilogue(alpha · op(A) · op(B) + beta · C + bias), row-major, batched, with scales.
+
+Making a request validates it, so that a bad one never comes near a library. What is sound but not offered by any
+library is for the table to refuse (NoRow). This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, FP8, HALF, I8, I32, U8, Compute, Dtype, Epilogue
+from dispatch.ops.matmul.scales import FACTORS, NO_SCALES, Scales, aux_shape
+from dispatch.ops.matmul.validate import validate
+from dispatch.request import Argument, Operands, Request, Signature
+from dispatch.tensor import Tensor, c_strides
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+
+__all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
+
+Shape = tuple[int, ...]
+Number = int | float | complex
+TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
+
+
+@dataclass(frozen=True, eq=False)
+class MatmulRequest(Request):
+    """One product of A (…, m, k) and B (…, k, n), with all that cuBLASLt can fuse to it; batch axes broadcast.
+
+    Attributes:
+        a, b: the operands; strided views are taken as they are, in row-major or column-major order.
+        c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
+        bias: (n,), or (…, n) with D's batch axes.
+        aux: written by RELU_AUX* and GELU_AUX*, read by DRELU* and DGELU*; see `aux_shape`.
+        bgrad: bias gradient, written: (n,) or (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (m,) or (…, m) for BGRADA.
+        out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
+        alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
+        compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
+        fast_accum: fp8 only; sums in the tensor cores' own precision.
+        workspace: the most bytes of workspace an algorithm may use; None takes the lane's.
+        autotune: time the candidates once, keep the fastest, and remember it on disk.
+    """
+
+    op: ClassVar[str] = "matmul"
+    a: Tensor
+    b: Tensor
+    c: Tensor | None = None
+    bias: Tensor | None = None
+    aux: Tensor | None = None
+    bgrad: Tensor | None = None
+    out: Tensor | None = None
+    epilogue: Epilogue = Epilogue.NONE
+    alpha: Number | Tensor = 1.0
+    beta: Number | Tensor | None = None
+    compute: Compute | None = None
+    out_dtype: Any = None
+    scales: Scales = NO_SCALES
+    fast_accum: bool = False
+    workspace: int | None = None
+    autotune: bool = False
+
+    def __post_init__(self) -> None:
+        if self.beta is None:
+            object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
+        validate(self)
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+    @property
+    def m(self) -> int:
+        return self.a.shape[-2]
+
+    @property
+    def n(self) -> int:
+        return self.b.shape[-1]
+
+    @property
+    def k(self) -> int:
+        return self.a.shape[-1]
+
+    @property
+    def batch(self) -> Shape:
+        """The batch axes of D: those of A and B, broadcast."""
+        return np.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of D."""
+        return (*self.batch, self.m, self.n)
+
+    @property
+    def d_dtype(self) -> Dtype:
+        """The dtype of D: that of `out`, `out_dtype`, or what the operands lead to (bf16 for fp8, i32 for i8)."""
+        if self.out is not None:
+            return self.out.dtype
+        if self.out_dtype is not None:
+            return Dtype.of(self.out_dtype)
+        if self.c is not None:
+            return self.c.dtype
+        return BF16 if self.a.dtype in FP8 or self.a.dtype.bits == 4 else I32 if self.a.dtype is I8 else self.a.dtype
+
+    @property
+    def c_dtype(self) -> Dtype:
+        """The dtype of C; without one, that of D or, for an fp8 D, that of the operands that go with a C of 16 bits."""
+        if self.c is not None:
+            return self.c.dtype
+        if self.d_dtype not in FP8:
+            return self.d_dtype
+        companions = (self.bias, self.aux if self.epilogue.activation == "gelu" else None)
+        return next((t.dtype for t in companions if t is not None and t.dtype in HALF), BF16)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether D is also C."""
+        return self.c is self.out or (self.c is None and self.has_beta)
+
+    @property
+    def has_beta(self) -> bool:
+        return isinstance(self.beta, Tensor) or self.beta != 0
+
+    # -- the contract of Request ----------------------------------------------------------------------------------
+    @property
+    def device(self) -> Device:
+        return self.a.device
+
+    def signature(self) -> Signature:
+        bias = None if self.bias is None else self.bias.dtype
+        aux = None if self.aux is None or self.epilogue.activation != "gelu" else self.aux.dtype
+        dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype, bias, aux)
+        return Signature(dtypes, self.compute, self.epilogue, self.scales.modes())
+
+    def key(self) -> tuple[Any, ...]:
+        layouts = [None if tensor is None else tensor.layout for tensor in (getattr(self, name) for name in TENSORS)]
+        numbers = [number.layout if isinstance(number, Tensor) else None for number in (self.alpha, self.beta)]
+        return (*layouts, *numbers, *self.choices())
+
+    def choices(self) -> tuple[Any, ...]:
+        """What of the key is no layout."""
+        factors = [getattr(self.scales, name) for name in (*FACTORS, "amax_d", "amax_aux")]
+        kinds = tuple(factor.layout if isinstance(factor, Tensor) else factor is not None for factor in factors)
+        modes = (*kinds, self.scales.a_mode, self.scales.b_mode) if self.scales is not NO_SCALES else None
+        return (
+            self.epilogue,
+            self.has_beta,
+            self.in_place,
+            self.compute,
+            self.d_dtype.cuda,
+            modes,
+            self.fast_accum,
+            self.workspace,
+            self.autotune,
+        )
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        out = outputs.get("out", self.out)
+        c = self.c if self.c is not None else out if self.has_beta else None
+        operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
+        pointers = tuple(0 if tensor is None else tensor.ptr for tensor in operands)
+        numbers = tuple(x.ptr if isinstance(x, Tensor) else x for x in (self.alpha, self.beta or 0.0))
+        return (*pointers, *numbers, *self.scale_arguments())
+
+    def scale_arguments(self) -> tuple[Argument, ...]:
+        """The part of `arguments` that comes from `scales`; nothing without any."""
+        if self.scales is NO_SCALES:
+            return ()
+        factors = (getattr(self.scales, name) for name in (*FACTORS, "amax_d", "amax_aux"))
+        return tuple(x.ptr if isinstance(x, Tensor) else x or 0.0 for x in factors)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+        written = {"out", "bgrad", *(("aux",) if self.epilogue.writes_aux else ())}
+        for name in TENSORS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor, name in written
+        for name in ("alpha", "beta"):
+            if isinstance(getattr(self, name), Tensor):
+                yield name, getattr(self, name), False
+        if self.scales is not NO_SCALES:
+            for name in (*FACTORS, "amax_d", "amax_aux"):
+                factor = getattr(self.scales, name)
+                if isinstance(factor, Tensor):
+                    yield f"scales.{name}", factor, name.startswith("amax")
+
+    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        found: dict[str, tuple[Shape, Shape, Dtype]] = {}
+        if self.out is None:
+            found["out"] = (self.shape, c_strides(self.shape), self.d_dtype)
+        if self.epilogue.writes_aux and self.aux is None:
+            found["aux"] = (*aux_shape(self.epilogue, self.shape), self.aux_dtype)
+        if self.epilogue.writes_bgrad and self.bgrad is None:
+            shape = (*self.batch, self.m if self.epilogue is Epilogue.BGRADA else self.n)
+            found["bgrad"] = (shape, c_strides(shape), self.c_dtype)
+        return found
+
+    @property
+    def aux_dtype(self) -> Dtype:
+        """The dtype of aux: u8 for a ReLU mask; for GELU that of the tensor given, or else of C."""
+        if self.epilogue.activation == "relu":
+            return U8
+        return self.c_dtype if self.aux is None else self.aux.dtype
+
+    def result(self, outputs: Operands) -> Any:
+        given = [outputs.get("out", self.out)]
+        if self.epilogue.writes_aux:
+            given.append(outputs.get("aux", self.aux))
+        if self.epilogue.writes_bgrad:
+            given.append(outputs.get("bgrad", self.bgrad))
+        return given[0] if len(given) == 1 else tuple(given)
+
+    def replace(self, **operands: Tensor) -> MatmulRequest:
+        names = {field.name for field in fields(self)}
+        for name in operands:
+            if name not in names:
+                raise BadRequest(name, "an operand", f"one of {', '.join((*TENSORS, 'alpha', 'beta', 'scales'))}")
+        return replace(self, **operands)  # type: ignore[arg-type]  # names are checked, values by the new request
+
+    def describe(self) -> str:
+        parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
+        modes = [f"{name} scale {mode.name}" for name, mode in zip("ab", self.scales.modes(), strict=True) if mode is not None]
+        compute = [self.compute.name] if self.compute is not None else []
+        return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(
+            [self.epilogue.name, *compute, *modes]
+        )

@@ -1,0 +1,110 @@
+"""What a row of matmul may ask of a request beyond its dtypes and choices: order, extents, alignment, companions.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They are columns of the
+table; every one was read off `cublasLtMatmulAlgoGetHeuristic` on a GPU and holds for cuBLASLt 13.1.
+"""
+
+from __future__ import annotations
+
+from dispatch.keys import FP8, Epilogue
+from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.tensor import Tensor
+
+__all__ = [
+    "bgrad_order",
+    "bytes_by_16",
+    "extents_by_4",
+    "fp8_aux_scales",
+    "fp8_d_scales",
+    "k_by_32",
+    "k_dense",
+    "no_fast_accum",
+    "no_scales",
+    "one_product",
+]
+
+
+def k_dense(request: MatmulRequest) -> str:
+    """Both operands run along k: a is row-major, b is column-major (Hopper's fp8 units read no other order)."""
+    wrong = []
+    if request.a.layout.strides[-1] != 1 and request.k > 1:
+        wrong.append("a row-major (k dense): copy it with dev.array(a.numpy())")
+    if request.b.layout.strides[-2] != 1 and request.k > 1:
+        wrong.append("b column-major (k dense): make it as dev.array(b.numpy().mT.copy()).mT")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def bytes_by_16(request: MatmulRequest) -> str:
+    """fp8: k, and the rows of C and D, are multiples of 16 bytes; every operand starts at one."""
+    wrong = []
+    if request.k % 16:
+        wrong.append(f"k a multiple of 16, has {request.k}")
+    for name, dtype in (("c", request.c_dtype), ("out", request.d_dtype)):
+        multiple = 16 * 8 // dtype.bits
+        if request.n % multiple and request.n != 1:
+            wrong.append(f"n a multiple of {multiple} for {name} of {dtype}, has {request.n}")
+    for name in ("a", "b", "c", "out", "bias"):
+        tensor = getattr(request, name)
+        if tensor is not None and tensor.layout.alignment < 16:
+            wrong.append(f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def extents_by_4(request: MatmulRequest) -> str:
+    """i8: k and n are multiples of 4, and so are the steps between rows or columns."""
+    wrong = [f"{name} a multiple of 4, has {extent}" for name, extent in (("k", request.k), ("n", request.n))
+             if extent % 4 and extent != 1]
+    for name in ("a", "b"):
+        tensor: Tensor = getattr(request, name)
+        if tensor.layout.alignment < 4 or max(tensor.layout.strides[-2:], default=0) % 4 and max(tensor.layout.strides[-2:]) > 1:
+            wrong.append(f"{name} with rows at multiples of 4 bytes, has {tensor.layout}")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def bgrad_order(request: MatmulRequest) -> str:
+    """BGRADA reads a column by column and BGRADB reads b row by row, so they must lie that way."""
+    if request.epilogue is Epilogue.BGRADA and request.a.layout.strides[-2] != 1 and request.m > 1:
+        return "needs a column-major for BGRADA: make it as dev.array(a.numpy().mT.copy()).mT"
+    if request.epilogue is Epilogue.BGRADB and request.b.layout.strides[-1] != 1 and request.n > 1:
+        return "needs b row-major for BGRADB: copy it with dev.array(b.numpy())"
+    return ""
+
+
+def k_by_32(request: MatmulRequest) -> str:
+    """The packed and block-scaled formats of sm_100: k in whole blocks."""
+    return f"needs k a multiple of 32, has {request.k}" if request.k % 32 else ""
+
+
+def one_product(request: MatmulRequest) -> str:
+    """Vectors and blocks of scales are for one product."""
+    size = 1
+    for extent in request.batch:
+        size *= extent
+    return f"needs a batch of one, has {size}" if size > 1 else ""
+
+
+def no_fast_accum(request: MatmulRequest) -> str:
+    """Fast accumulation is a choice of fp8 products with one scale for each tensor, or for each row and column."""
+    return "needs fast_accum=False, has True" if request.fast_accum else ""
+
+
+def fp8_d_scales(request: MatmulRequest) -> str:
+    """A scale and a largest magnitude of D come with an fp8 D."""
+    return _without(request, ("d", "amax_d", "aux", "amax_aux"), f"a {request.d_dtype} D")
+
+
+def fp8_aux_scales(request: MatmulRequest) -> str:
+    """A scale and a largest magnitude of aux come with an fp8 aux."""
+    if request.aux is not None and request.aux.dtype in FP8:
+        return ""
+    return _without(request, ("aux", "amax_aux"), f"an aux of {request.aux_dtype}")
+
+
+def no_scales(request: MatmulRequest) -> str:
+    """Scales come with fp8 operands."""
+    return _without(request, ("a", "b", "c", "d", "aux", "amax_d", "amax_aux"), f"{request.a.dtype} operands")
+
+
+def _without(request: MatmulRequest, names: tuple[str, ...], companion: str) -> str:
+    given = [f"scales.{name}" for name in names if getattr(request.scales, name) is not None]
+    return f"needs no {' or '.join(given)} with {companion}" if given else ""

@@ -1,0 +1,78 @@
+"""The companions of a product: scale factors and the aux tensor, their modes, dtypes and shapes.
+
+Requests hold `Scales`, validation and the reference ask for shapes. Follows the scaling modes of
+https://docs.nvidia.com/cuda/cublas/#cublasltmatmulmatrixscale-t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch.keys import F8E4M3, F32, E8M0, Dtype, Epilogue, ScaleMode
+from dispatch.tensor import Tensor, c_strides
+
+__all__ = ["FACTORS", "NO_SCALES", "Scales", "aux_shape", "scale_shape"]
+
+Shape = tuple[int, ...]
+BLOCK = 128
+VECTOR = {ScaleMode.VEC16_UE4M3: 16, ScaleMode.VEC32_UE8M0: 32, ScaleMode.VEC128_32F: BLOCK}
+AUX_BITS = 128  # cuBLASLt wants the leading dimension of the ReLU mask, in bits, as a multiple of this
+AUX_ELEMENTS = 8  # and that of the GELU input, in elements, as a multiple of this
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Scale factors: D = scale_d · epilogue(alpha · scale_a · scale_b · A · B + beta · scale_c · C + bias).
+
+    A factor is a number above 0, or a tensor on the device. Per tensor: f32 of one element. For A (m, k) and B (k, n)
+    also, by mode: OUTER_VEC_32F f32 (m,) for A and (n,) for B; VEC128_32F f32 (ceil(k/128), m) for A and
+    (ceil(k/128), n) for B; BLK128x128_32F f32 (ceil(m/128), ceil(k/128)) for A and (ceil(n/128), ceil(k/128)) for B.
+    `amax_d` and `amax_aux` are f32 tensors of one element that receive the largest magnitude before scaling.
+    """
+
+    a: Tensor | float | None = None
+    b: Tensor | float | None = None
+    c: Tensor | float | None = None
+    d: Tensor | float | None = None
+    aux: Tensor | float | None = None
+    a_mode: ScaleMode = ScaleMode.SCALAR_32F
+    b_mode: ScaleMode = ScaleMode.SCALAR_32F
+    amax_d: Tensor | None = None
+    amax_aux: Tensor | None = None
+
+    def modes(self) -> tuple[ScaleMode | None, ScaleMode | None]:
+        """The modes of A and B; None where there is no factor."""
+        return (None if self.a is None else self.a_mode, None if self.b is None else self.b_mode)
+
+
+NO_SCALES = Scales()
+FACTORS = ("a", "b", "c", "d", "aux")
+
+
+def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
+    """Shape and strides (elements) of the aux tensor for a D of this shape (…, m, n).
+
+    ReLU: a bit mask, u8 (…, m, 16 · ceil(n / 128)), bit j % 8 of byte j // 8 for column j, set where the input of the
+    ReLU was above 0. GELU: its input, (…, m, n), in rows of a length that is a multiple of 8.
+    """
+    *batch, m, n = shape
+    if epilogue.activation == "relu":
+        mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)
+        return mask, c_strides(mask)
+    return tuple(shape), c_strides((*batch, m, -(-n // AUX_ELEMENTS) * AUX_ELEMENTS))
+
+
+def scale_shape(mode: ScaleMode, outer: int, k: int) -> tuple[Dtype, Shape]:
+    """Dtype and shape of the factor tensor of A (outer m) or B (outer n) in a mode; () for one element."""
+    if mode is ScaleMode.SCALAR_32F:
+        return F32, ()
+    if mode is ScaleMode.OUTER_VEC_32F:
+        return F32, (outer,)
+    if mode is ScaleMode.VEC128_32F:
+        return F32, (-(-k // BLOCK), outer)
+    if mode is ScaleMode.BLK128x128_32F:
+        return F32, (-(-outer // BLOCK), -(-k // BLOCK))
+    # The block-scaled formats of sm_100 and newer: 128 × 4 tiles of factors, in the order of the tensor cores.
+    dtype = F8E4M3 if mode is ScaleMode.VEC16_UE4M3 else E8M0
+    factors = -(-k // VECTOR[mode])
+    return dtype, (-(-outer // BLOCK) * BLOCK, -(-factors // 4) * 4)

@@ -1,0 +1,287 @@
+"""Validation of a matmul request: one question a function, in the order in which a mistake is best explained.
+
+`MatmulRequest` calls `validate` as it is made. Each question raises BadRequest with the operand, what was given, what
+was expected and what to do; none looks at the elements of a tensor or calls a library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul.scales import AUX_BITS, AUX_ELEMENTS, FACTORS, NO_SCALES, Scales, aux_shape, scale_shape
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.ops.matmul.request import MatmulRequest
+
+__all__ = ["may_overlap", "overlap", "validate"]
+
+Shape = tuple[int, ...]
+TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
+MAX_EXTENT = 2**31 - 1
+
+
+def validate(request: MatmulRequest) -> None:
+    """Raise BadRequest for a request that no library could carry out, StaleTensor for operands that are gone."""
+    _check_kinds(request)
+    request.device.check(*(tensor for _, tensor, _ in request.tensors()))
+    _check_operands(request)
+    _check_epilogue(request)
+    _check_out(request)
+    _check_numbers(request)
+    _check_scales(request)
+
+
+def may_overlap(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> bool:
+    """Whether the byte ranges of an output and of another operand meet: a quick look that errs on the safe side."""
+    for out in writes:
+        low, high = out.ptr + out.layout.low, out.ptr + out.layout.high
+        for other in reads:
+            if other.ptr + other.layout.low < high and low < other.ptr + other.layout.high:
+                return True
+        for other in writes:
+            if other is not out and other.ptr + other.layout.low < high and low < other.ptr + other.layout.high:
+                return True
+    return False
+
+
+def _check_kinds(request: MatmulRequest) -> None:
+    """Each field is of its type, and all tensors are of one device."""
+    for name in TENSORS:
+        tensor = getattr(request, name)
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in "ab"):
+            raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)")
+    for name, kind in (("epilogue", Epilogue), ("scales", Scales), ("fast_accum", bool), ("autotune", bool)):
+        value = getattr(request, name)
+        if not isinstance(value, kind):
+            raise BadRequest(name, repr(value), f"a {kind.__name__}")
+    if request.compute is not None and not isinstance(request.compute, Compute):
+        raise BadRequest("compute", repr(request.compute), "a Compute or None")
+    workspace = request.workspace
+    if workspace is not None and (not isinstance(workspace, int) or workspace < 0):
+        raise BadRequest("workspace", repr(workspace), "a number of bytes, 0 or more, or None")
+    if request.out_dtype is not None:
+        try:
+            Dtype.of(request.out_dtype)
+        except TypeError as error:
+            raise BadRequest("out_dtype", repr(request.out_dtype), "a dtype", str(error)) from None
+    home = request.a.device
+    for name, tensor, _ in request.tensors():
+        if tensor.device is not home and tensor.device.alive:
+            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is", f"move it: {home}.array(x)")
+
+
+def _check_operands(request: MatmulRequest) -> None:
+    """A and B are matrices that fit, in an order that a library can step through."""
+    a, b = request.a, request.b
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.ndim < 2:
+            raise BadRequest(name, str(tensor.layout), "two axes or more", "x[None] and x[:, None] add an axis")
+        if max(tensor.shape) > MAX_EXTENT:
+            raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
+    if a.shape[-1] != b.shape[-2]:
+        raise BadRequest("b", f"{b.layout}", f"{a.shape[-1]} rows, the columns of a {a.layout}", "transpose with .mT")
+    try:
+        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise BadRequest("b", str(b.layout), f"batch axes that broadcast with those of a {a.layout}") from None
+    _check_shape("c", request.c, request.shape)
+    for name in ("a", "b", "c", "out"):
+        tensor = getattr(request, name)
+        if tensor is not None:
+            _check_steps(name, tensor)
+
+
+def _check_steps(name: str, tensor: Tensor) -> None:
+    """One of the last two axes is dense, the other steps over it, no step is backward."""
+    rows, columns = tensor.shape[-2:]
+    down, right = tensor.layout.strides[-2:]
+    row_major = (right == 1 or columns <= 1) and (down >= columns or rows <= 1)
+    column_major = (down == 1 or rows <= 1) and (right >= rows or columns <= 1)
+    if tensor.size and (not (row_major or column_major) or min(tensor.layout.strides[:-2], default=0) < 0):
+        raise BadRequest(
+            name,
+            f"{tensor.layout.dtype}{list(tensor.shape)} with strides {list(tensor.layout.strides)}",
+            "rows or columns that are dense, and steps forward",
+            "copy it: dev.array(x.numpy())",
+        )
+
+
+def _check_shape(name: str, tensor: Tensor | None, *shapes: Shape) -> None:
+    if tensor is not None and tensor.shape not in shapes:
+        raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, shapes))}")
+
+
+def _check_epilogue(request: MatmulRequest) -> None:
+    """The epilogue has the tensors it needs, of the right shapes, and no others."""
+    epilogue = request.epilogue
+    needs = {
+        "bias": (epilogue.adds_bias, epilogue.adds_bias),
+        "aux": (epilogue.is_gradient, epilogue.is_gradient or epilogue.writes_aux),
+        "bgrad": (False, epilogue.writes_bgrad),
+    }
+    for name, (needed, taken) in needs.items():
+        tensor = getattr(request, name)
+        if needed and tensor is None:
+            raise BadRequest(name, "nothing", f"the tensor that epilogue {epilogue.name} reads", f"pass {name}=…")
+        if tensor is not None and not taken:
+            takers = ", ".join(e.name for e in Epilogue if _takes(e, name))
+            raise BadRequest(name, str(tensor.layout), f"none: epilogue {epilogue.name} has no {name}", f"use one of {takers}")
+    if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB) and 0 in request.shape:
+        raise BadRequest("epilogue", f"{epilogue.name} with an empty D", "a D with elements", "sum the operand yourself")
+    batch = request.batch
+    _check_shape("bias", request.bias, (request.n,), (*batch, request.n))
+    extent = request.m if epilogue is Epilogue.BGRADA else request.n
+    _check_shape("bgrad", request.bgrad, (*batch, extent))
+    for name in ("bias", "bgrad"):
+        tensor = getattr(request, name)
+        if tensor is not None and tensor.size and tensor.layout.strides[-1] != 1 and tensor.shape[-1] > 1:
+            raise BadRequest(name, f"stride {tensor.layout.strides[-1]}", "a dense last axis", "copy it: dev.array(x.numpy())")
+    if request.aux is not None:
+        _check_aux(request, request.aux)
+
+
+def _takes(epilogue: Epilogue, name: str) -> bool:
+    kinds = {
+        "bias": epilogue.adds_bias,
+        "aux": epilogue.writes_aux or epilogue.is_gradient,
+        "bgrad": epilogue.writes_bgrad,
+    }
+    return kinds[name]
+
+
+def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
+    wanted, _ = aux_shape(request.epilogue, request.shape)
+    relu = request.epilogue.activation == "relu"
+    hint = "leave aux=None in the forward product, and pass on the one that it returns"
+    if relu and aux.dtype is not U8:
+        raise BadRequest("aux", str(aux.layout), f"u8{list(wanted)}, the bit mask of a ReLU", hint)
+    if aux.shape != wanted:
+        raise BadRequest("aux", f"shape {aux.shape}", f"shape {wanted}", hint)
+    row, step = aux.layout.strides[-2:] if aux.ndim > 1 else (0, 1)
+    multiple = AUX_BITS // 8 if relu else AUX_ELEMENTS
+    dense = step == 1 or aux.shape[-1] <= 1
+    if aux.size and (not dense or (row % multiple and aux.shape[-2] > 1) or (row < aux.shape[-1] and aux.shape[-2] > 1)):
+        raise BadRequest("aux", f"strides {aux.layout.strides}", f"dense rows a multiple of {multiple} elements apart", hint)
+
+
+def _check_out(request: MatmulRequest) -> None:
+    """D has its shape and dtype, and no tensor that is written overlaps another operand."""
+    out = request.out
+    _check_shape("out", out, request.shape)
+    if out is not None and request.out_dtype is not None and Dtype.of(request.out_dtype) is not out.dtype:
+        raise BadRequest("out_dtype", str(Dtype.of(request.out_dtype)), f"{out.dtype}, the dtype of out, or None")
+    if request.c is None and out is None and request.has_beta:
+        raise BadRequest("beta", str(request.beta), "0, for there is neither c nor out to be scaled", "pass c=…")
+    if request.in_place and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
+        raise BadRequest("c", "nothing", f"a {request.c_dtype} tensor: {out.dtype} cannot be both C and D")
+    operands = list(request.tensors())
+    for name, tensor, written in operands:
+        if not written:
+            continue
+        if tensor.layout.readonly:
+            raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+        if any(s == 0 and extent > 1 for s, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
+            raise BadRequest(name, f"a broadcast view {tensor.layout}", "memory of its own for every element")
+        for other_name, other, _ in operands:
+            if other_name == name or (name == "out" and other_name == "c" and same_view(tensor, other)):
+                continue
+            if overlap(tensor, other):
+                raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", "only c may be out itself")
+
+
+def same_view(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the very same elements in the same order."""
+    return one.ptr == other.ptr and one.shape == other.shape and one.layout.strides == other.layout.strides
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors share a byte; exact also for interleaved views."""
+    first, second = one.layout, other.layout
+    if one.ptr + first.high <= other.ptr + second.low or other.ptr + second.high <= one.ptr + first.low:
+        return False
+    if one.size == 0 or other.size == 0:
+        return False
+    try:
+        return bool(np.shares_memory(_ghost(one), _ghost(other), max_work=10_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Interface:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _ghost(tensor: Tensor) -> Any:
+    """A NumPy array at a tensor's address whose elements are never read: NumPy's overlap solver only needs numbers."""
+    item = max(tensor.dtype.itemsize, 1)
+    face = {
+        "data": (tensor.ptr, True),
+        "typestr": f"|V{item}",
+        "shape": tensor.shape,
+        "strides": tuple(s * item for s in tensor.layout.strides),
+        "version": 3,
+    }
+    return np.asarray(_Interface(face))
+
+
+def _check_numbers(request: MatmulRequest) -> None:
+    for name in ("alpha", "beta"):
+        value = getattr(request, name)
+        if isinstance(value, Tensor):
+            if value.size != 1:
+                raise BadRequest(name, str(value.layout), "a tensor of one element")
+        elif isinstance(value, bool) or not isinstance(value, (int, float, complex, np.number)):
+            raise BadRequest(name, repr(value), "a number or a tensor of one element")
+        elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
+            raise BadRequest(name, repr(value), f"a real number, for a is {request.a.dtype}")
+        elif request.a.dtype is I8 and value != int(value.real):
+            raise BadRequest(name, repr(value), "a whole number, for i8 products are integers")
+
+
+def _check_scales(request: MatmulRequest) -> None:
+    scales = request.scales
+    if scales is NO_SCALES:
+        return
+    for name in ("a_mode", "b_mode"):
+        if not isinstance(getattr(scales, name), ScaleMode):
+            raise BadRequest(f"scales.{name}", repr(getattr(scales, name)), "a ScaleMode")
+    for name in FACTORS:
+        _check_factor(request, name)
+    if scales.aux is not None and not (request.epilogue.writes_aux or request.epilogue.is_gradient):
+        raise BadRequest("scales.aux", "a factor", f"none: epilogue {request.epilogue.name} has no aux")
+    for name in ("amax_d", "amax_aux"):
+        amax = getattr(scales, name)
+        if amax is not None and (not isinstance(amax, Tensor) or amax.dtype is not F32 or amax.size != 1):
+            given = str(amax.layout) if isinstance(amax, Tensor) else type(amax).__name__
+            raise BadRequest(f"scales.{name}", given, "an f32 tensor of one element")
+
+
+def _check_factor(request: MatmulRequest, name: str) -> None:
+    factor = getattr(request.scales, name)
+    operand = f"scales.{name}"
+    if factor is None:
+        return
+    mode = getattr(request.scales, f"{name}_mode", ScaleMode.SCALAR_32F)
+    if not isinstance(factor, Tensor):
+        if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)):
+            raise BadRequest(operand, repr(factor), "a number above 0, or a tensor")
+        if not (math.isfinite(factor) and factor > 0):
+            raise BadRequest(operand, repr(factor), "a finite number above 0")
+        if mode is not ScaleMode.SCALAR_32F:
+            raise BadRequest(operand, repr(factor), f"a tensor, for mode {mode.name}", "SCALAR_32F takes a number")
+        return
+    dtype, shape = scale_shape(mode, request.m if name == "a" else request.n, request.k)
+    if factor.dtype is not dtype:
+        raise BadRequest(operand, str(factor.layout), f"dtype {dtype} for mode {mode.name}")
+    if factor.size != 1 if shape == () else factor.shape != shape:
+        raise BadRequest(operand, f"shape {factor.shape}", f"shape {shape or '(1,)'} for mode {mode.name}")
+    if not factor.layout.is_contiguous:
+        raise BadRequest(operand, f"strides {factor.layout.strides}", "a dense tensor", "copy it: dev.array(x.numpy())")

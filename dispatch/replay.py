@@ -1,0 +1,52 @@
+"""Captured calls: one run of a plan recorded as a CUDA graph, to be launched again for less than the call itself costs.
+
+plans.py captures and launches them. A replay holds addresses, numbers, workspace and algorithm, so it stands for the
+very same arguments only. Capture runs on a stream of its own, so the caller's stream never sees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+from cudabind import driver
+from dispatch.request import Argument, Plan
+
+__all__ = ["Replay", "capture"]
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and other streams may do as they like meanwhile
+
+
+class Replay:
+    """An executable graph and its launch on one stream; `launch()` returns the driver's status."""
+
+    __slots__ = ("_exec", "launch")
+
+    def __init__(self, executable: int, stream: ctypes.c_void_p) -> None:
+        self._exec = ctypes.c_void_p(executable)
+        # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
+        self.launch: Callable[[], int] = partial(driver.cuGraphLaunch.unchecked, self._exec, stream)
+
+    def __del__(self) -> None:
+        # The driver frees a graph that is still running once it is done.
+        driver.cuGraphExecDestroy.unchecked(self._exec)
+
+
+def capture(plan: Plan, arguments: tuple[Argument, ...], target: ctypes.c_void_p, recorder: ctypes.c_void_p) -> Replay:
+    """Record `plan.enqueue(arguments)` as a graph that will be launched on the stream `target` holds now.
+
+    A plan enqueues on whatever stream `target` names: for the time of the recording that is `recorder`.
+    """
+    stream = ctypes.c_void_p(target.value)
+    driver.cuStreamBeginCapture(recorder.value, driver.CUstreamCaptureMode(RELAXED))
+    target.value = recorder.value
+    try:
+        plan.enqueue(arguments)
+    finally:
+        target.value = stream.value
+        graph = driver.cuStreamEndCapture(recorder.value)
+    try:
+        return Replay(int(driver.cuGraphInstantiate(graph, 0)), stream)
+    finally:
+        driver.cuGraphDestroy(graph)

@@ -1,0 +1,209 @@
+"""Row: one line of the table, and Table: the rows in order of priority, with those that users add.
+
+`table.py` holds the rows themselves; `select.py` asks them. A duplicate or a row that can never be reached fails when
+it is added. Nothing here knows an op or calls a library.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRow
+from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
+
+if TYPE_CHECKING:
+    from dispatch.request import Plan, Request
+
+__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table"]
+
+ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
+Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
+Modes = tuple[ScaleMode | None, ScaleMode | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one library function takes, and the function of `ops/` that calls it.
+
+    Attributes:
+        op: the op's name, as `Request.op`.
+        dtypes: of the operands, in the op's order (matmul: a, b, c, d).
+        extra: dtypes allowed for the operands that an epilogue adds, in the op's order (matmul: bias, gelu aux).
+        compute: the compute type; a fast one is taken only by requests that ask for it.
+        epilogues: those that the function fuses.
+        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+        rules: what else a request must fulfil; each gives the reason where it does not.
+        arch, until: the oldest and the newest architecture; HOST for both on the host, `until` None for no limit.
+        since: the oldest version of the library.
+        library, function: what it ends in, as in `cudabind.sys`.
+        call: makes the plan.
+        run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
+    """
+
+    op: str
+    dtypes: tuple[Dtype, ...]
+    extra: tuple[tuple[Dtype, ...], ...]
+    compute: Compute | None
+    epilogues: tuple[Epilogue, ...]
+    scales: tuple[Modes, ...]
+    rules: tuple[Rule, ...]
+    arch: Arch
+    until: Arch | None
+    since: tuple[int, ...]
+    library: str
+    function: str
+    call: Callable[[Any, Any, Row], Plan] = field(compare=False)
+    run_on: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        """Short and readable: op, dtypes, compute type, scale modes, architecture, library."""
+        inputs, output = self.dtypes[:-1], self.dtypes[-1]
+        pair = "×".join(str(dtype) for dtype in inputs[:2])
+        compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
+        modes = {mode.name for pair in self.scales for mode in pair if mode is not None and mode is not ScaleMode.SCALAR_32F}
+        scale = f" {'/'.join(sorted(modes))}" if modes else ""
+        return f"{self.op} {pair}→{output}{compute}{scale} {self.arch} {self.library}"
+
+    def on(self, arch: Arch) -> bool:
+        """Whether the row is for an architecture; the host's rows are for the host alone."""
+        if self.arch == HOST or arch == HOST:
+            return self.arch == arch
+        return arch >= self.arch and (self.until is None or arch <= self.until)
+
+    def covers(self, other: Row) -> bool:
+        """Whether every request that the other row takes is taken by this one."""
+        return (
+            (self.op, self.dtypes, self.compute) == (other.op, other.dtypes, other.compute)
+            and all(set(mine) >= set(theirs) for mine, theirs in zip(self.extra, other.extra, strict=False))
+            and set(self.epilogues) >= set(other.epilogues)
+            and set(self.scales) >= set(other.scales)
+            and set(self.rules) <= set(other.rules)
+            and self.on(other.arch)
+            and (self.until is None or (other.until is not None and self.until >= other.until))
+            and self.since <= other.since
+        )
+
+
+class Table:
+    """The rows in order of priority: those that users registered, the latest first, then those of this library."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._lock = threading.RLock()
+        self._rows: tuple[Row, ...] = ()
+        self._by_op: dict[str, tuple[Row, ...]] = {}
+        self._loaded = False
+        self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
+        for row in rows:
+            self._add(row, last=True)
+
+    def register(self, *rows: Row) -> None:
+        """Add rows before all others; BadRow for one that repeats another, or hides one that was registered before."""
+        with self._lock:
+            for row in rows:
+                self._add(row, last=False)
+        for watcher in list(self.watchers):
+            watcher()
+
+    def unregister(self, row: Row) -> None:
+        """Take a row out again; BadRow where it is not in the table."""
+        with self._lock:
+            if row not in self._rows:
+                raise BadRow(f"{row.name} is not in the table")
+            self._set(tuple(r for r in self._rows if r != row))
+        for watcher in list(self.watchers):
+            watcher()
+
+    def _add(self, row: Row, *, last: bool) -> None:
+        if not isinstance(row, Row):
+            raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
+        if not callable(row.call) or not row.epilogues or not row.scales:
+            raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
+        for other in self._rows:
+            if other == row:
+                raise BadRow(f"{row.name} stands in the table already")
+            if last and other.covers(row):
+                raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
+        self._set((*self._rows, row) if last else (row, *self._rows))
+
+    def _set(self, rows: tuple[Row, ...]) -> None:
+        self._rows = rows
+        self._by_op = {op: tuple(row for row in rows if row.op == op) for op in dict.fromkeys(row.op for row in rows)}
+
+    def of(self, op: str) -> tuple[Row, ...]:
+        """The rows of an op, those of installed packages included."""
+        if not self._loaded:
+            self._load()
+        return self._by_op.get(op, ())
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._loaded:
+                return
+            self._loaded = True
+            for entry in entry_points(group=ENTRY_POINTS):
+                found = entry.load()
+                for row in (found,) if isinstance(found, Row) else found:
+                    self._add(row, last=False)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        if not self._loaded:
+            self._load()
+        return tuple(self._by_op)
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self._loaded:
+            self._load()
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, index: int) -> Row:
+        return tuple(self)[index]
+
+
+def takes(row: Row, request: Request) -> list[str]:
+    """Why a row refuses a request, its architecture and version apart; nothing where it takes it."""
+    wanted = request.signature()
+    reasons = []
+    count = len(row.dtypes)
+    if wanted.dtypes[:count] != row.dtypes:
+        reasons.append(f"needs dtypes {_names(row.dtypes)}, has {_names(wanted.dtypes[:count])}")
+    for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False):
+        if given is not None and given not in allowed:
+            choice = " or ".join(map(str, allowed)) or "no such operand"
+            reasons.append(f"needs an epilogue operand of {choice}, has {given}")
+    reasons += _choices(row, wanted)
+    if not reasons:  # rules may rely on all that was asked above
+        reasons += [reason for rule in row.rules if (reason := rule(request))]
+    return reasons
+
+
+FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
+
+
+def _choices(row: Row, wanted: Any) -> list[str]:
+    reasons = []
+    if wanted.compute is None and row.compute in FAST:
+        reasons.append(f"needs compute={row.compute.name} in the request" if row.compute else "")
+    if wanted.compute is not None and wanted.compute is not row.compute:
+        reasons.append(f"needs compute {row.compute.name if row.compute else 'None'}, has {wanted.compute.name}")
+    if wanted.epilogue is not None and wanted.epilogue not in row.epilogues:
+        reasons.append(f"needs an epilogue of {', '.join(e.name for e in row.epilogues)}, has {wanted.epilogue.name}")
+    if wanted.scales and wanted.scales not in row.scales:
+        reasons.append(f"needs scale modes {' or '.join(map(_modes, row.scales))}, has {_modes(wanted.scales)}")
+    return reasons
+
+
+def _names(dtypes: Iterable[Dtype | None]) -> str:
+    return "(" + ", ".join(str(dtype) for dtype in dtypes) + ")"
+
+
+def _modes(pair: Modes) -> str:
+    return "(" + ", ".join("none" if mode is None else mode.name for mode in pair) + ")"

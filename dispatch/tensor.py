@@ -1,0 +1,264 @@
+"""Tensor: a typed, strided view of device or host memory that knows whether its memory is still there.
+
+Storage owns memory and knows which streams use it; Layout is the interned shape of a view, which plans are keyed by;
+Tensor is a pointer, a layout and a storage. Nothing here launches work; copies are enqueued on the current stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from dispatch import dlpack
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+    from dispatch.stream import Stream
+
+__all__ = ["Layout", "Storage", "Tensor"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Layout:
+    """Device, dtype, shape and strides (in elements) of a view, and the alignment of its pointer in bytes, up to 256.
+
+    Interned by its device: equal layouts are nearly always one object, so a plan is found by identity. `low` and
+    `high` bound the view in bytes around its pointer: it touches [ptr + low, ptr + high).
+    """
+
+    __slots__ = ("alignment", "device", "dtype", "high", "low", "readonly", "shape", "size", "strides")
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: Dtype,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        alignment: int,
+        readonly: bool,
+    ) -> None:
+        self.device, self.dtype, self.shape, self.strides = device, dtype, shape, strides
+        self.alignment, self.readonly = alignment, readonly
+        reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.low = sum(r for r in reach if r < 0) * dtype.bits // 8 if self.size else 0
+        self.high = (sum(r for r in reach if r > 0) * dtype.bits + dtype.bits + 7) // 8 if self.size else 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the view is dense in C order."""
+        return self.size == 0 or all(
+            extent == 1 or stride == dense
+            for extent, stride, dense in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
+        )
+
+    def frame(self) -> Array:
+        """A NumPy array of this shape and these strides over no memory: NumPy's indexing rules without the data."""
+        item = self.dtype.numpy.itemsize  # a packed 4-bit element counts as one byte here
+        blank = np.empty(1, f"V{item}")  # as_strided knows no ml_dtypes
+        return as_strided(blank, self.shape, tuple(s * item for s in self.strides))
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return text if self.is_contiguous else f"{text} strides ({', '.join(map(str, self.strides))})"
+
+    __repr__ = __str__
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a dense C-order array."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+class Storage:
+    """Owner of one piece of memory, and of the order in which streams use it.
+
+    Guarantees: `owner` is the one stream that has used the memory since its last writer, or None when several have;
+    then `writer` is the last that wrote it and `readers` those that already wait for that write. A use on another
+    stream enqueues the event waits it needs, and the memory is freed only behind all its users.
+    """
+
+    __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
+    _lock = threading.Lock()
+
+    def __init__(
+        self, device: Device, base: int, nbytes: int, stream: Stream, free: Callable[[Storage], None], keep: Any = None
+    ) -> None:
+        self.device, self.base, self.nbytes, self.free = device, base, nbytes, free
+        self.keep = keep  # what the memory lives in, where that is not the device's pool
+        self.owner: Stream | None = stream
+        self.writer = stream
+        self.readers: set[Stream] = set()
+        self.lent: set[int] = set()  # streams of other libraries that were given this memory; -1: one not named
+
+    def use(self, stream: Stream, *, write: bool) -> None:
+        """Order a use on `stream` behind the uses on other streams it conflicts with."""
+        if self.owner is stream:
+            return
+        with self._lock:
+            if write:
+                for other in {self.writer, *self.readers}:
+                    stream.wait_for(other)
+                self.owner = self.writer = stream
+                self.readers = set()
+            elif stream is not self.writer and stream not in self.readers:
+                stream.wait_for(self.writer)
+                self.readers = {*self.readers, stream}
+                self.owner = None
+
+    def users(self) -> set[Stream]:
+        return {self.writer, *self.readers}
+
+    def __del__(self) -> None:
+        self.free(self)
+
+
+class Tensor:
+    """A strided view of typed memory on a device, with NumPy's semantics of shape, strides (bytes) and basic indexing.
+
+    Made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another; never by calling the class.
+    Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
+    """
+
+    __slots__ = ("__weakref__", "layout", "ptr", "storage")
+    __array_priority__ = 1000  # NumPy operators give way: there is no silent copy to the host
+
+    def __init__(self, storage: Storage, ptr: int, layout: Layout) -> None:
+        self.storage, self.ptr, self.layout = storage, ptr, layout
+
+    @property
+    def device(self) -> Device:
+        return self.layout.device
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.layout.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in bytes, as NumPy has them (elements for the packed 4-bit type)."""
+        return tuple(s * (self.dtype.itemsize or 1) for s in self.layout.strides)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.layout.shape)
+
+    @property
+    def size(self) -> int:
+        return self.layout.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, not of the memory they are spread over."""
+        return (self.layout.size * self.dtype.bits + 7) // 8
+
+    @property
+    def generation(self) -> int:
+        """The generation of the device this memory belongs to; a closed or replaced device has the next one."""
+        return self.layout.device.generation
+
+    @property
+    def T(self) -> Tensor:
+        """The view with all axes reversed."""
+        return self._view(self.layout.frame().T)
+
+    @property
+    def mT(self) -> Tensor:
+        """The view with the last two axes exchanged; BadRequest under two axes."""
+        if self.ndim < 2:
+            raise BadRequest("mT", str(self.layout), "at least two axes")
+        return self._view(np.swapaxes(self.layout.frame(), -1, -2))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
+        entries = index if isinstance(index, tuple) else (index,)
+        for entry in entries:
+            if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(entry, bool):
+                raise BadRequest("index", repr(entry), "basic indexing (integers, slices, None, ...)", "use numpy() first")
+        if Ellipsis not in entries:
+            entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
+        frame = self.layout.frame()
+        return self._view(frame[entries], frame)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
+        """The view of another shape; BadRequest where that needs a copy."""
+        frame = self.layout.frame()
+        try:
+            return self._view(np.reshape(frame, shape[0] if len(shape) == 1 else shape, copy=False), frame)
+        except ValueError as error:
+            raise BadRequest("shape", str(shape), f"a view of {self.layout}", str(error)) from None
+
+    def _view(self, view: Array, frame: Array | None = None) -> Tensor:
+        item = self.dtype.numpy.itemsize
+        offset = 0
+        if frame is not None and view.size:
+            offset = (view.__array_interface__["data"][0] - frame.__array_interface__["data"][0]) // item
+        strides = tuple(s // item for s in view.strides)
+        ptr = self.ptr + offset * self.dtype.bits // 8
+        return Tensor(self.storage, ptr, self.device.layout(self.dtype, view.shape, strides, ptr, self.layout.readonly))
+
+    def numpy(self) -> Array:
+        """Copy out as a NumPy array, waiting for what writes the tensor; raises what that ended in."""
+        self.device.check(self)
+        return self.device.copy_out(self)
+
+    def copy_from(self, source: Any) -> Tensor:
+        """Overwrite with an array or tensor of the same shape, converting the dtype on the host; returns itself."""
+        self.device.check()
+        array = np.asarray(source)
+        if array.shape != self.shape:
+            raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
+        self.device.copy_in(self, array.astype(self.dtype.numpy, copy=False))
+        return self
+
+    def item(self) -> Any:
+        """The only element as a Python number, waiting for it."""
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False and not self.device.is_host:
+            raise ValueError("a tensor on a GPU cannot become a NumPy array without a copy; use from_dlpack on the GPU")
+        array = self.numpy() if copy or not self.device.is_host else self.device.view(self)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The DLPack capsule of this memory, for `torch.from_dlpack` and others; their `stream` waits for the writer."""
+        return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.device_of(self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA Array Interface, version 3, for CuPy, Numba and others; AttributeError on the host."""
+        return dlpack.cuda_array_interface(self)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = "" if self.device.alive else ", stale"
+        return f"Tensor({self.layout} on {self.device}{state})"

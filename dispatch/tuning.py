@@ -1,0 +1,196 @@
+"""Choosing an algorithm by timing it: the measurement, and the memory of its outcome on disk.
+
+Plans ask here when a request says `autotune`. Candidates run in turns over rotating copies of the operands, so that
+neither the L2 cache nor a drifting clock answers for them. The file is private to the user, written atomically, keyed
+by GPU and library version, and ignored and rebuilt where it is corrupt.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+
+if TYPE_CHECKING:
+    from dispatch.plans import CudaLane
+    from dispatch.request import Argument, Request
+    from dispatch.tensor import Tensor
+
+__all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest"]
+
+ROUNDS = 7  # in each, every candidate left runs one burst
+BURST_SECONDS = 0.002  # the work of one burst, from the first measurement
+DROP = 1.25  # a candidate this much slower than the best so far runs no further
+FORMAT = 1
+
+
+def cache_folder() -> Path:
+    """Where caches lie: CUDABIND_CACHE, or `cudabind` in the user's cache folder."""
+    named = os.environ.get("CUDABIND_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudabind"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A library's algorithm in its own serialized form, and the workspace it was measured with."""
+
+    blob: bytes
+    workspace: int
+
+
+class AlgorithmCache:
+    """What autotune found for one GPU model and one library version, in memory and on disk."""
+
+    def __init__(self, gpu: str, library: str, folder: Path | None = None) -> None:
+        name = "".join(c if c.isalnum() else "-" for c in f"{gpu}-{library}")
+        self.path = (folder or cache_folder()) / f"autotune-{name}.json"
+        self._stamp = {"format": FORMAT, "gpu": gpu, "library": library}
+        self._lock = threading.Lock()
+        self._known: dict[str, Algorithm] | None = None
+
+    def get(self, op: str, key: str) -> Algorithm | None:
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+            return self._known.get(f"{op} {key}")
+
+    def put(self, op: str, key: str, algorithm: Algorithm) -> None:
+        """Remember an outcome; what other processes have written meanwhile is kept."""
+        with self._lock:
+            self._known = {**self._read(), **(self._known or {}), f"{op} {key}": algorithm}
+            self._write(self._known)
+
+    def _read(self) -> dict[str, Algorithm]:
+        try:
+            stored = json.loads(self.path.read_text())
+            if stored["stamp"] != self._stamp:
+                return {}
+            return {
+                key: Algorithm(base64.b64decode(blob, validate=True), int(workspace))
+                for key, (blob, workspace) in stored["algorithms"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}  # absent, or damaged: it is rebuilt by the next outcome
+
+    def _write(self, known: dict[str, Algorithm]) -> None:
+        entries = {key: [base64.b64encode(a.blob).decode(), a.workspace] for key, a in known.items()}
+        text = json.dumps({"stamp": self._stamp, "algorithms": entries}, indent=1, sort_keys=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)  # of mode 0600
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+class Rehearsal:
+    """Copies of a request's operands, so many that a turn through them leaves nothing of itself in the L2 cache."""
+
+    def __init__(self, lane: CudaLane, request: Request) -> None:
+        operands = {name: tensor for name, tensor, _ in request.tensors() if "." not in name and name not in SCALARS}
+        once = sum(tensor.layout.high - tensor.layout.low for tensor in operands.values()) or 1
+        for shape, _, dtype in request.missing().values():
+            size = dtype.bits
+            for extent in shape:
+                size *= extent
+            once += size // 8
+        self.turns = min(max(1, -(-2 * lane.device.l2_bytes // once)), 64)
+        self._lane = lane
+        self._sets = [self._copy(request, operands) for _ in range(self.turns)]
+
+    def _copy(self, request: Request, operands: dict[str, Tensor]) -> tuple[Any, tuple[Argument, ...]]:
+        outputs = self._lane.outputs(request)
+        twins = {name: self._lane.twin(tensor) for name, tensor in operands.items()}
+        if "c" in twins and "out" in operands and operands["c"].ptr == operands["out"].ptr:
+            twins["out"] = twins["c"]
+        copied = request.replace(**twins) if twins else request
+        return (copied, outputs), copied.arguments(outputs)
+
+    def arguments(self, turn: int) -> tuple[Argument, ...]:
+        return self._sets[turn % self.turns][1]
+
+
+SCALARS = ("alpha", "beta")
+
+
+def fastest(
+    lane: CudaLane, candidate: Callable[[int, int], None], count: int, turns: int, title: str
+) -> int:
+    """The number of the fastest of `count` candidates; `candidate(number, turn)` enqueues one run of one of them."""
+    timer = _Timer(lane)
+    times: dict[int, list[float]] = {}
+    bar = _progress(title, ROUNDS * count)
+    for number in range(count):
+        first = timer.time(lambda n=number: candidate(n, 0), 2)  # type: ignore[misc]
+        times[number] = [first]
+        bar.update(1)
+    repeats = {n: max(turns, min(200, int(BURST_SECONDS / max(t[0], 1e-7)))) for n, t in times.items()}
+    for number in times:
+        times[number].clear()
+    for _ in range(ROUNDS - 1):
+        for number in list(times):
+            took = timer.time(lambda n=number, t=iter(range(1 << 30)): candidate(n, next(t)), repeats[number])  # type: ignore[misc]
+            times[number].append(took)
+            bar.update(1)
+        best = min(statistics.median(t) for t in times.values())
+        times = {n: t for n, t in times.items() if statistics.median(t) <= best * DROP}
+    bar.close()
+    return min(times, key=lambda number: statistics.median(times[number]))
+
+
+class _Timer:
+    """Two events on the lane's stream."""
+
+    def __init__(self, lane: CudaLane) -> None:
+        self._lane = lane
+        self._events = [driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT) for _ in range(2)]
+
+    def time(self, enqueue: Callable[[], None], repeats: int) -> float:
+        """Seconds on the GPU for one of `repeats` runs in a row."""
+        stream = self._lane.stream
+        handle = ctypes.c_void_p(stream.c_handle.value).value or 0
+        driver.cuEventRecord(self._events[0], handle)
+        for _ in range(repeats):
+            enqueue()
+        driver.cuEventRecord(self._events[1], handle)
+        stream.synchronize()
+        return float(driver.cuEventElapsedTime(self._events[0], self._events[1])) / 1000 / repeats
+
+    def __del__(self) -> None:
+        for event in self._events:
+            driver.cuEventDestroy(event)
+
+
+class _NoBar:
+    def update(self, _: int) -> None:
+        """Nobody watches."""
+
+    def close(self) -> None:
+        """Nothing was shown."""
+
+
+def _progress(title: str, total: int) -> Any:
+    """A progress bar where a person watches and tqdm is installed."""
+    if not sys.stderr.isatty():
+        return _NoBar()
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return _NoBar()
+    return tqdm(total=total, desc=title, leave=False)
