@@ -1,0 +1,96 @@
+"""Every host row of the table, through all of its cases, by the same functions that users call."""
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch import TABLE
+from dispatch.errors import NoRow
+from dispatch.keys import HOST, Epilogue
+from dispatch.ops.matmul import cases, numpy_matmul
+from dispatch.ops.matmul.trial import Mismatch
+from dispatch.row import takes
+
+ROWS = [row for row in TABLE if row.op == "matmul" and row.on(HOST)]
+
+
+@pytest.fixture
+def host():
+    return dispatch.device("host")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_passes_its_cases(row, host, rng):
+    taken = 0
+    for case in cases(row):
+        trial = case.trial(host, rng)
+        if takes(row, trial.request):
+            with pytest.raises(NoRow):
+                dispatch.prepare(trial.request)
+            continue
+        taken += 1
+        assert dispatch.prepare(trial.request).row.dtypes == row.dtypes
+        trial.check(dispatch.run(trial.request))
+    assert taken >= len(row.epilogues)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_numpy_also_takes_what_the_gpu_row_refuses(row, host, rng):
+    """The rules of a row are the GPU library's; the formulas know none of them."""
+    for case in cases(row):
+        trial = case.trial(host, rng)
+        lane = host.lane()
+        outputs = lane.outputs(trial.request)
+        numpy_matmul(trial.request, lane, row).run(trial.request, outputs)
+        trial.check(trial.request.result(outputs))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_cases_cover_what_a_row_lists(row):
+    found = cases(row)
+    assert 3 <= len(found) <= 60
+    assert {case.epilogue for case in found} == set(row.epilogues)
+    assert {case.modes for case in found} == set(row.scales)
+    assert len({case.id for case in found}) == len(found)
+    vectors = [{case.bias for case in found} - {None}, {case.aux for case in found} - {None}]
+    for allowed, seen in zip(row.extra, vectors, strict=True):
+        assert seen <= set(allowed)
+
+
+def test_every_epilogue_has_a_host_row():
+    assert {epilogue for row in ROWS for epilogue in row.epilogues} == set(Epilogue)
+
+
+F32_ROW = next(row for row in ROWS if row.dtypes[0].name == "f32")
+
+
+@pytest.mark.parametrize("number", range(0, len(cases(F32_ROW)), 7))
+def test_a_case_notices_a_wrong_element(number, host, rng):
+    trial = cases(F32_ROW)[number].trial(host, rng)
+    result = dispatch.run(trial.request)
+    trial.check(result)
+    out = result[0] if isinstance(result, tuple) else result
+    if not out.size:
+        return
+    values = np.asarray(out)
+    corner = (-1,) * values.ndim
+    values[corner] += 0.01
+    with pytest.raises(Mismatch, match="out is wrong in 1 of"):
+        trial.check(result)
+
+
+def test_a_case_notices_a_byte_beside_the_output(host, rng):
+    padded = next(case for case in cases(F32_ROW) if case.form.name == "odd padded")
+    trial = padded.trial(host, rng)
+    result = dispatch.run(trial.request)
+    trial.check(result)
+    np.asarray(trial.written[0].whole)[0, 0] = 1.0
+    with pytest.raises(Mismatch, match="bytes beside"):
+        trial.check(result)
+
+
+def test_a_case_notices_an_output_that_was_not_written(host, rng):
+    plain = next(case for case in cases(F32_ROW) if case.form.name == "plain")
+    trial = plain.trial(host, rng)
+    with pytest.raises(Mismatch):
+        trial.check(trial.request.out)
