@@ -20,7 +20,7 @@ from dispatch.device import Device
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
 from dispatch.stream import Stream
-from dispatch.tensor import Array, Storage, Tensor, c_strides
+from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
 __all__ = ["CudaDevice", "device_of_pointer", "is_available"]
 
@@ -177,7 +177,7 @@ class CudaDevice(Device):
         if 0 in (stride for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True) if extent > 1):
             raise BadRequest("tensor", str(tensor.layout), "memory of its own for every element", "it is a broadcast view")
         tensor.storage.use(stream, write=True)
-        for ptr, part, pitch in _pieces(tensor, _packed(tensor, array)):
+        for ptr, part, pitch in _pieces(tensor, packed(tensor, array)):
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
 
@@ -188,7 +188,10 @@ class CudaDevice(Device):
         stream = self.lane().stream
         tensor.storage.use(stream, write=False)
         array = np.empty(tensor.shape, tensor.dtype.numpy)
-        target = np.empty((tensor.size + 1) // 2, np.uint8) if tensor.dtype.bits == 4 else array
+        target = array
+        if tensor.dtype.bits == 4:
+            check_dense(tensor)
+            target = np.empty((tensor.size + 1) // 2, np.uint8)
         for ptr, part, pitch in _pieces(tensor, target):
             dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
             self._copy(stream, ptr, pitch, dense, into=False)
@@ -196,7 +199,7 @@ class CudaDevice(Device):
             if dense is not part:
                 part[...] = dense
         stream.synchronize()
-        return array if target is array else _unpacked(array, target)
+        return array if target is array else unpacked(tensor, target)
 
     def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
@@ -264,22 +267,6 @@ def _release(storage: Storage) -> None:
             driver.cuCtxSynchronize.unchecked()
             break
     device._free(storage.base, stream)
-
-
-def _packed(tensor: Tensor, array: Array) -> Array:
-    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
-    if tensor.dtype.bits != 4:
-        return array
-    if not tensor.layout.is_contiguous:
-        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
-    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
-    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
-    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
-
-
-def _unpacked(array: Array, packed: Array) -> Array:
-    nibbles = np.stack([packed & 0xF, packed >> 4], axis=-1).ravel()[: array.size]
-    return nibbles.view(array.dtype).reshape(array.shape)
 
 
 def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:

@@ -19,7 +19,7 @@ from dispatch import dlpack
 from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, StaleTensor
 from dispatch.keys import HOST, Arch, Dtype
 from dispatch.stream import LaneLike, Stream, current
-from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides
+from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +116,11 @@ class Device:
             current.lane = lane
         return lane
 
+    def forget_plans(self) -> None:
+        """Let every lane choose its rows anew."""
+        for lane in list(self._lanes):
+            lane.forget()
+
     def layout(
         self, dtype: Dtype, shape: tuple[int, ...], strides: tuple[int, ...], ptr: int, readonly: bool = False
     ) -> Layout:
@@ -203,8 +208,10 @@ class HostDevice(Device):
     def view(self, tensor: Tensor) -> Array:
         self.check(tensor)
         layout = tensor.layout
+        if layout.dtype.bits < 8:
+            raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
         window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
-        window.keep = tensor.storage
+        window.keep = tensor.storage  # type: ignore[attr-defined]  # a ctypes array takes attributes
         dtype = layout.dtype.numpy
         flat = np.frombuffer(window, np.uint8)
         view = np.ndarray(layout.shape, dtype, flat, -layout.low, tuple(s * dtype.itemsize for s in layout.strides))
@@ -212,10 +219,17 @@ class HostDevice(Device):
         return view
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
-        self.view(tensor)[...] = array
+        if tensor.dtype.bits < 8:
+            pairs = packed(tensor, array)
+            ctypes.memmove(tensor.ptr, pairs.ctypes.data, pairs.nbytes)
+        else:
+            self.view(tensor)[...] = array
 
     def copy_out(self, tensor: Tensor) -> Array:
-        return self.view(tensor).copy()
+        if tensor.dtype.bits >= 8:
+            return self.view(tensor).copy()
+        check_dense(tensor)
+        return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
 
     def fill_zero(self, tensor: Tensor) -> None:
         ctypes.memset(tensor.ptr, 0, tensor.nbytes)

@@ -82,6 +82,28 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def packed(tensor: Tensor, array: Array) -> Array:
+    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
+    if tensor.dtype.bits != 4:
+        return array
+    check_dense(tensor)
+    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
+    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
+    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
+
+
+def unpacked(tensor: Tensor, pairs: Array) -> Array:
+    """The elements of a 4-bit tensor from its bytes."""
+    nibbles = np.stack([pairs & 0xF, pairs >> 4], axis=-1).ravel()[: tensor.size]
+    return np.asarray(nibbles.view(tensor.dtype.numpy).reshape(tensor.shape))
+
+
+def check_dense(tensor: Tensor) -> None:
+    """BadRequest unless a tensor of packed elements can be copied whole."""
+    if not tensor.layout.is_contiguous:
+        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
+
+
 class Storage:
     """Owner of one piece of memory, and of the order in which streams use it.
 
@@ -232,9 +254,10 @@ class Tensor:
         return self.numpy().item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False and not self.device.is_host:
-            raise ValueError("a tensor on a GPU cannot become a NumPy array without a copy; use from_dlpack on the GPU")
-        array = self.numpy() if copy or not self.device.is_host else self.device.view(self)
+        if copy is False and not (self.device.is_host and self.dtype.bits >= 8):
+            raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become a NumPy array without a copy")
+        shared = self.device.is_host and self.dtype.bits >= 8  # packed elements have no view
+        array = self.numpy() if copy or not shared else self.device.view(self)
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __dlpack__(

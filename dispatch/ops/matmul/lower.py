@@ -19,6 +19,8 @@ __all__ = ["Lowered", "Matrix", "Problem", "lower"]
 
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
+NO_OFFSETS = (0,) * 7
+Missing = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.missing
 NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
 
 
@@ -95,13 +97,16 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     dims = request.batch
     a = _view(request.a.layout, m, k, len(dims), prefer_trans=False)
     b = _view(request.b.layout, k, n, len(dims), prefer_trans=True)
+    if k == 0:  # the zeros that stand for both have no batches
+        a, b = (_View(view.trans, view.ld, (0,) * len(dims)) for view in (a, b))
     d_layout = request.out.layout if request.out is not None else None
     d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
     c_layout = request.c.layout if request.c is not None else None
     c = d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans)
     if c.trans != d.trans:
         raise BadRequest("c", str(c_layout), "the same order (row- or column-major) as out", "copy one of them")
-    vectors = [_vector_strides(request, name, len(dims)) for name in ("bias", "aux", "bgrad")]
+    made = request.missing()
+    vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
     batch = [a.batch, b.batch, c.batch, *vectors, d.batch]
     extents, steps = _merge(dims, batch)
     if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
@@ -109,7 +114,7 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     inner, outer = (extents[-1:], extents[:-1]) if extents else ([1], [])
     stride = dict(zip(("a", "b", "c", "bias", "aux", "bgrad", "d"), steps[-1] if steps else (0,) * 7, strict=True))
     problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
-    offsets = tuple(_offsets(request, outer, steps[: len(outer)]))
+    offsets = tuple(_offsets(request, made, outer, steps[: len(outer)])) if outer else (NO_OFFSETS,)
     return Lowered(problem, offsets, exchanged=not d.trans, empty_k=k == 0)
 
 
@@ -210,7 +215,7 @@ def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans
     return _View(trans, max(ld, extent, 1), (*(0,) * (batch_dims - len(own)), *steps))
 
 
-def _vector_strides(request: MatmulRequest, name: str, batch_dims: int) -> tuple[int, ...]:
+def _vector_strides(request: MatmulRequest, name: str, missing: Missing, batch_dims: int) -> tuple[int, ...]:
     """The batch strides of bias, aux or bgrad, in elements; those of a fresh output where it is left out."""
     tensor = getattr(request, name)
     inner = 2 if name == "aux" else 1
@@ -218,7 +223,7 @@ def _vector_strides(request: MatmulRequest, name: str, batch_dims: int) -> tuple
         own = tensor.layout.shape[:-inner]
         steps = [0 if e == 1 else s for e, s in zip(own, tensor.layout.strides[:-inner], strict=True)]
         return (*(0,) * (batch_dims - len(own)), *steps)
-    made = request.missing().get(name)
+    made = missing.get(name)
     return (0,) * batch_dims if made is None else made[1][:-inner]
 
 
@@ -266,9 +271,10 @@ def _folds(
     return aux_follows and all(step == m * ld for step, ld in lines)
 
 
-def _offsets(request: MatmulRequest, extents: list[int], steps: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Byte offsets of (A, B, C, bias, aux, bgrad, D) for each index of the outer batch axes."""
-    made = request.missing()
+def _offsets(
+    request: MatmulRequest, made: Missing, extents: list[int], steps: list[tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
+    """Byte offsets of (a, b, c, bias, aux, bgrad, out) for each index of the outer batch axes."""
     dtypes = [request.a.dtype, request.b.dtype, request.c_dtype]
     for name in ("bias", "aux", "bgrad"):
         tensor = getattr(request, name)
