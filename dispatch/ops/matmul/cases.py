@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import C64, C128, E8M0, F8E4M3, F32, FP8, HALF, I8, U8, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.lower import scale_dtype
-from dispatch.ops.matmul.request import MatmulRequest, Scales, aux_shape
+from dispatch.keys import C64, C128, E8M0, F32, FP8, HALF, I8, U8, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.ops.matmul.scales import Scales, aux_shape, scale_dtype, scale_shape
 from dispatch.ops.matmul.trial import Memory, Trial, poison
 
 if TYPE_CHECKING:
@@ -272,21 +272,11 @@ class _Draw:
 
     def _factor(self, mode: ScaleMode, lines: int, k: int) -> Any:
         """Factors between 1/2 and 2 in the shape of a mode; one factor by value in every other case."""
-        blocks = -(-k // 128)
         if mode is ScaleMode.SCALAR_32F and self.case.variant % 2:
             return float(self.rng.uniform(0.5, 2))
-        shapes: dict[ScaleMode, Shape] = {
-            ScaleMode.SCALAR_32F: (1,),
-            ScaleMode.OUTER_VEC_32F: (lines,),
-            ScaleMode.VEC128_32F: (blocks, lines),
-            ScaleMode.BLK128x128_32F: (-(-lines // 128), blocks),
-            ScaleMode.VEC16_UE4M3: (-(-lines // 128) * 128, -(-k // 64) * 4),
-            ScaleMode.VEC32_UE8M0: (-(-lines // 128) * 128, -(-k // 128) * 4),
-        }
-        dtype = {ScaleMode.VEC16_UE4M3: F8E4M3, ScaleMode.VEC32_UE8M0: E8M0}.get(mode, F32)
-        values = (
-            2.0 ** self.rng.integers(-1, 2, shapes[mode]) if dtype is E8M0 else self.rng.uniform(0.5, 2, shapes[mode])
-        )
+        dtype, shape = scale_shape(mode, lines, k)
+        shape = shape or (1,)
+        values = 2.0 ** self.rng.integers(-1, 2, shape) if dtype is E8M0 else self.rng.uniform(0.5, 2, shape)
         return self.device.array(values.astype(dtype.numpy))
 
 
@@ -300,12 +290,19 @@ def cases(row: Row) -> list[Case]:
     for number, (form, epilogue) in enumerate(forms):
         turn = number + number // len(row.epilogues)  # not in step with the epilogues
         chosen = epilogue or row.epilogues[number % len(row.epilogues)]
-        if form.d_columns and chosen not in ANY_ORDER:
-            chosen = next((other for other in ANY_ORDER if other in row.epilogues), chosen)
-        if not form.d_columns or chosen in ANY_ORDER:
+        if not _fit(form, chosen):
+            chosen = next((other for other in row.epilogues if _fit(form, other)), chosen)
+        if _fit(form, chosen):
             case = _case(row, form, chosen, turn)
             found.setdefault(case.id, case)
     return list(found.values())
+
+
+def _fit(form: Form, epilogue: Epilogue) -> bool:
+    """Whether a form goes with an epilogue: some need a row-major D, some a D with elements."""
+    if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB) and 0 in form.sizes[:2]:
+        return False
+    return not form.d_columns or epilogue in ANY_ORDER
 
 
 def _case(row: Row, form: Form, epilogue: Epilogue, turn: int) -> Case:

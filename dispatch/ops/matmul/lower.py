@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from itertools import product
 
 from dispatch.errors import BadRequest
-from dispatch.keys import BOOL, C64, C128, F16, F32, F64, I32, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.ops.matmul.scales import scale_dtype
 from dispatch.tensor import Layout, Tensor
 
 __all__ = ["Lowered", "Matrix", "Problem", "lower"]
@@ -176,14 +177,6 @@ def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str
         fields["aux_stride"] = stride["aux"] * in_elements
         fields["aux_dtype"] = -1 if epilogue.activation == "relu" else request.aux_dtype.cuda
     return fields
-
-
-def scale_dtype(operand: Dtype, compute: Compute) -> Dtype:
-    """The dtype of alpha and beta for a compute type."""
-    if operand.is_complex:
-        return C128 if compute is Compute.COMPUTE_64F else C64
-    kinds = {Compute.COMPUTE_64F: F64, Compute.COMPUTE_32I: I32, Compute.COMPUTE_16F: F16}
-    return kinds.get(compute, F32)
 
 
 def _matrix(tensor: Tensor | None, dtype: Dtype, shape: tuple[int, int], view: _View, batch_stride: int) -> Matrix:

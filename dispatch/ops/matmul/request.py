@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from dispatch.errors import BadRequest
-from dispatch.keys import BF16, FP8, HALF, I8, I32, U8, Compute, Dtype, Epilogue
+from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS, NO_SCALES, Scales, aux_shape
-from dispatch.ops.matmul.validate import validate
+from dispatch.ops.matmul.validate import broadcast, validate
 from dispatch.request import Argument, Operands, Request, Signature
 from dispatch.tensor import Tensor, c_strides
 
@@ -86,7 +84,7 @@ class MatmulRequest(Request):
     @property
     def batch(self) -> Shape:
         """The batch axes of D: those of A and B, broadcast."""
-        return np.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
+        return broadcast(self.a.shape[:-2], self.b.shape[:-2])
 
     @property
     def shape(self) -> Shape:
@@ -102,14 +100,14 @@ class MatmulRequest(Request):
             return Dtype.of(self.out_dtype)
         if self.c is not None:
             return self.c.dtype
-        return BF16 if self.a.dtype in FP8 or self.a.dtype.bits == 4 else I32 if self.a.dtype is I8 else self.a.dtype
+        return BF16 if self.a.dtype.is_fp8 or self.a.dtype.bits == 4 else I32 if self.a.dtype is I8 else self.a.dtype
 
     @property
     def c_dtype(self) -> Dtype:
         """The dtype of C; without one, that of D or, for an fp8 D, that of the operands that go with a C of 16 bits."""
         if self.c is not None:
             return self.c.dtype
-        if self.d_dtype not in FP8:
+        if not self.d_dtype.is_fp8:
             return self.d_dtype
         companions = (self.bias, self.aux if self.epilogue.activation == "gelu" else None)
         return next((t.dtype for t in companions if t is not None and t.dtype in HALF), BF16)
@@ -129,7 +127,8 @@ class MatmulRequest(Request):
         return self.a.device
 
     def signature(self) -> Signature:
-        bias = None if self.bias is None else self.bias.dtype
+        vector = self.bias if self.bias is not None else self.bgrad
+        bias = None if vector is None else vector.dtype
         aux = None if self.aux is None or self.epilogue.activation != "gelu" else self.aux.dtype
         dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype, bias, aux)
         return Signature(dtypes, self.compute, self.epilogue, self.scales.modes())
@@ -161,7 +160,8 @@ class MatmulRequest(Request):
         c = self.c if self.c is not None else out if self.has_beta else None
         operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
         pointers = tuple(0 if tensor is None else tensor.ptr for tensor in operands)
-        numbers = tuple(x.ptr if isinstance(x, Tensor) else x for x in (self.alpha, self.beta or 0.0))
+        # An address is an int and a number never is, so that a plan tells them apart.
+        numbers = tuple(x.ptr if isinstance(x, Tensor) else x * 1.0 for x in (self.alpha, self.beta))
         return (*pointers, *numbers, *self.scale_arguments())
 
     def scale_arguments(self) -> tuple[Argument, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch.keys import F8E4M3, F32, E8M0, Dtype, Epilogue, ScaleMode
+from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Tensor, c_strides
 
-__all__ = ["FACTORS", "NO_SCALES", "Scales", "aux_shape", "scale_shape"]
+__all__ = ["FACTORS", "NO_SCALES", "Scales", "aux_shape", "scale_dtype", "scale_shape"]
 
 Shape = tuple[int, ...]
 BLOCK = 128
@@ -60,6 +60,16 @@ def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
         mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)
         return mask, c_strides(mask)
     return tuple(shape), c_strides((*batch, m, -(-n // AUX_ELEMENTS) * AUX_ELEMENTS))
+
+
+def scale_dtype(operand: Dtype, compute: Compute | None) -> Dtype:
+    """The dtype of alpha and beta for operands of a dtype and a compute type; None is the one that suits the operands."""
+    if operand.is_complex:
+        return C128 if compute is Compute.COMPUTE_64F or (compute is None and operand is C128) else C64
+    if compute is None:
+        return {F64: F64, I8: I32}.get(operand, F32)
+    kinds = {Compute.COMPUTE_64F: F64, Compute.COMPUTE_32I: I32, Compute.COMPUTE_16F: F16}
+    return kinds.get(compute, F32)
 
 
 def scale_shape(mode: ScaleMode, outer: int, k: int) -> tuple[Dtype, Shape]:

@@ -14,13 +14,13 @@ import numpy as np
 
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.scales import AUX_BITS, AUX_ELEMENTS, FACTORS, NO_SCALES, Scales, aux_shape, scale_shape
+from dispatch.ops.matmul.scales import AUX_BITS, AUX_ELEMENTS, FACTORS, NO_SCALES, Scales, aux_shape, scale_dtype, scale_shape
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["may_overlap", "overlap", "validate"]
+__all__ = ["broadcast", "may_overlap", "overlap", "validate"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
@@ -36,6 +36,11 @@ def validate(request: MatmulRequest) -> None:
     _check_out(request)
     _check_numbers(request)
     _check_scales(request)
+
+
+def broadcast(one: Shape, other: Shape) -> Shape:
+    """The shape that two broadcast to; ValueError where they do not."""
+    return one if one == other else np.broadcast_shapes(one, other)
 
 
 def may_overlap(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> bool:
@@ -88,7 +93,7 @@ def _check_operands(request: MatmulRequest) -> None:
     if a.shape[-1] != b.shape[-2]:
         raise BadRequest("b", f"{b.layout}", f"{a.shape[-1]} rows, the columns of a {a.layout}", "transpose with .mT")
     try:
-        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        broadcast(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise BadRequest("b", str(b.layout), f"batch axes that broadcast with those of a {a.layout}") from None
     _check_shape("c", request.c, request.shape)
@@ -238,11 +243,14 @@ def _check_numbers(request: MatmulRequest) -> None:
         if isinstance(value, Tensor):
             if value.size != 1:
                 raise BadRequest(name, str(value.layout), "a tensor of one element")
+            wanted = scale_dtype(request.a.dtype, request.compute)
+            if value.dtype is not wanted:
+                raise BadRequest(name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')")
         elif isinstance(value, bool) or not isinstance(value, (int, float, complex, np.number)):
             raise BadRequest(name, repr(value), "a number or a tensor of one element")
         elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
             raise BadRequest(name, repr(value), f"a real number, for a is {request.a.dtype}")
-        elif request.a.dtype is I8 and value != int(value.real):
+        elif request.a.dtype is I8 and not float(value.real).is_integer():
             raise BadRequest(name, repr(value), "a whole number, for i8 products are integers")
 
 
