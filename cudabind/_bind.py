@@ -160,6 +160,10 @@ class StatusFunction(_Function, Generic[P]):
     def unchecked(self) -> Callable[..., int]:
         return self._library.bind(self)
 
+    def error(self, status: int) -> CudaError:
+        """The error for a status, for callers of `unchecked`: `raise lt.cublasLtMatmul.error(status)`."""
+        return self._library.error(self, status)
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None: ...

@@ -22,7 +22,7 @@ from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape, matmul
 from dispatch.plans import BoundCall, prepare
 from dispatch.request import Request, run
 from dispatch.row import Row
-from dispatch.select import explain, select
+from dispatch.select import explain
 from dispatch.stream import Stream
 from dispatch.table import TABLE
 from dispatch.tensor import Tensor
@@ -52,7 +52,6 @@ __all__ = [
     "prepare",
     "register",
     "run",
-    "select",
 ]
 
 register = TABLE.register

@@ -55,7 +55,9 @@ class CudaDevice(Device):
             driver.cuInit(0)
             count = int(driver.cuDeviceGetCount())
         except CudaError as error:
-            raise DeviceUnavailable(f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without") from error
+            raise DeviceUnavailable(
+                f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without"
+            ) from error
         if ordinal >= count:
             raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
         self.handle = driver.cuDeviceGet(ordinal)
@@ -175,7 +177,9 @@ class CudaDevice(Device):
     def copy_in(self, tensor: Tensor, array: Array) -> None:
         stream = self.lane().stream
         if 0 in (stride for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True) if extent > 1):
-            raise BadRequest("tensor", str(tensor.layout), "memory of its own for every element", "it is a broadcast view")
+            raise BadRequest(
+                "tensor", str(tensor.layout), "memory of its own for every element", "it is a broadcast view"
+            )
         tensor.storage.use(stream, write=True)
         for ptr, part, pitch in _pieces(tensor, packed(tensor, array)):
             dense = np.ascontiguousarray(part)
@@ -184,7 +188,8 @@ class CudaDevice(Device):
     def copy_out(self, tensor: Tensor) -> Array:
         broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
         if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
-            return np.broadcast_to(self.copy_out(tensor[broadcast]), tensor.shape).copy()
+            one = self.copy_out(tensor[broadcast])
+            return np.array(np.broadcast_to(one, tensor.shape))
         stream = self.lane().stream
         tensor.storage.use(stream, write=False)
         array = np.empty(tensor.shape, tensor.dtype.numpy)
@@ -287,7 +292,10 @@ def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     array = array.transpose(order)
     shape = [layout.shape[axis] for axis in order]
     strides = [abs(layout.strides[axis]) for axis in order]
-    if all(extent == 1 or stride == step for extent, stride, step in zip(shape, strides, c_strides(tuple(shape)), strict=True)):
+    if all(
+        extent == 1 or stride == step
+        for extent, stride, step in zip(shape, strides, c_strides(tuple(shape)), strict=True)
+    ):
         return [(base, array, 0)]
     if strides[-1] != 1:  # no axis is dense: single elements, one to a row
         array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]

@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -22,7 +21,7 @@ from dispatch.stream import LaneLike, Stream, current
 from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Device", "HostDevice", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
 
@@ -68,6 +67,14 @@ class Device:
         """Wait for all work on the device; raises what it ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
 
+    def event(self) -> ctypes.c_void_p:
+        """An event that orders streams, to be given back with `recycle`."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
+    def recycle(self, event: ctypes.c_void_p) -> None:
+        """Take an event back."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
     # -- state --------------------------------------------------------------------------------------------------
     def check(self, *tensors: Tensor) -> None:
         """Raise unless the device is alive and healthy, and the tensors are of this very device and generation."""
@@ -81,7 +88,9 @@ class Device:
         if self.fault is not None:
             raise self.fault
         if not self.alive:
-            raise StaleTensor(f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next")
+            raise StaleTensor(
+                f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next"
+            )
 
     def fail(self, status: int, function: str) -> NoReturn:
         """Raise what a driver status means; a sticky one marks the device as lost."""
@@ -172,10 +181,10 @@ class Device:
         return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
 
 
-def _shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+def _shape(shape: Any) -> tuple[int, ...]:
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     for extent in extents:
-        if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool) or extent < 0:
+        if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
             raise BadRequest("shape", repr(shape), "integers of 0 or more")
     return tuple(int(extent) for extent in extents)
 
@@ -213,8 +222,8 @@ class HostDevice(Device):
         window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
         window.keep = tensor.storage  # type: ignore[attr-defined]  # a ctypes array takes attributes
         dtype = layout.dtype.numpy
-        flat = np.frombuffer(window, np.uint8)
-        view = np.ndarray(layout.shape, dtype, flat, -layout.low, tuple(s * dtype.itemsize for s in layout.strides))
+        steps = tuple(s * dtype.itemsize for s in layout.strides)
+        view: Array = np.ndarray(layout.shape, dtype, memoryview(window), -layout.low, steps)
         view.flags.writeable = not layout.readonly
         return view
 
@@ -227,7 +236,8 @@ class HostDevice(Device):
 
     def copy_out(self, tensor: Tensor) -> Array:
         if tensor.dtype.bits >= 8:
-            return self.view(tensor).copy()
+            copy: Array = self.view(tensor).copy()
+            return copy
         check_dense(tensor)
         return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
 
@@ -295,9 +305,19 @@ def from_dlpack(source: Any) -> Tensor:
     device that has no place here.
     """
     if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
-        return _foreign(device("host"), source, source.ctypes.data, source.dtype, source.shape, source.strides, not source.flags.writeable)
+        return _foreign(
+            device("host"),
+            source,
+            source.ctypes.data,
+            source.dtype,
+            source.shape,
+            source.strides,
+            not source.flags.writeable,
+        )
     if not hasattr(source, "__dlpack__"):
-        raise BadRequest("from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything")
+        raise BadRequest(
+            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
+        )
     kind, number = source.__dlpack_device__()
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
@@ -340,7 +360,9 @@ def _foreign(
     steps = c_strides(shape)
     if strides is not None:
         if any(stride % kind.numpy.itemsize for stride in strides):
-            raise BadRequest("strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first")
+            raise BadRequest(
+                "strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first"
+            )
         steps = tuple(stride // kind.numpy.itemsize for stride in strides)
     storage = Storage(home, ptr, 0, home.lane().stream, _let_go, source)
     return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))

@@ -160,22 +160,22 @@ def _managed(tensor: Tensor, kind: type[Managed], number: int) -> Managed:
     return managed
 
 
-@ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))
-def _delete(managed: Any) -> None:
+def _give_back(managed: Any) -> None:
     _lent.pop(managed.contents.manager_ctx, None)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensorVersioned))
-def _delete_versioned(managed: Any) -> None:
-    _lent.pop(managed.contents.manager_ctx, None)
+_delete = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))(_give_back)
+_delete_versioned = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensorVersioned))(_give_back)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _capsule_dies(capsule: int) -> None:
+def _unconsumed(capsule: int) -> None:
     """A capsule that nobody consumed gives its memory back; a consumed one has another name by now."""
     for kind in (DLManagedTensor, DLManagedTensorVersioned):
         if dying_is(capsule, kind.capsule):
             _lent.pop(kind.from_address(dying_pointer(capsule, kind.capsule)).manager_ctx, None)
+
+
+_capsule_dies = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_unconsumed)
 
 
 class Taken:
@@ -197,7 +197,9 @@ class Taken:
         self.readonly = bool(self._managed.flags & READ_ONLY)
         code = (inner.dtype.code, inner.dtype.bits)
         if code not in DTYPES or inner.dtype.lanes != 1:
-            raise BadRequest("from_dlpack", f"DLPack type code {code[0]} of {code[1]} bits", _names(), "convert it first")
+            raise BadRequest(
+                "from_dlpack", f"DLPack type code {code[0]} of {code[1]} bits", _names(), "convert it first"
+            )
         self.dtype = DTYPES[code]
 
     def __del__(self) -> None:

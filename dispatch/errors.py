@@ -6,7 +6,10 @@ An error says which operand, what was given, what was expected and what to do. E
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "BadRequest",

@@ -32,7 +32,7 @@ class Dtype:
     a dtype by `==`.
     """
 
-    __slots__ = ("bits", "cuda", "name", "numpy")
+    __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
     by_name: dict[str, Dtype] = {}
     by_numpy: dict[np.dtype[Any], Dtype] = {}
 
@@ -41,6 +41,8 @@ class Dtype:
         self.numpy: np.dtype[Any] = np.dtype(scalar)
         self.cuda = cuda
         self.bits = bits or self.numpy.itemsize * 8
+        self.is_complex = self.numpy.kind == "c"
+        self.is_fp8 = name in ("f8e4m3", "f8e5m2")
         Dtype.by_name[name] = self
         Dtype.by_numpy[self.numpy] = self
 
@@ -60,10 +62,6 @@ class Dtype:
     def itemsize(self) -> int:
         """Bytes of one element; 0 for the packed 4-bit type, which has two elements in a byte."""
         return self.bits // 8
-
-    @property
-    def is_complex(self) -> bool:
-        return self.numpy.kind == "c"
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Dtype) or other is None:
@@ -150,7 +148,7 @@ class Epilogue(IntEnum):
 
     @property
     def activation(self) -> str:
-        """"relu", "gelu", or "" for none; of DRELU and DGELU, the one whose gradient is taken."""
+        """ "relu", "gelu", or "" for none; of DRELU and DGELU, the one whose gradient is taken."""
         return "relu" if self & (2 | 8) else "gelu" if self & (32 | 64) else ""
 
     @property

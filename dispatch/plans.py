@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudabind import driver
-from dispatch import select
+from cudabind import _load, driver
 from dispatch.cuda import CudaDevice
-from dispatch.device import Device, HostDevice
-from dispatch.errors import Closed, NoRow, Refused
+from dispatch.device import Device, HostDevice, live_devices
+from dispatch.errors import Closed, Refused
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
-from dispatch.request import Argument, Operands, Plan, Request
+from dispatch.select import ANY_VERSION, Versions, candidates, no_row
+from dispatch.table import TABLE
 from dispatch.tensor import Tensor
+from dispatch.tuning import AlgorithmCache
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
-    from dispatch.stream import Stream
+    from dispatch.request import Argument, Operands, Plan, Request
     from dispatch.row import Row
-    from dispatch.tuning import AlgorithmCache
+    from dispatch.stream import Stream
 
 __all__ = ["BoundCall", "CudaLane", "HostLane", "Lane", "prepare"]
 
@@ -48,6 +50,11 @@ class Lane:
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts
 
+    @property
+    def versions(self) -> Versions:
+        """The versions of the libraries that rows on this lane end in."""
+        return ANY_VERSION
+
     def plan(self, request: Request) -> Plan:
         """The plan of a request: the one made before, or the first row that takes it; NoRow with every reason."""
         key = (type(request), *request.key())
@@ -61,15 +68,13 @@ class Lane:
         return plan
 
     def _make(self, request: Request) -> Plan:
-        refusals: list[tuple[str, list[str]]] = []
-        for row, reasons in select.candidates(request, self.device.arch):
-            if not reasons:
-                try:
-                    return self.bind(row, request)
-                except Refused as refusal:
-                    reasons = [str(refusal)]
-            refusals.append((row.name, reasons))
-        raise NoRow(request.describe(), refusals, select.nearest(request, self.device.arch))
+        refused: dict[Row, str] = {}
+        for row in candidates(request, self.device.arch, self.versions):
+            try:
+                return self.bind(row, request)
+            except Refused as refusal:
+                refused[row] = str(refusal)
+        raise no_row(request, self.device.arch, self.versions, refused)
 
     def bind(self, row: Row, request: Request) -> Plan:
         """Let a row's function make its plan on this lane."""
@@ -140,7 +145,7 @@ class CudaLane(Lane):
         self._workspace: Workspace | None = None
         self._cublaslt: Any = None
         self._replays: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
-        self._scalars: dict[tuple[float, int], int] = {}
+        self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []
         self._zeros: list[Tensor] = []
 
@@ -205,6 +210,10 @@ class CudaLane(Lane):
             oldest.replays.pop(gone, None)
         return replay
 
+    @property
+    def versions(self) -> Versions:
+        return _versions()
+
     # -- what plans take from their lane ------------------------------------------------------------------------
     @property
     def workspace(self) -> Workspace:
@@ -226,10 +235,10 @@ class CudaLane(Lane):
 
     @property
     def algorithms(self) -> AlgorithmCache:
-        """What autotune has found for this GPU and the libraries installed."""
-        return self.device.algorithms
+        """What autotune has found for this GPU and this cuBLASLt."""
+        return algorithms(self.device.model, ".".join(map(str, self.versions["cublasLt"])))
 
-    def scalar(self, value: float, dtype: Dtype) -> int:
+    def scalar(self, value: complex, dtype: Dtype) -> int:
         """The address of a number in device memory; it stays there as long as the lane."""
         key = (value, dtype.cuda)
         address = self._scalars.get(key)
@@ -243,7 +252,7 @@ class CudaLane(Lane):
             self._scalars[key] = address
         return address
 
-    def write(self, address: int, value: float, dtype: Dtype) -> None:
+    def write(self, address: int, value: complex, dtype: Dtype) -> None:
         """Write one number to device memory, on this lane's stream."""
         number = np.array(value, dtype.numpy)
         driver.cuMemcpyHtoDAsync(address, number.ctypes.data, number.nbytes, self.stream.c_handle.value)
@@ -361,6 +370,21 @@ class BoundCall:
         return f"<{self.row.name}: {self.request.describe()}>"
 
 
+@cache
+def _versions() -> Versions:
+    """The version of each library that the table's GPU rows name; one that is missing refuses with its own error."""
+    found = {}
+    for name in {row.library for row in TABLE if row.since}:
+        found[name] = tuple(int(part) for part in str(_load.version(name)).split("."))
+    return found
+
+
+@cache
+def algorithms(gpu: str, library: str) -> AlgorithmCache:
+    """The one cache of this process for a GPU model and a version of cuBLASLt."""
+    return AlgorithmCache(gpu, f"cublasLt-{library}")
+
+
 def prepare(request: Request) -> BoundCall:
     """Bind a request to the calling thread's current stream; the call that comes back runs it without choosing again.
 
@@ -370,5 +394,12 @@ def prepare(request: Request) -> BoundCall:
     return bound
 
 
+def _forget_plans() -> None:
+    """The table changed: requests choose anew, but for those that are bound already."""
+    for device in live_devices():
+        device.forget_plans()
+
+
 HostDevice.open_lane = HostLane
 CudaDevice.open_lane = CudaLane
+TABLE.watchers.append(_forget_plans)

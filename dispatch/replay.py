@@ -7,11 +7,15 @@ very same arguments only. Capture runs on a stream of its own, so the caller's s
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cudabind import driver
-from dispatch.request import Argument, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.request import Argument, Plan
 
 __all__ = ["Replay", "capture"]
 

@@ -7,13 +7,14 @@ library, no table and no op; it is the contract between them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.errors import WorkerFailed
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.device import Device
     from dispatch.keys import Compute, Dtype, Epilogue
 

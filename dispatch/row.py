@@ -16,9 +16,9 @@ from dispatch.errors import BadRow
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
 
 if TYPE_CHECKING:
-    from dispatch.request import Plan, Request
+    from dispatch.request import Plan, Request, Signature
 
-__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table"]
+__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
@@ -61,13 +61,14 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Short and readable: op, dtypes, compute type, scale modes, architecture, library."""
-        inputs, output = self.dtypes[:-1], self.dtypes[-1]
-        pair = "×".join(str(dtype) for dtype in inputs[:2])
+        """Short and readable, and no other row's: op, dtypes, compute type, scale modes, architecture, library."""
+        *inputs, output = map(str, self.dtypes)
+        added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C of another dtype than D
         compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
-        modes = {mode.name for pair in self.scales for mode in pair if mode is not None and mode is not ScaleMode.SCALAR_32F}
-        scale = f" {'/'.join(sorted(modes))}" if modes else ""
-        return f"{self.op} {pair}→{output}{compute}{scale} {self.arch} {self.library}"
+        # One factor for the whole tensor, SCALAR_32F, is 0 and goes without saying.
+        pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
+        scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
+        return f"{self.op} {'×'.join(inputs[:2])}{added}→{output}{compute}{scale} {self.arch} {self.library}"
 
     def on(self, arch: Arch) -> bool:
         """Whether the row is for an architecture; the host's rows are for the host alone."""
@@ -102,10 +103,15 @@ class Table:
             self._add(row, last=True)
 
     def register(self, *rows: Row) -> None:
-        """Add rows before all others; BadRow for one that repeats another, or hides one that was registered before."""
+        """Add rows before all others, or none of them: BadRow for one that is unsound or stands in the table already."""
         with self._lock:
-            for row in rows:
-                self._add(row, last=False)
+            before = self._rows
+            try:
+                for row in rows:
+                    self._add(row, last=False)
+            except BadRow:
+                self._set(before)
+                raise
         for watcher in list(self.watchers):
             watcher()
 
@@ -141,14 +147,20 @@ class Table:
         return self._by_op.get(op, ())
 
     def _load(self) -> None:
+        """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
         with self._lock:
             if self._loaded:
                 return
-            self._loaded = True
+            before, self._loaded = self._rows, True  # a package that looks at the table while it is loaded finds it
             for entry in entry_points(group=ENTRY_POINTS):
-                found = entry.load()
-                for row in (found,) if isinstance(found, Row) else found:
-                    self._add(row, last=False)
+                try:
+                    found = entry.load()
+                    for row in (found,) if isinstance(found, Row) else found:
+                        self._add(row, last=False)
+                except (BadRow, ImportError, AttributeError, TypeError) as error:
+                    self._set(before)
+                    self._loaded = False
+                    raise BadRow(f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}: {error}") from error
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -168,9 +180,23 @@ class Table:
         return tuple(self)[index]
 
 
-def takes(row: Row, request: Request) -> list[str]:
-    """Why a row refuses a request, its architecture and version apart; nothing where it takes it."""
-    wanted = request.signature()
+def accepts(row: Row, request: Request, wanted: Signature) -> bool:
+    """Whether a row takes a request, its architecture and version apart."""
+    count = len(row.dtypes)
+    return (
+        wanted.dtypes[:count] == row.dtypes
+        and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
+        and (wanted.epilogue is None or wanted.epilogue in row.epilogues)
+        and (not wanted.scales or wanted.scales in row.scales)
+        and all(
+            given is None or given in allowed for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False)
+        )
+        and not any(rule(request) for rule in row.rules)
+    )
+
+
+def refusals(row: Row, request: Request, wanted: Signature) -> list[str]:
+    """Why a row does not take a request, in words; nothing where `accepts` says that it does."""
     reasons = []
     count = len(row.dtypes)
     if wanted.dtypes[:count] != row.dtypes:
@@ -179,26 +205,20 @@ def takes(row: Row, request: Request) -> list[str]:
         if given is not None and given not in allowed:
             choice = " or ".join(map(str, allowed)) or "no such operand"
             reasons.append(f"needs an epilogue operand of {choice}, has {given}")
-    reasons += _choices(row, wanted)
-    if not reasons:  # rules may rely on all that was asked above
-        reasons += [reason for rule in row.rules if (reason := rule(request))]
-    return reasons
-
-
-FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
-
-
-def _choices(row: Row, wanted: Any) -> list[str]:
-    reasons = []
     if wanted.compute is None and row.compute in FAST:
-        reasons.append(f"needs compute={row.compute.name} in the request" if row.compute else "")
+        reasons.append(f"needs compute={row.compute.name} in the request")
     if wanted.compute is not None and wanted.compute is not row.compute:
         reasons.append(f"needs compute {row.compute.name if row.compute else 'None'}, has {wanted.compute.name}")
     if wanted.epilogue is not None and wanted.epilogue not in row.epilogues:
         reasons.append(f"needs an epilogue of {', '.join(e.name for e in row.epilogues)}, has {wanted.epilogue.name}")
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(f"needs scale modes {' or '.join(map(_modes, row.scales))}, has {_modes(wanted.scales)}")
+    if not reasons:  # rules may rely on all that was asked above
+        reasons += [reason for rule in row.rules if (reason := rule(request))]
     return reasons
+
+
+FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
 
 
 def _names(dtypes: Iterable[Dtype | None]) -> str:

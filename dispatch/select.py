@@ -5,34 +5,56 @@ plans.py asks for candidates, users ask `explain`. Pure: it looks at the table a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from dispatch.errors import NoRow
-from dispatch.keys import Arch
-from dispatch.request import Request
-from dispatch.row import Row, takes
+from dispatch.row import Row, accepts, refusals
 from dispatch.table import TABLE
 
-__all__ = ["Explanation", "candidates", "explain", "nearest", "select"]
+if TYPE_CHECKING:
+    from dispatch.keys import Arch
+    from dispatch.request import Request
+
+__all__ = ["Explanation", "candidates", "distance", "explain", "no_row", "reasons", "select"]
 
 Versions = Mapping[str, tuple[int, ...]]
 ANY_VERSION: Versions = {}
 
 
-def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[tuple[Row, list[str]]]:
-    """Every row of the request's op in order, and why it refuses: no reason means that it takes the request.
+def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
+    """The rows that take a request on an architecture, in order; the first carries it out.
 
     `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough.
     """
+    wanted = request.signature()
     for row in TABLE.of(request.op):
-        yield row, _machine(row, arch, versions) or takes(row, request)
+        if (
+            row.dtypes == wanted.dtypes[: len(row.dtypes)]
+            and not _machine(row, arch, versions)
+            and accepts(row, request, wanted)
+        ):
+            yield row
+
+
+def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[str]]]:
+    """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
+    wanted = request.signature()
+    return [(row, _machine(row, arch, versions) or refusals(row, request, wanted)) for row in TABLE.of(request.op)]
 
 
 def _machine(row: Row, arch: Arch, versions: Versions) -> list[str]:
     if not row.on(arch):
-        span = str(row.arch) if row.until == row.arch else f"{row.arch} or newer" if row.until is None else f"{row.arch} to {row.until}"
+        span = (
+            str(row.arch)
+            if row.until == row.arch
+            else f"{row.arch} or newer"
+            if row.until is None
+            else f"{row.arch} to {row.until}"
+        )
         return [f"needs {span}, has {arch}"]
     version = versions.get(row.library)
     if version is not None and version < row.since:
@@ -43,23 +65,30 @@ def _machine(row: Row, arch: Arch, versions: Versions) -> list[str]:
 
 def select(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Row:
     """The first row that takes the request on an architecture; NoRow lists every row tried and the nearest request."""
-    refusals = []
-    for row, reasons in candidates(request, arch, versions):
-        if not reasons:
-            return row
-        refusals.append((row.name, reasons))
-    raise NoRow(request.describe(), refusals, nearest(request, arch, versions))
+    for row in candidates(request, arch, versions):
+        return row
+    raise no_row(request, arch, versions)
 
 
-def nearest(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> str:
+def no_row(
+    request: Request, arch: Arch, versions: Versions = ANY_VERSION, refused: Mapping[Row, str] = MappingProxyType({})
+) -> NoRow:
+    """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
+    tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
+    return NoRow(request.describe(), [(row.name, why) for row, why in tried], nearest(tried, arch))
+
+
+def nearest(tried: Sequence[tuple[Row, Sequence[str]]], arch: Arch) -> str:
     """The smallest change that makes a request one that a row of this architecture takes, in words."""
-    best: tuple[int, str] | None = None
-    for row, reasons in candidates(request, arch, versions):
-        if reasons and row.on(arch):
-            weight = sum(_weight(reason) for reason in reasons)
-            if best is None or weight < best[0]:
-                best = weight, f"{row.name}, which {' and '.join(reasons)}"
-    return best[1] if best else f"no row of op {request.op!r} is for {arch}"
+    here = [
+        (sum(map(_weight, why)), f"{row.name}, which {' and '.join(why)}") for row, why in tried if row.on(arch) and why
+    ]
+    return min(here, key=lambda entry: entry[0])[1] if here else f"no row is for {arch}"
+
+
+def distance(reasons: Iterable[str]) -> int:
+    """How far a request is from what a row takes, by the reasons that the row gives."""
+    return sum(_weight(reason) for reason in reasons)
 
 
 def _weight(reason: str) -> int:
@@ -68,6 +97,10 @@ def _weight(reason: str) -> int:
         wanted, _, given = reason.removeprefix("needs dtypes (").partition("), has (")
         pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=True)
         return 2 + 2 * sum(one != other for one, other in pairs)
+    if "gives CUBLAS" in reason or "finds no algorithm" in reason:
+        return 20  # the library itself refused: no change of words helps
+    if ", has sm_" in reason or ", has host" in reason:
+        return 100  # another machine
     return 3 if "epilogue of" in reason or "compute" in reason or "scale modes" in reason else 1
 
 
@@ -86,7 +119,9 @@ class Explanation:
         lines = [
             self.request,
             f"-> {row.name}",
-            f"   calls cudabind.sys.{row.library}.{row.function}" if row.since else f"   calls {row.library}.{row.function}",
+            f"   calls cudabind.sys.{row.library}.{row.function}"
+            if row.since
+            else f"   calls {row.library}.{row.function}",
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",
         ]
@@ -95,15 +130,8 @@ class Explanation:
 
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
     """Say which row carries a request out on an architecture (that of its device), and what refused it before."""
-    chosen: Any = None
-    refusals = []
     where = request.device.arch if arch is None else arch
-    for row, reasons in candidates(request, where, versions):
-        if not reasons:
-            chosen = row
-            break
-        if row.on(where):
-            refusals.append((row.name, tuple(reasons)))
-    if chosen is None:
-        chosen = select(request, where, versions)  # raises, with all the reasons
-    return Explanation(request.describe(), chosen, tuple(refusals))
+    chosen = select(request, where, versions)
+    before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
+    refused = tuple((row.name, tuple(why)) for row, why in before if row.on(where))
+    return Explanation(request.describe(), chosen, refused)

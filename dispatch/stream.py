@@ -79,7 +79,7 @@ class Stream:
         status = driver.cuStreamQuery.unchecked(self.c_handle)
         if status and status != NOT_READY:
             self.device.fail(status, "cuStreamQuery")
-        return status == 0
+        return bool(status == 0)
 
     def wait_for(self, other: Stream) -> None:
         """Let what is enqueued here from now on wait for all that is enqueued on `other` so far; the host does not."""

@@ -11,11 +11,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch.keys import (
-    BF16, C64, C128, F4E2M1, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue, ScaleMode,
+    BF16,
+    C64,
+    C128,
+    F4E2M1,
+    F8E4M3,
+    F8E5M2,
+    F16,
+    F32,
+    F64,
+    HOST,
+    I8,
+    I32,
+    Arch,
+    Compute,
+    Epilogue,
+    ScaleMode,
 )
 from dispatch.ops.matmul import cublaslt_matmul, numpy_matmul
 from dispatch.ops.matmul.rules import (
-    bgrad_order, bytes_by_16, extents_by_4, fp8_aux_scales, fp8_d_scales, k_by_32, k_dense, no_fast_accum, no_scales, one_product,
+    bgrad_order,
+    bytes_by_16,
+    extents_by_4,
+    fp8_aux_scales,
+    fp8_d_scales,
+    k_by_32,
+    k_dense,
+    no_fast_accum,
+    no_scales,
+    one_product,
 )
 from dispatch.row import Row, Table
 

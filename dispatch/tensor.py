@@ -7,7 +7,6 @@ Tensor is a pointer, a layout and a storage. Nothing here launches work; copies 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +14,12 @@ from numpy.lib.stride_tricks import as_strided
 
 from dispatch import dlpack
 from dispatch.errors import BadRequest
-from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device import Device
+    from dispatch.keys import Dtype
     from dispatch.stream import Stream
 
 __all__ = ["Layout", "Storage", "Tensor"]
@@ -211,8 +212,12 @@ class Tensor:
         """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
         entries = index if isinstance(index, tuple) else (index,)
         for entry in entries:
-            if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(entry, bool):
-                raise BadRequest("index", repr(entry), "basic indexing (integers, slices, None, ...)", "use numpy() first")
+            if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(
+                entry, bool
+            ):
+                raise BadRequest(
+                    "index", repr(entry), "basic indexing (integers, slices, None, ...)", "use numpy() first"
+                )
         if Ellipsis not in entries:
             entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
         frame = self.layout.frame()

@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.plans import CudaLane
     from dispatch.request import Argument, Request
     from dispatch.tensor import Tensor
@@ -129,9 +130,7 @@ class Rehearsal:
 SCALARS = ("alpha", "beta")
 
 
-def fastest(
-    lane: CudaLane, candidate: Callable[[int, int], None], count: int, turns: int, title: str
-) -> int:
+def fastest(lane: CudaLane, candidate: Callable[[int, int], None], count: int, turns: int, title: str) -> int:
     """The number of the fastest of `count` candidates; `candidate(number, turn)` enqueues one run of one of them."""
     timer = _Timer(lane)
     times: dict[int, list[float]] = {}

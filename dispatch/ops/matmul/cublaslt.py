@@ -7,23 +7,24 @@ terms; here the terms become descriptors. Follows https://docs.nvidia.com/cuda/c
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.errors import CublasLtError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
-from dispatch.keys import F32, ScaleMode
-from dispatch.ops.matmul.lower import Lowered, Matrix, Problem, lower, scale_dtype
-from dispatch.ops.matmul.request import MatmulRequest
-from dispatch.ops.matmul.scales import FACTORS
+from dispatch.keys import F32, Compute, ScaleMode
+from dispatch.ops.matmul.lower import Lowered, Matrix, Problem, lower
+from dispatch.ops.matmul.scales import FACTORS, scale_dtype
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
 from dispatch.tuning import Algorithm, Rehearsal, fastest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.plans import CudaLane
     from dispatch.row import Row
 
@@ -32,6 +33,12 @@ __all__ = ["CublasLtPlan", "Descriptors", "cublaslt_matmul", "heuristic"]
 Desc = lt.cublasLtMatmulDescAttributes_t
 LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
 Preference = lt.cublasLtMatmulPreferenceAttributes_t
+ALIGNMENT = {
+    "a": Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+    "b": Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    "c": Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+    "d": Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+}
 CANDIDATES = 32  # that autotune asks the heuristic for
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
@@ -61,15 +68,16 @@ class Descriptors:
     def __init__(self, problem: Problem) -> None:
         self.matmul = lt.cublasLtMatmulDesc_t()
         self.layouts: dict[str, Any] = {}
-        lt.cublasLtMatmulDescCreate(self.matmul, problem.compute, problem.scale)
+        compute, scale = lt.cublasComputeType_t(problem.compute), lt.cudaDataType_t(problem.scale)
+        lt.cublasLtMatmulDescCreate(self.matmul, compute, scale)
         for name in "abcd":
             self.layouts[name] = _layout(getattr(problem, name), problem.batch)
         self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(problem.op_a))
         self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(problem.op_b))
         self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE, ctypes.c_uint32(problem.epilogue))
         if problem.device_scalars:
-            mode = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
-            self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(mode))
+            device = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
+            self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(device))
         if problem.fast_accum:
             self.set(Desc.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8(1))
         if problem.bias_dtype >= 0:
@@ -80,9 +88,12 @@ class Descriptors:
             self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, ctypes.c_int64(problem.aux_stride))
             if problem.aux_dtype >= 0:
                 self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, ctypes.c_int32(problem.aux_dtype))
-        for name, mode in (("A", problem.a_scale_mode), ("B", problem.b_scale_mode)):
+        for attribute, mode in (
+            (Desc.CUBLASLT_MATMUL_DESC_A_SCALE_MODE, problem.a_scale_mode),
+            (Desc.CUBLASLT_MATMUL_DESC_B_SCALE_MODE, problem.b_scale_mode),
+        ):
             if mode > ScaleMode.SCALAR_32F:  # per tensor is the default, and older libraries know no other
-                self.set(Desc[f"CUBLASLT_MATMUL_DESC_{name}_SCALE_MODE"], ctypes.c_int32(mode))
+                self.set(attribute, ctypes.c_int32(mode))
 
     def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
         """Set one attribute of the operation from a ctypes value of its type."""
@@ -95,13 +106,13 @@ class Descriptors:
     def __del__(self) -> None:
         for layout in self.layouts.values():
             lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
-        if self.matmul:
+        if self.matmul.value:
             lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
 
 
 def _layout(matrix: Matrix, batch: int) -> Any:
     layout = lt.cublasLtMatrixLayout_t()
-    lt.cublasLtMatrixLayoutCreate(layout, matrix.dtype, matrix.rows, matrix.cols, matrix.ld)
+    lt.cublasLtMatrixLayoutCreate(layout, lt.cudaDataType_t(matrix.dtype), matrix.rows, matrix.cols, matrix.ld)
     if batch > 1:
         for attribute, value in (
             (LayoutAttribute.CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ctypes.c_int32(batch)),
@@ -123,13 +134,12 @@ def heuristic(
         lt.cublasLtMatmulPreferenceSetAttribute(preference, limit, ctypes.byref(size), 8)
         for name in "abcd":
             alignment = ctypes.c_uint32(getattr(problem, name).alignment)
-            attribute = Preference[f"CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{name.upper()}_BYTES"]
-            lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(alignment), 4)
+            lt.cublasLtMatmulPreferenceSetAttribute(preference, ALIGNMENT[name], ctypes.byref(alignment), 4)
         results = (lt.cublasLtMatmulHeuristicResult_t * count)()
         found = ctypes.c_int32()
-        layouts = (descriptors.layouts[name] for name in "abcd")
+        a, b, c, d = (descriptors.layouts[name] for name in "abcd")
         lt.cublasLtMatmulAlgoGetHeuristic(
-            handle, descriptors.matmul, *layouts, preference, count, results, ctypes.byref(found)
+            handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(found)
         )
     except CublasLtError as error:
         if error.status not in UNSUPPORTED:
@@ -148,6 +158,15 @@ def cublaslt_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
     if 0 in request.shape:
         return EmptyPlan(request, lane, row)
     return CublasLtPlan(request, lane, row)
+
+
+@cache
+def _bare_matmul() -> Any:
+    """`cublasLtMatmul` without argument types: prebuilt ctypes objects pass as they are, which saves a microsecond."""
+    typed: Any = lt.cublasLtMatmul.unchecked
+    function: Any = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(typed, ctypes.c_void_p).value or 0)
+    function.argtypes = None  # the prototype's empty list would refuse all arguments
+    return function
 
 
 class EmptyPlan(Plan):
@@ -186,6 +205,7 @@ class CublasLtPlan(Plan):
         "_descriptors",
         "_lane",
         "_pointed",
+        "_scale",
         "_vectors",
         "lowered",
     )
@@ -193,22 +213,27 @@ class CublasLtPlan(Plan):
     def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
-        self.lowered: Lowered = lower(request, row.compute)
+        compute = row.compute or Compute.COMPUTE_32F
+        self.lowered: Lowered = lower(request, compute)
         problem = self.lowered.problem
         self._descriptors = Descriptors(problem)
         self._vectors = _vectors(request, self.lowered)
         self._pointed: tuple[Argument, ...] = ()
         for attribute, _, _ in self._vectors:
-            self._descriptors.point(attribute, 256)  # which pointers are set matters to the heuristic, where to does not
-        scale = scale_dtype(request.a.dtype, row.compute)
-        self._alpha, self._beta = (CTYPES[scale.name]() for _ in range(2))
+            self._descriptors.point(
+                attribute, 256
+            )  # which pointers are set matters to the heuristic, where to does not
+        self._scale = scale_dtype(request.a.dtype, compute)
+        self._alpha, self._beta = (CTYPES[self._scale.name]() for _ in range(2))
         limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
         results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES if request.autotune else 1)
         self._calls = self._bind(results[0].algo, results[0].workspaceSize)
         if request.autotune:
             self._tune(request, results)
 
-    def _bind(self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int) -> tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]:
+    def _bind(
+        self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
+    ) -> tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]:
         """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
         lane, layouts = self._lane, self._descriptors.layouts
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
@@ -218,7 +243,7 @@ class CublasLtPlan(Plan):
         else:
             alpha, beta = (ctypes.c_void_p(ctypes.addressof(x)) for x in (self._alpha, self._beta))
         call = partial(
-            lane.cublaslt_matmul,
+            _bare_matmul(),
             *(lane.cublaslt, self._descriptors.matmul, alpha),
             *(a, layouts["a"], b, layouts["b"], beta, c, layouts["c"], d, layouts["d"]),
             *(ctypes.byref(algo), lane.workspace.c_ptr, ctypes.c_size_t(workspace_bytes), lane.target),
@@ -236,18 +261,21 @@ class CublasLtPlan(Plan):
             if self._vectors:
                 self._point(arguments, offsets)
             step_a, step_b = (offsets[B], offsets[A]) if self.lowered.exchanged else (offsets[A], offsets[B])
-            a.value = first + step_a  # type: ignore[assignment,operator]  # addresses are ints
-            b.value = second + step_b  # type: ignore[assignment,operator]
-            d.value = arguments[OUT] + offsets[OUT]  # type: ignore[assignment,operator]
-            c.value = arguments[C] + offsets[C] if arguments[C] else d.value  # type: ignore[assignment,operator]
+            a.value = first + step_a  # type: ignore[assignment]  # addresses are ints
+            b.value = second + step_b  # type: ignore[assignment]
+            d.value = arguments[OUT] + offsets[OUT]  # type: ignore[assignment]
+            # No C is a null pointer: where C and D differ in dtype, the library refuses one address for both.
+            c.value = arguments[C] + offsets[C] if arguments[C] else None  # type: ignore[assignment]
             status = call()
             if status:
                 raise lt.cublasLtMatmul.error(status)
 
     def _number(self, scalar: Any, value: Argument) -> None:
         """Set alpha or beta: an address on the device, a real number, or a complex one."""
-        if isinstance(scalar, ctypes.Array):
-            scalar[:] = (value.real, value.imag)
+        if type(scalar) is ctypes.c_void_p:
+            scalar.value = value if type(value) is int else self._lane.scalar(value, self._scale)
+        elif isinstance(scalar, ctypes.Array):
+            scalar[0], scalar[1] = value.real, value.imag
         elif type(scalar) is ctypes.c_int32:
             scalar.value = int(value.real)
         else:
@@ -255,8 +283,10 @@ class CublasLtPlan(Plan):
 
     def _point(self, arguments: tuple[Argument, ...], offsets: tuple[int, ...]) -> None:
         """Set the pointers that live in the operation descriptor, unless they are there already."""
-        wanted = tuple(self._address(arguments[index], offsets[index] if index < OUT else 0, is_number)
-                       for _, index, is_number in self._vectors)
+        wanted = tuple(
+            self._address(arguments[index], offsets[index] if index < OUT else 0, is_number)
+            for _, index, is_number in self._vectors
+        )
         if wanted != self._pointed:
             for (attribute, _, _), address in zip(self._vectors, wanted, strict=True):
                 self._descriptors.point(attribute, address)
@@ -287,7 +317,9 @@ class CublasLtPlan(Plan):
 
         best = fastest(lane, candidate, len(calls), rehearsal.turns, f"autotune {request.describe()}")
         self._calls = calls[best]
-        lane.algorithms.put("matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize))
+        lane.algorithms.put(
+            "matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize)
+        )
 
 
 def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]]:

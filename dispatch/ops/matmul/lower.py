@@ -6,15 +6,19 @@ round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLA
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.request import MatmulRequest
 from dispatch.ops.matmul.scales import scale_dtype
 from dispatch.tensor import Layout, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["Lowered", "Matrix", "Problem", "lower"]
 
@@ -132,7 +136,9 @@ def _problem(
     scales, epilogue = request.scales, request.epilogue
     flipped = d.trans  # a column-major D is in cuBLASLt's own order: nothing is exchanged
     if flipped and epilogue not in (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU):
-        raise BadRequest("out", "a column-major view", f"a row-major one for epilogue {epilogue.name}", "leave out=None")
+        raise BadRequest(
+            "out", "a column-major view", f"a row-major one for epilogue {epilogue.name}", "leave out=None"
+        )
     mat_a = _matrix(request.a, request.a.dtype, (m, k), a, stride["a"])
     mat_b = _matrix(request.b, request.b.dtype, (k, n), b, stride["b"])
     mat_c = _matrix(request.c, request.c_dtype, (m, n), c, stride["c"])
@@ -140,7 +146,9 @@ def _problem(
     if k == 0:
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
         a, b = _View(False, NO_K, ()), _View(True, NO_K, ())
-    modes = [-1 if factor is None else int(mode) for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))]
+    modes = [
+        -1 if factor is None else int(mode) for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
+    ]
     first, second = ((mat_a, a.trans), (mat_b, b.trans)) if flipped else ((mat_b, b.trans), (mat_a, a.trans))
     return Problem(
         a=first[0],
@@ -248,9 +256,7 @@ def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[in
     return extents, merged
 
 
-def _folds(
-    request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int
-) -> bool:
+def _folds(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int) -> bool:
     """Whether a batch with one B is one taller product: A, C, D and aux continue from batch to batch."""
     m = request.m
     step_a, step_b, step_c, step_bias, step_aux, _, step_d = steps

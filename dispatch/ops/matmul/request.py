@@ -6,7 +6,6 @@ library is for the table to refuse (NoRow). This file calls nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +17,8 @@ from dispatch.request import Argument, Operands, Request, Signature
 from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.device import Device
 
 __all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
@@ -161,7 +162,7 @@ class MatmulRequest(Request):
         operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
         pointers = tuple(0 if tensor is None else tensor.ptr for tensor in operands)
         # An address is an int and a number never is, so that a plan tells them apart.
-        numbers = tuple(x.ptr if isinstance(x, Tensor) else x * 1.0 for x in (self.alpha, self.beta))
+        numbers = tuple(x.ptr if isinstance(x, Tensor) else (x or 0) * 1.0 for x in (self.alpha, self.beta))
         return (*pointers, *numbers, *self.scale_arguments())
 
     def scale_arguments(self) -> tuple[Argument, ...]:
@@ -221,7 +222,11 @@ class MatmulRequest(Request):
 
     def describe(self) -> str:
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
-        modes = [f"{name} scale {mode.name}" for name, mode in zip("ab", self.scales.modes(), strict=True) if mode is not None]
+        modes = [
+            f"{name} scale {mode.name}"
+            for name, mode in zip("ab", self.scales.modes(), strict=True)
+            if mode is not None
+        ]
         compute = [self.compute.name] if self.compute is not None else []
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(
             [self.epilogue.name, *compute, *modes]

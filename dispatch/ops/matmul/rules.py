@@ -6,9 +6,13 @@ table; every one was read off `cublasLtMatmulAlgoGetHeuristic` on a GPU and hold
 
 from __future__ import annotations
 
-from dispatch.keys import FP8, Epilogue
-from dispatch.ops.matmul.request import MatmulRequest
-from dispatch.tensor import Tensor
+from typing import TYPE_CHECKING
+
+from dispatch.keys import Epilogue
+
+if TYPE_CHECKING:
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.tensor import Tensor
 
 __all__ = [
     "bgrad_order",
@@ -52,11 +56,16 @@ def bytes_by_16(request: MatmulRequest) -> str:
 
 def extents_by_4(request: MatmulRequest) -> str:
     """i8: k and n are multiples of 4, and so are the steps between rows or columns."""
-    wrong = [f"{name} a multiple of 4, has {extent}" for name, extent in (("k", request.k), ("n", request.n))
-             if extent % 4 and extent != 1]
+    wrong = [
+        f"{name} a multiple of 4, has {extent}"
+        for name, extent in (("k", request.k), ("n", request.n))
+        if extent % 4 and extent != 1
+    ]
     for name in ("a", "b"):
         tensor: Tensor = getattr(request, name)
-        if tensor.layout.alignment < 4 or max(tensor.layout.strides[-2:], default=0) % 4 and max(tensor.layout.strides[-2:]) > 1:
+        if tensor.layout.alignment < 4 or (
+            max(tensor.layout.strides[-2:], default=0) % 4 and max(tensor.layout.strides[-2:]) > 1
+        ):
             wrong.append(f"{name} with rows at multiples of 4 bytes, has {tensor.layout}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
@@ -95,7 +104,7 @@ def fp8_d_scales(request: MatmulRequest) -> str:
 
 def fp8_aux_scales(request: MatmulRequest) -> str:
     """A scale and a largest magnitude of aux come with an fp8 aux."""
-    if request.aux is not None and request.aux.dtype in FP8:
+    if request.aux is not None and request.aux.dtype.is_fp8:
         return ""
     return _without(request, ("aux", "amax_aux"), f"an aux of {request.aux_dtype}")
 

@@ -7,17 +7,27 @@ was expected and what to do; none looks at the elements of a tensor or calls a l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.scales import AUX_BITS, AUX_ELEMENTS, FACTORS, NO_SCALES, Scales, aux_shape, scale_dtype, scale_shape
+from dispatch.ops.matmul.scales import (
+    AUX_BITS,
+    AUX_ELEMENTS,
+    FACTORS,
+    NO_SCALES,
+    Scales,
+    aux_shape,
+    scale_dtype,
+    scale_shape,
+)
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["broadcast", "may_overlap", "overlap", "validate"]
@@ -61,7 +71,9 @@ def _check_kinds(request: MatmulRequest) -> None:
     for name in TENSORS:
         tensor = getattr(request, name)
         if not isinstance(tensor, Tensor) and (tensor is not None or name in "ab"):
-            raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)")
+            raise BadRequest(
+                name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
+            )
     for name, kind in (("epilogue", Epilogue), ("scales", Scales), ("fast_accum", bool), ("autotune", bool)):
         value = getattr(request, name)
         if not isinstance(value, kind):
@@ -69,7 +81,7 @@ def _check_kinds(request: MatmulRequest) -> None:
     if request.compute is not None and not isinstance(request.compute, Compute):
         raise BadRequest("compute", repr(request.compute), "a Compute or None")
     workspace = request.workspace
-    if workspace is not None and (not isinstance(workspace, int) or workspace < 0):
+    if workspace is not None and (type(workspace) is not int or workspace < 0):
         raise BadRequest("workspace", repr(workspace), "a number of bytes, 0 or more, or None")
     if request.out_dtype is not None:
         try:
@@ -79,7 +91,9 @@ def _check_kinds(request: MatmulRequest) -> None:
     home = request.a.device
     for name, tensor, _ in request.tensors():
         if tensor.device is not home and tensor.device.alive:
-            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is", f"move it: {home}.array(x)")
+            raise BadRequest(
+                name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is", f"move it: {home}.array(x)"
+            )
 
 
 def _check_operands(request: MatmulRequest) -> None:
@@ -137,9 +151,13 @@ def _check_epilogue(request: MatmulRequest) -> None:
             raise BadRequest(name, "nothing", f"the tensor that epilogue {epilogue.name} reads", f"pass {name}=…")
         if tensor is not None and not taken:
             takers = ", ".join(e.name for e in Epilogue if _takes(e, name))
-            raise BadRequest(name, str(tensor.layout), f"none: epilogue {epilogue.name} has no {name}", f"use one of {takers}")
+            raise BadRequest(
+                name, str(tensor.layout), f"none: epilogue {epilogue.name} has no {name}", f"use one of {takers}"
+            )
     if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB) and 0 in request.shape:
-        raise BadRequest("epilogue", f"{epilogue.name} with an empty D", "a D with elements", "sum the operand yourself")
+        raise BadRequest(
+            "epilogue", f"{epilogue.name} with an empty D", "a D with elements", "sum the operand yourself"
+        )
     batch = request.batch
     _check_shape("bias", request.bias, (request.n,), (*batch, request.n))
     extent = request.m if epilogue is Epilogue.BGRADA else request.n
@@ -147,7 +165,9 @@ def _check_epilogue(request: MatmulRequest) -> None:
     for name in ("bias", "bgrad"):
         tensor = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.strides[-1] != 1 and tensor.shape[-1] > 1:
-            raise BadRequest(name, f"stride {tensor.layout.strides[-1]}", "a dense last axis", "copy it: dev.array(x.numpy())")
+            raise BadRequest(
+                name, f"stride {tensor.layout.strides[-1]}", "a dense last axis", "copy it: dev.array(x.numpy())"
+            )
     if request.aux is not None:
         _check_aux(request, request.aux)
 
@@ -172,8 +192,12 @@ def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
     row, step = aux.layout.strides[-2:] if aux.ndim > 1 else (0, 1)
     multiple = AUX_BITS // 8 if relu else AUX_ELEMENTS
     dense = step == 1 or aux.shape[-1] <= 1
-    if aux.size and (not dense or (row % multiple and aux.shape[-2] > 1) or (row < aux.shape[-1] and aux.shape[-2] > 1)):
-        raise BadRequest("aux", f"strides {aux.layout.strides}", f"dense rows a multiple of {multiple} elements apart", hint)
+    if aux.size and (
+        not dense or (row % multiple and aux.shape[-2] > 1) or (row < aux.shape[-1] and aux.shape[-2] > 1)
+    ):
+        raise BadRequest(
+            "aux", f"strides {aux.layout.strides}", f"dense rows a multiple of {multiple} elements apart", hint
+        )
 
 
 def _check_out(request: MatmulRequest) -> None:
@@ -198,7 +222,9 @@ def _check_out(request: MatmulRequest) -> None:
             if other_name == name or (name == "out" and other_name == "c" and same_view(tensor, other)):
                 continue
             if overlap(tensor, other):
-                raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", "only c may be out itself")
+                raise BadRequest(
+                    name, f"memory that overlaps {other_name}", "memory of its own", "only c may be out itself"
+                )
 
 
 def same_view(one: Tensor, other: Tensor) -> bool:
@@ -214,7 +240,7 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     if one.size == 0 or other.size == 0:
         return False
     try:
-        return bool(np.shares_memory(_ghost(one), _ghost(other), max_work=10_000))
+        return bool(np.shares_memory(_ghost(one), _ghost(other), max_work=10_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -245,7 +271,9 @@ def _check_numbers(request: MatmulRequest) -> None:
                 raise BadRequest(name, str(value.layout), "a tensor of one element")
             wanted = scale_dtype(request.a.dtype, request.compute)
             if value.dtype is not wanted:
-                raise BadRequest(name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')")
+                raise BadRequest(
+                    name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')"
+                )
         elif isinstance(value, bool) or not isinstance(value, (int, float, complex, np.number)):
             raise BadRequest(name, repr(value), "a number or a tensor of one element")
         elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
