@@ -20,7 +20,6 @@ from dispatch.ops.matmul.lower import lower
 from dispatch.ops.matmul.trial import Trial
 
 E = Epilogue
-HOST = device("host")
 NOTHING = (None, None)
 A, B, C, BIAS, AUX, BGRAD, D = range(7)
 F64_ROW = SimpleNamespace(
@@ -30,6 +29,14 @@ F64_ROW = SimpleNamespace(
     epilogues=tuple(Epilogue),
     scales=(NOTHING,),
 )
+HOST = None
+
+
+@pytest.fixture(autouse=True)
+def _live_host():
+    """Each test has the host that is live now: other tests close it."""
+    global HOST
+    HOST = device("host")
 
 
 class Memory:
@@ -134,7 +141,8 @@ def one(problem, request, memories, offsets, batch, operands):
 def with_aux(problem, epilogue, memory, offset, batch, x):
     """Store the forward pass's aux, or apply the backward pass's; gives the x that goes on."""
     if epilogue.activation == "gelu":
-        index = batch * problem.aux_stride + np.arange(x.shape[1])[None, :] * problem.aux_ld + np.arange(x.shape[0])[:, None]
+        rows, columns = np.arange(x.shape[0])[:, None], np.arange(x.shape[1])[None, :]
+        index = batch * problem.aux_stride + columns * problem.aux_ld + rows
         if epilogue.is_gradient:
             return x * gelu_slope(memory.read(offset, index))
         memory.write(offset, index, x)
@@ -167,7 +175,7 @@ def test_every_case_is_lowered_to_what_a_blas_computes(case, rng):
 
 
 def layouts(rng, shape, *, batch=()):
-    """A tensor of this shape in a random layout that a request takes: order, padding, offset, batch order, broadcast."""
+    """A tensor of this shape in a random layout that a request takes: order, padding, offset, batches."""
     rows, cols = shape
     dims = [1 if rng.random() < 0.25 else extent for extent in batch]
     dims = dims[int(rng.integers(0, len(dims) + 1)) :] if rng.random() < 0.3 else dims
@@ -252,7 +260,7 @@ def test_an_empty_sum_reads_no_operand(batch, rng):
     assert lower(MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_64F).empty_k
 
 
-def test_scales_follow_their_operands_through_the_exchange(rng):
+def test_scales_follow_their_operands_through_the_exchange():
     a, b = HOST.array(np.ones((32, 32)), "f8e4m3"), HOST.array(np.ones((32, 16)), "f8e4m3").mT.mT
     vector = HOST.array(np.ones(32, np.float32))
     scales = Scales(a=vector, a_mode=ScaleMode.OUTER_VEC_32F)

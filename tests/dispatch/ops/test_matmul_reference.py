@@ -1,4 +1,4 @@
-"""The reference and the host's matmul against formulas written here anew: sums by einsum, bits by loops, slopes by differences."""
+"""The reference and the host's matmul against formulas written anew: einsum, loops over bits, finite differences."""
 
 import math
 from types import SimpleNamespace
@@ -15,9 +15,16 @@ from dispatch.ops.matmul.host import to_bf16, to_f16, to_tf32
 from dispatch.ops.matmul.reference import reference
 
 E = Epilogue
-HOST = device("host")
 EPS = {"f64": 1e-14, "f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}
 DEFAULT = {"f64": Compute.COMPUTE_64F, "c128": Compute.COMPUTE_64F, "i8": Compute.COMPUTE_32I}
+HOST = None
+
+
+@pytest.fixture(autouse=True)
+def _live_host():
+    """Each test has the host that is live now: other tests close it."""
+    global HOST
+    HOST = device("host")
 
 
 def run_host(request, compute=None):
@@ -163,14 +170,18 @@ def tiled(line, block, blocks):
     return tile * 512 + (line % 32) * 16 + (line % 128 // 32) * 4 + block % 4
 
 
-FACTOR_AT = {
-    ScaleMode.SCALAR_32F: lambda flat, line, p, lines, k: flat[0],
-    ScaleMode.OUTER_VEC_32F: lambda flat, line, p, lines, k: flat[line],
-    ScaleMode.VEC128_32F: lambda flat, line, p, lines, k: flat[(p // 128) * lines + line],
-    ScaleMode.BLK128x128_32F: lambda flat, line, p, lines, k: flat[(line // 128) * math.ceil(k / 128) + p // 128],
-    ScaleMode.VEC32_UE8M0: lambda flat, line, p, lines, k: flat[tiled(line, p // 32, 4 * math.ceil(k / 128))],
-    ScaleMode.VEC16_UE4M3: lambda flat, line, p, lines, k: flat[tiled(line, p // 16, 4 * math.ceil(k / 64))],
-}
+def factor_at(mode, flat, line, p, lines, k):
+    """The factor of element p of a line of an operand, by its place in memory."""
+    return flat[
+        {
+            ScaleMode.SCALAR_32F: 0,
+            ScaleMode.OUTER_VEC_32F: line,
+            ScaleMode.VEC128_32F: (p // 128) * lines + line,
+            ScaleMode.BLK128x128_32F: (line // 128) * math.ceil(k / 128) + p // 128,
+            ScaleMode.VEC32_UE8M0: tiled(line, p // 32, 4 * math.ceil(k / 128)),
+            ScaleMode.VEC16_UE4M3: tiled(line, p // 16, 4 * math.ceil(k / 64)),
+        }[mode]
+    ]
 
 
 def factor_shape(mode, lines, k):
@@ -204,8 +215,8 @@ def test_each_scale_mode_reaches_the_elements_it_says(rng, a_mode, b_mode):
     expected = np.empty((len(rows), len(columns)))
     wide_a, wide_b = wide(a), wide(b)
     for (i, row), (j, column) in ((r, c) for r in enumerate(rows) for c in enumerate(columns)):
-        by_a = [FACTOR_AT[a_mode](flat_a, row, p, m, k) for p in range(k)]
-        by_b = [FACTOR_AT[b_mode](flat_b, column, p, n, k) for p in range(k)]
+        by_a = [factor_at(a_mode, flat_a, row, p, m, k) for p in range(k)]
+        by_b = [factor_at(b_mode, flat_b, column, p, n, k) for p in range(k)]
         expected[i, j] = math.fsum(wide_a[row] * by_a * wide_b[:, column] * by_b)
     picked = np.ix_(rows, columns)
     np.testing.assert_allclose(reference(request)["out"][picked], expected, rtol=1e-12, atol=1e-12)
@@ -216,9 +227,8 @@ def test_each_scale_mode_reaches_the_elements_it_says(rng, a_mode, b_mode):
 def test_an_fp8_d_is_scaled_and_saturates_and_amax_is_taken_before(rng, dtype, top):
     a, b, c = normal(rng, (16, 32), "f8e4m3"), normal(rng, (32, 16), "f8e4m3"), normal(rng, (16, 16), "bf16")
     amax = HOST.zeros((1,))
-    request = MatmulRequest(
-        a=a, b=b, c=c, beta=2.0, out_dtype=dtype, scales=Scales(a=0.5, b=HOST.array(np.float32([4.0])), d=top / 8, amax_d=amax)
-    )
+    scales = Scales(a=0.5, b=HOST.array(np.float32([4.0])), d=top / 8, amax_d=amax)
+    request = MatmulRequest(a=a, b=b, c=c, beta=2.0, out_dtype=dtype, scales=scales)
     x = 2.0 * np.einsum("ik,kj->ij", wide(a), wide(b)) + 2.0 * wide(c)
     assert np.abs(x).max() > 8  # some must saturate
     results = reference(request)
@@ -256,9 +266,9 @@ def test_products_of_i8_are_exact_integers(rng):
     a, b = rng.integers(-128, 128, (5, 1000)), rng.integers(-128, 128, (1000, 6))
     c = rng.integers(-(2**20), 2**20, (5, 6))
     request = MatmulRequest(a=HOST.array(a, "i8"), b=HOST.array(b, "i8"), c=HOST.array(c, "i32"), alpha=3, beta=-2)
-    expected = [
-        [3 * sum(int(a[i, p]) * int(b[p, j]) for p in range(1000)) - 2 * int(c[i, j]) for j in range(6)] for i in range(5)
-    ]
+    expected = np.empty((5, 6), object)  # of Python's integers
+    for i, j in np.ndindex(5, 6):
+        expected[i, j] = 3 * sum(int(a[i, p]) * int(b[p, j]) for p in range(1000)) - 2 * int(c[i, j])
     np.testing.assert_array_equal(reference(request)["out"], expected)
     np.testing.assert_array_equal(run_host(request)["out"], expected)
 
@@ -345,7 +355,8 @@ def test_with_beta_0_nothing_is_read_from_c(rng):
     c = HOST.array(np.full((4, 6), np.nan))
     for beta in (0, 0.0, HOST.zeros((1,), "f64")):
         request = MatmulRequest(a=a, b=b, c=c, beta=beta)
-        np.testing.assert_allclose(run_host(request)["out"], np.einsum("ik,kj->ij", wide(a), wide(b)), rtol=1e-13, atol=1e-13)
+        expected = np.einsum("ik,kj->ij", wide(a), wide(b))
+        np.testing.assert_allclose(run_host(request)["out"], expected, rtol=1e-13, atol=1e-13)
 
 
 def test_alpha_and_beta_may_be_tensors(rng):
