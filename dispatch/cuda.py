@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,14 +19,13 @@ from cudabind.errors import CudaError
 from dispatch.device import Device
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
-from dispatch.stream import Stream
+from dispatch.stream import Stream, relaxed
 from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
 __all__ = ["CudaDevice", "device_of_pointer", "is_available"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 LEGACY_DEFAULTS = (0, 1, 2)  # the stream handles that are no objects and so cannot be destroyed
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 @cache
@@ -69,10 +68,12 @@ class CudaDevice(Device):
         super().__init__(f"cuda:{ordinal}", ordinal, Arch(major * 10 + minor), generation)
         self.model = driver.cuDeviceGetName(96, self.handle).split(b"\0")[0].decode()
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
-        self._c_context = ctypes.c_void_p(int(self.context))
+        set_current = driver.cuCtxSetCurrent.unchecked_holding_gil
+        self._make_current = partial(set_current, ctypes.c_void_p(int(self.context)))
         self._pool = self._make_pool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
         self._deferred: deque[tuple[int, Stream]] = deque()
+        self._parked: deque[tuple[list[ctypes.c_void_p], Any]] = deque()
         self._side = self.stream()  # allocations made while the caller captures its own stream
 
     def attribute(self, kind: Any) -> int:
@@ -92,7 +93,7 @@ class CudaDevice(Device):
 
     def activate(self) -> None:
         """Make the context current in the calling thread; the libraries work on the current one."""
-        driver.cuCtxSetCurrent.unchecked(self._c_context)
+        self._make_current()
 
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self) -> Stream:
@@ -143,7 +144,11 @@ class CudaDevice(Device):
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         if stream.foreign and stream.is_capturing():
             # An allocation on a stream under capture would belong to the caller's graph and live only as it runs.
-            stream = self._side
+            with relaxed():
+                storage = self.allocate(nbytes, self._side)
+                self._side.synchronize()
+            return storage
+        self._unpark()
         ptr = ctypes.c_uint64()
         status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
         if status == OUT_OF_MEMORY:
@@ -151,14 +156,13 @@ class CudaDevice(Device):
             status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
         if status:
             self.fail(status, "cuMemAllocFromPoolAsync")
-        if stream is self._side:
-            stream.synchronize()
         return Storage(self, ptr.value, nbytes, stream, _release)
 
     def trim(self) -> None:
         """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
         self._free_deferred()
         self.synchronize()
+        self._unpark()
         driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
 
     def _free_deferred(self) -> None:
@@ -172,6 +176,25 @@ class CudaDevice(Device):
             self._deferred.append((ptr, stream))
         else:
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), (self._side if stream.closed else stream).c_handle)
+
+    def park(self, storage: Storage) -> None:
+        """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
+        events = []
+        for stream in storage.users():
+            if not stream.done():
+                event = self.event()
+                driver.cuEventRecord.unchecked(event, stream.c_handle)
+                events.append(event)
+        if events:
+            self._parked.append((events, storage.keep))
+
+    def _unpark(self) -> None:
+        """Give parked memory back whose last use is done; looked at as new memory is asked for."""
+        for _ in range(len(self._parked)):
+            events, _ = self._parked[0]
+            if any(driver.cuEventQuery.unchecked_holding_gil(event) for event in events):
+                return
+            self._events.extend(self._parked.popleft()[0])
 
     # -- copies ---------------------------------------------------------------------------------------------------
     def copy_in(self, tensor: Tensor, array: Array) -> None:

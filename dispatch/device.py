@@ -67,6 +67,9 @@ class Device:
         """Wait for all work on the device; raises what it ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
 
+    def park(self, storage: Storage) -> None:
+        """Keep another library's memory until work on it is done; on the host it always is."""
+
     def event(self) -> ctypes.c_void_p:
         """An event that orders streams, to be given back with `recycle`."""
         raise DispatchError(f"{type(self).__name__} has no events")
@@ -252,6 +255,12 @@ def _let_go(storage: Storage) -> None:
     """The memory lives in `storage.keep`, which dies with it."""
 
 
+def _hand_back(storage: Storage) -> None:
+    """Let another library have its memory back, once our streams are done with it."""
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)
+
+
 # -- the live devices ---------------------------------------------------------------------------------------------
 _registry = threading.RLock()
 _live: dict[str, Device] = {}
@@ -328,7 +337,7 @@ def from_dlpack(source: Any) -> Tensor:
     else:
         raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
     strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
-    storage = Storage(home, taken.ptr, 0, home.lane().stream, _let_go, taken)
+    storage = Storage(home, taken.ptr, 0, home.lane().stream, _hand_back, taken)
     return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
 
 
@@ -364,5 +373,5 @@ def _foreign(
                 "strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first"
             )
         steps = tuple(stride // kind.numpy.itemsize for stride in strides)
-    storage = Storage(home, ptr, 0, home.lane().stream, _let_go, source)
+    storage = Storage(home, ptr, 0, home.lane().stream, _hand_back, source)
     return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))

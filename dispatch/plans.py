@@ -8,9 +8,10 @@ records that call as a graph, and from then on the graph is launched.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections import deque
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -22,11 +23,14 @@ from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
 from dispatch.table import TABLE
+from dispatch.stream import order, relaxed
 from dispatch.tensor import Tensor
 from dispatch.tuning import AlgorithmCache
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.keys import Dtype
     from dispatch.request import Argument, Operands, Plan, Request
     from dispatch.row import Row
@@ -101,6 +105,7 @@ class Lane:
     def close(self) -> None:
         """End the lane; its plans and graphs are let go."""
         self.closed = True
+        order.epoch += 1  # bound calls look again, and find it closed
         self.forget()
 
     def forget(self) -> None:
@@ -109,6 +114,10 @@ class Lane:
         self.shortcuts.clear()
 
     lose = close
+
+    def failed(self, status: int) -> NoReturn:
+        """Raise what a launch ended in."""
+        raise Closed(f"a lane without a GPU was given status {status}")
 
     def run(self, request: Request) -> Any:
         """Enqueue a request and return its outputs."""
@@ -169,7 +178,11 @@ class CudaLane(Lane):
                 tensor.storage.use(stream, write=True)
         status = replay.launch()
         if status:
-            self.device.fail(status, "cuGraphLaunch")
+            self.failed(status)
+
+    def failed(self, status: int) -> NoReturn:
+        """Raise what a launch ended in."""
+        self.device.fail(status, "cuGraphLaunch")
 
     def enqueue(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
@@ -178,7 +191,9 @@ class CudaLane(Lane):
         replay = plan.replays.get(arguments)
         if replay is None and plan.capture_safe and arguments in plan.seen:
             replay = self.record(plan, arguments)
-        if replay is not None and not self.captured:
+        if self.captured:
+            self._settle((*reads, *writes))
+        elif replay is not None:
             self.launch(replay, reads, writes)
             return
         for tensor in reads:
@@ -190,6 +205,15 @@ class CudaLane(Lane):
         plan.seen[arguments] = None
         self.device.activate()
         plan.enqueue(arguments)
+
+    def _settle(self, tensors: tuple[Tensor, ...]) -> None:
+        """Wait here for the other streams of some tensors: a graph under capture cannot wait for work outside it."""
+        with relaxed():
+            for tensor in tensors:
+                for stream in tensor.storage.users() - {self.stream}:
+                    stream.synchronize()
+                tensor.storage.owner = tensor.storage.writer = self.stream
+                tensor.storage.readers = set()
 
     @property
     def captured(self) -> bool:
@@ -284,7 +308,7 @@ class CudaLane(Lane):
         self._cublaslt = None
 
     def __del__(self) -> None:
-        if not self.closed and self.device.alive:
+        if not self.closed and self.device.alive and not sys.is_finalizing():
             self.close()
 
 
@@ -331,19 +355,21 @@ class BoundCall:
     plan; each set of addresses has its own recorded call, and the lane keeps the latest ones.
     """
 
-    __slots__ = ("_bound", "_lane", "_outputs", "_replay", "request")
+    __slots__ = ("_bound", "_epoch", "_lane", "_launch", "_replay", "_result", "request")
 
     def __init__(self, lane: Lane, request: Request, outputs: Operands) -> None:
         self.request = request.replace(**outputs) if outputs else request
         self._lane = lane
-        self._outputs = outputs
-        self._bound: Any = None
+        self._epoch = -1
+        self._result: Any = None
         self._replay: Replay | None = None
         if isinstance(lane, CudaLane):
             self._bound = Bound(lane, self.request)
-            if self._bound.plan.capture_safe and not lane.captured:
-                plan, arguments = self._bound.plan, self._bound.arguments
+            self._result = self._bound.result
+            plan, arguments = self._bound.plan, self._bound.arguments
+            if plan.capture_safe and arguments is not None and not lane.captured:
                 self._replay = plan.replays.get(arguments) or lane.record(plan, arguments)
+                self._launch: Callable[[], int] = self._replay.launch
         else:
             lane.plan(self.request)
 
@@ -355,16 +381,26 @@ class BoundCall:
 
     def __call__(self, **operands: Tensor) -> Any:
         """Enqueue it and return its outputs without waiting; operands by their names in the request."""
-        if operands:
-            return self._lane.run(self.request.replace(**operands))
-        replay = self._replay
+        if self._epoch == order.epoch and not operands:
+            status = self._launch()
+            if status:
+                self._lane.failed(status)
+            return self._result
+        return self._look(operands)
+
+    def _look(self, operands: dict[str, Tensor]) -> Any:
+        """Run it where something may have changed: other operands, another stream's use of them, a closed lane."""
         lane = self._lane
-        if replay is None or lane.stream.foreign or lane.closed:
-            lane.check()
+        lane.check()
+        if operands:
+            return lane.run(self.request.replace(**operands))
+        if not isinstance(lane, CudaLane) or self._replay is None or lane.captured:
             return lane.run(self.request)
-        bound = self._bound
-        lane.launch(replay, bound.reads, bound.writes)  # type: ignore[attr-defined]  # only a CudaLane has replays
-        return bound.result
+        epoch = order.epoch  # as it was before the look
+        lane.launch(self._replay, self._bound.reads, self._bound.writes)
+        if order.epoch == epoch and not lane.stream.foreign:
+            self._epoch = epoch
+        return self._result
 
     def __repr__(self) -> str:
         return f"<{self.row.name}: {self.request.describe()}>"

@@ -7,6 +7,7 @@ very same arguments only. Capture runs on a stream of its own, so the caller's s
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ class Replay:
         self.launch: Callable[[], int] = partial(driver.cuGraphLaunch.unchecked, self._exec, stream)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         # The driver frees a graph that is still running once it is done.
         driver.cuGraphExecDestroy.unchecked(self._exec)
 

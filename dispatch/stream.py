@@ -7,7 +7,10 @@ orders. On the host there is one stream, which is always done.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
@@ -15,7 +18,7 @@ from cudabind import driver
 if TYPE_CHECKING:
     from dispatch.device import Device
 
-__all__ = ["Current", "LaneLike", "Stream", "current"]
+__all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxed"]
 
 
 class LaneLike(Protocol):
@@ -35,6 +38,36 @@ class Current(threading.local):
 
 
 current = Current()
+
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class Order:
+    """Counts what may change the order that a bound call relies on, so that it need not look at its tensors each time.
+
+    `epoch` moves on when a storage changes its owner, when a stream becomes known to others, and when a lane ends. A
+    race between two threads that count is harmless: the epoch still differs from the one remembered.
+    """
+
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+
+order = Order()
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread make calls that do not touch a stream under capture, whatever the mode of that capture forbids."""
+    mode = ctypes.c_int(RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
 
 
 class Stream:
@@ -61,7 +94,9 @@ class Stream:
     @property
     def handle(self) -> int:
         """The `cudaStream_t` as an integer, to be given to other libraries."""
-        self.foreign = True  # from now on somebody else may begin a capture on it
+        if not self.foreign:
+            self.foreign = True  # from now on somebody else may begin a capture on it
+            order.epoch += 1
         return self.c_handle.value or 0
 
     def synchronize(self) -> None:
@@ -100,7 +135,7 @@ class Stream:
         if self.device.is_host:
             return False
         state = ctypes.c_int()
-        status = driver.cuStreamIsCapturing.unchecked(self.c_handle, ctypes.byref(state))
+        status = driver.cuStreamIsCapturing.unchecked_holding_gil(self.c_handle, ctypes.byref(state))
         if status:
             self.device.fail(status, "cuStreamIsCapturing")
         return state.value != 0
@@ -125,7 +160,7 @@ class Stream:
 
     def __del__(self) -> None:
         # No wait: the driver destroys a stream once its work is done.
-        if self._owned and not self.closed and self.c_handle.value and driver is not None:
+        if self._owned and not self.closed and self.c_handle.value and not sys.is_finalizing():
             driver.cuStreamDestroy.unchecked(self.c_handle)
 
     def __repr__(self) -> str:

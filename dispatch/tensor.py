@@ -6,6 +6,7 @@ Tensor is a pointer, a layout and a storage. Nothing here launches work; copies 
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from dispatch import dlpack
 from dispatch.errors import BadRequest
+from dispatch.stream import order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +134,7 @@ class Storage:
             return
         with self._lock:
             if write:
-                for other in {self.writer, *self.readers}:
+                for other in self.users():
                     stream.wait_for(other)
                 self.owner = self.writer = stream
                 self.readers = set()
@@ -140,12 +142,15 @@ class Storage:
                 stream.wait_for(self.writer)
                 self.readers = {*self.readers, stream}
                 self.owner = None
+            order.epoch += 1
 
     def users(self) -> set[Stream]:
+        """The streams that the memory may still be in use on."""
         return {self.writer, *self.readers}
 
     def __del__(self) -> None:
-        self.free(self)
+        if not sys.is_finalizing():
+            self.free(self)
 
 
 class Tensor:

@@ -7,6 +7,7 @@ terms; here the terms become descriptors. Follows https://docs.nvidia.com/cuda/c
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,14 @@ from cudabind.errors import CublasLtError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import F32, Compute, ScaleMode
-from dispatch.ops.matmul.lower import Lowered, Matrix, Problem, lower
+from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, Matrix, Problem, lower
 from dispatch.ops.matmul.scales import FACTORS, scale_dtype
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
 from dispatch.tuning import Algorithm, Rehearsal, fastest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.plans import CudaLane
@@ -104,6 +105,8 @@ class Descriptors:
         self.set(attribute, ctypes.c_void_p(address))
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         for layout in self.layouts.values():
             lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
         if self.matmul.value:
@@ -204,6 +207,7 @@ class CublasLtPlan(Plan):
         "_calls",
         "_descriptors",
         "_lane",
+        "_numbers",
         "_pointed",
         "_scale",
         "_vectors",
@@ -219,12 +223,12 @@ class CublasLtPlan(Plan):
         self._descriptors = Descriptors(problem)
         self._vectors = _vectors(request, self.lowered)
         self._pointed: tuple[Argument, ...] = ()
-        for attribute, _, _ in self._vectors:
-            self._descriptors.point(
-                attribute, 256
-            )  # which pointers are set matters to the heuristic, where to does not
+        for attribute, _, _ in self._vectors:  # the heuristic asks which pointers are set, not where they point to
+            self._descriptors.point(attribute, 256)
         self._scale = scale_dtype(request.a.dtype, compute)
-        self._alpha, self._beta = (CTYPES[self._scale.name]() for _ in range(2))
+        number = ctypes.c_void_p if problem.device_scalars else CTYPES[self._scale.name]
+        self._alpha, self._beta = number(), number()
+        self._numbers: tuple[Argument, ...] = ()
         limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
         results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES if request.autotune else 1)
         self._calls = self._bind(results[0].algo, results[0].workspaceSize)
@@ -237,11 +241,9 @@ class CublasLtPlan(Plan):
         """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
         lane, layouts = self._lane, self._descriptors.layouts
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
-        if self.lowered.problem.device_scalars:
-            self._alpha, self._beta = ctypes.c_void_p(), ctypes.c_void_p()
-            alpha, beta = self._alpha, self._beta
-        else:
-            alpha, beta = (ctypes.c_void_p(ctypes.addressof(x)) for x in (self._alpha, self._beta))
+        alpha, beta = self._alpha, self._beta
+        if not self.lowered.problem.device_scalars:
+            alpha, beta = (ctypes.c_void_p(ctypes.addressof(x)) for x in (alpha, beta))
         call = partial(
             _bare_matmul(),
             *(lane.cublaslt, self._descriptors.matmul, alpha),
@@ -251,24 +253,35 @@ class CublasLtPlan(Plan):
         return call, (a, b, c, d)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        call, (a, b, c, d) = self._calls
-        first, second = (arguments[B], arguments[A]) if self.lowered.exchanged else (arguments[A], arguments[B])
+        numbers = arguments[ALPHA:FIRST_FACTOR]
+        if numbers != self._numbers:
+            for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
+                self._number(scalar, number)
+            self._numbers = numbers
+        operands: Any = arguments[:ALPHA]  # addresses are ints
         if self.lowered.empty_k:
-            first = second = self._lane.zeros(self._zero_bytes())
-        self._number(self._alpha, arguments[ALPHA])
-        self._number(self._beta, arguments[BETA])
+            zeros = self._lane.zeros(self._zero_bytes())
+            operands = (zeros, zeros, *operands[C:])
         for offsets in self.lowered.offsets:
             if self._vectors:
                 self._point(arguments, offsets)
-            step_a, step_b = (offsets[B], offsets[A]) if self.lowered.exchanged else (offsets[A], offsets[B])
-            a.value = first + step_a  # type: ignore[assignment]  # addresses are ints
-            b.value = second + step_b  # type: ignore[assignment]
-            d.value = arguments[OUT] + offsets[OUT]  # type: ignore[assignment]
-            # No C is a null pointer: where C and D differ in dtype, the library refuses one address for both.
-            c.value = arguments[C] + offsets[C] if arguments[C] else None  # type: ignore[assignment]
-            status = call()
-            if status:
-                raise lt.cublasLtMatmul.error(status)
+            if offsets is not NO_OFFSETS:
+                operands = [address and address + step for address, step in zip(arguments, offsets, strict=False)]
+            self._call(operands)
+
+    def _call(self, operands: Sequence[int]) -> None:
+        """Call the library for the operands at these addresses."""
+        call, (a, b, c, d) = self._calls
+        if self.lowered.exchanged:
+            a.value, b.value = operands[B], operands[A]
+        else:
+            a.value, b.value = operands[A], operands[B]
+        # No C is a null pointer: where C and D differ in dtype, the library refuses one address for both.
+        c.value, d.value = operands[C] or None, operands[OUT]
+        status = call()
+        if status:
+            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise lt.cublasLtMatmul.error(status)
 
     def _number(self, scalar: Any, value: Argument) -> None:
         """Set alpha or beta: an address on the device, a real number, or a complex one."""
