@@ -41,10 +41,10 @@ def validate(request: MatmulRequest) -> None:
     """Raise BadRequest for a request that no library could carry out, StaleTensor for operands that are gone."""
     _check_kinds(request)
     request.device.check(*(tensor for _, tensor, _ in request.tensors()))
+    _check_numbers(request)
     _check_operands(request)
     _check_epilogue(request)
     _check_out(request)
-    _check_numbers(request)
     _check_scales(request)
 
 
@@ -111,6 +111,7 @@ def _check_operands(request: MatmulRequest) -> None:
     except ValueError:
         raise BadRequest("b", str(b.layout), f"batch axes that broadcast with those of a {a.layout}") from None
     _check_shape("c", request.c, request.shape)
+    _check_shape("out", request.out, request.shape)
     for name in ("a", "b", "c", "out"):
         tensor = getattr(request, name)
         if tensor is not None:
@@ -201,9 +202,8 @@ def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
 
 
 def _check_out(request: MatmulRequest) -> None:
-    """D has its shape and dtype, and no tensor that is written overlaps another operand."""
+    """D has its dtype, and no tensor that is written overlaps another operand."""
     out = request.out
-    _check_shape("out", out, request.shape)
     if out is not None and request.out_dtype is not None and Dtype.of(request.out_dtype) is not out.dtype:
         raise BadRequest("out_dtype", str(Dtype.of(request.out_dtype)), f"{out.dtype}, the dtype of out, or None")
     if request.c is None and out is None and request.has_beta:
