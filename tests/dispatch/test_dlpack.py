@@ -1,0 +1,212 @@
+"""DLPack on the host: NumPy, and torch where it is installed, both ways and without a copy."""
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch import dlpack
+from dispatch.errors import BadRequest, StaleTensor
+
+SHARED = ["f64", "f32", "f16", "i8", "u8", "i32", "u32", "i64", "u64", "bool", "c64", "c128"]
+
+
+@pytest.fixture
+def dev():
+    return dispatch.device("host")
+
+
+class OldProducer:
+    """A producer from before DLPack 1.0: it takes no max_version."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class Producer:
+    """A producer that is no NumPy array, as of DLPack 1.0."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_numpy_takes_a_tensor_without_a_copy(dev, rng, name):
+    tensor = dev.array(rng.integers(0, 2, (3, 4)), name)
+    taken = np.from_dlpack(tensor)
+    assert taken.ctypes.data == tensor.ptr
+    assert (taken.shape, taken.strides, taken.dtype) == (tensor.shape, tensor.strides, tensor.dtype.numpy)
+    np.testing.assert_array_equal(taken, tensor.numpy())
+
+
+@pytest.mark.parametrize("source", [lambda x: x, Producer, OldProducer])
+@pytest.mark.parametrize("name", SHARED)
+def test_an_array_is_taken_without_a_copy(rng, name, source):
+    values = rng.integers(0, 2, (3, 4)).astype(dispatch.Dtype.of(name).numpy)
+    tensor = dispatch.from_dlpack(source(values))
+    assert tensor.ptr == values.ctypes.data
+    assert (tensor.shape, tensor.strides, tensor.dtype) == (values.shape, values.strides, name)
+    np.asarray(tensor)[1, 2] = 1
+    assert values[1, 2] == 1
+
+
+@pytest.mark.parametrize("cut", [
+    lambda x: x.T, lambda x: x[1:], lambda x: x[:, ::2], lambda x: x[::-1], lambda x: x[:0], lambda x: x[0, :1],
+])  # fmt: skip
+def test_views_keep_their_strides_both_ways(dev, rng, cut):
+    values = rng.standard_normal((4, 6))
+    view = cut(values)
+    tensor = dispatch.from_dlpack(Producer(view) if view.size else view)
+    assert tensor.shape == view.shape
+    np.testing.assert_array_equal(tensor.numpy(), view)
+    out = np.from_dlpack(cut(dev.array(values)))
+    np.testing.assert_array_equal(out, view)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_ml_dtypes_arrays_are_taken_though_numpy_gives_no_capsule(name):
+    values = np.ones((2, 3), getattr(ml_dtypes, name))
+    tensor = dispatch.from_dlpack(values)
+    assert tensor.ptr == values.ctypes.data
+    assert tensor.dtype == values.dtype
+
+
+def test_a_read_only_array_gives_a_read_only_tensor():
+    values = np.ones((2, 2))
+    values.flags.writeable = False
+    for source in (values, Producer(values)):
+        tensor = dispatch.from_dlpack(source)
+        assert tensor.layout.readonly
+        assert not np.asarray(tensor).flags.writeable
+        with pytest.raises(BufferError, match="read-only"):
+            tensor.__dlpack__()
+        assert not np.from_dlpack(tensor).flags.writeable  # NumPy speaks 1.0
+
+
+def test_the_producer_lives_as_long_as_the_tensor():
+    values = np.ones((5,))
+    gone = weakref.ref(values)
+    tensor = dispatch.from_dlpack(values)
+    view = tensor[1:]
+    del values, tensor
+    gc.collect()
+    assert gone() is not None
+    del view
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_lent_tensor_lives_as_long_as_its_borrower(dev, taken):
+    tensor = dev.zeros((5,))
+    storage = weakref.ref(tensor.storage)
+    lent = len(dlpack._lent)
+    borrower = np.from_dlpack(tensor) if taken else tensor.__dlpack__(max_version=(1, 1))
+    del tensor
+    gc.collect()
+    assert storage() is not None
+    assert len(dlpack._lent) == lent + 1
+    del borrower
+    gc.collect()
+    assert storage() is None
+    assert len(dlpack._lent) == lent
+
+
+def test_a_round_trip_is_the_same_memory(dev):
+    tensor = dev.zeros((3, 3))
+    again = dispatch.from_dlpack(tensor)
+    assert (again.ptr, again.layout) == (tensor.ptr, tensor.layout)
+    assert dispatch.from_dlpack(np.from_dlpack(tensor)).ptr == tensor.ptr
+
+
+def test_a_capsule_is_taken_once(dev):
+    class Same:
+        def __init__(self, tensor):
+            self.capsule = tensor.__dlpack__(max_version=(1, 1))
+
+        def __dlpack__(self, **_):
+            return self.capsule
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    source = Same(dev.zeros((2,)))
+    assert dispatch.from_dlpack(source).shape == (2,)
+    with pytest.raises(BadRequest, match="fresh"):
+        dispatch.from_dlpack(source)
+
+
+def test_what_cannot_be_given_is_a_buffer_error(dev):
+    tensor = dev.zeros((2, 2))
+    for options in ({"copy": True}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError):
+            tensor.__dlpack__(max_version=(1, 1), **options)
+    with pytest.raises(BufferError, match="packed"):
+        dev.zeros((2, 2), "f4e2m1").__dlpack__()
+    assert tensor.__dlpack_device__() == (1, 0)
+
+
+@pytest.mark.parametrize("source", [[1.0, 2.0], 3, None, "text"])
+def test_what_is_no_array_is_refused_with_a_hint(source):
+    with pytest.raises(BadRequest) as caught:
+        dispatch.from_dlpack(source)
+    assert caught.value.operand == "from_dlpack"
+    assert caught.value.hint
+
+
+def test_a_dtype_or_device_without_a_place_is_refused():
+    with pytest.raises(BadRequest, match="type code"):
+        dispatch.from_dlpack(np.ones(3, np.int16))
+
+    class Elsewhere(Producer):
+        def __dlpack_device__(self):
+            return (10, 0)  # ROCm
+
+    with pytest.raises(BadRequest, match="device type 10"):
+        dispatch.from_dlpack(Elsewhere(np.ones(3)))
+
+
+def test_the_host_has_no_cuda_array_interface(dev):
+    assert not hasattr(dev.zeros((2,)), "__cuda_array_interface__")
+    with pytest.raises(BadRequest):
+        dispatch.from_cuda_array_interface(dev.zeros((2,)))
+
+
+def test_a_stale_tensor_is_not_lent(dev):
+    tensor = dev.zeros((2,))
+    dev.close()
+    with pytest.raises(StaleTensor):
+        np.from_dlpack(tensor)
+
+
+def test_products_of_taken_arrays_land_in_the_producers_memory(rng):
+    a, b, out = rng.standard_normal((4, 5)), rng.standard_normal((5, 6)), np.empty((4, 6))
+    taken = [dispatch.from_dlpack(array) for array in (a, b.T.copy().T, out)]
+    dispatch.matmul(taken[0], taken[1], out=taken[2])
+    np.testing.assert_allclose(out, np.einsum("ik,kj->ij", a, b), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "int64", "bool", "complex64", "float8_e4m3fn"])
+def test_torch_on_the_cpu_both_ways(name):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    source = torch.ones((3, 4)).to(getattr(torch, name)).T
+    tensor = dispatch.from_dlpack(source)
+    assert (tensor.ptr, tensor.shape) == (source.data_ptr(), (4, 3))
+    assert tuple(stride * source.element_size() for stride in source.stride()) == tensor.strides
+    back = torch.from_dlpack(tensor)
+    assert (back.data_ptr(), back.dtype, back.stride()) == (source.data_ptr(), source.dtype, source.stride())
