@@ -1,0 +1,35 @@
+"""The commands of `python -m dispatch`, one file each with `add_arguments(parser)` and `run(options) -> exit status`.
+
+`__main__` imports the one that is asked for. Facts go to stdout, as text or with `--json`; what went wrong goes to
+stderr. Nothing here is imported by the library itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["print_aligned", "print_json", "say"]
+
+
+def say(text: str = "") -> None:
+    """Print one line of facts."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_aligned(lines: Iterable[Sequence[str]], indent: str = "") -> None:
+    """Print cells in columns as wide as their widest; the last is as wide as it is."""
+    rows = [tuple(line) for line in lines]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        say(f"{indent}{'  '.join(cells)}".rstrip())
+
+
+def print_json(facts: Any) -> None:
+    """Print facts for programs."""
+    say(json.dumps(facts, indent=2, ensure_ascii=False))

@@ -1,0 +1,166 @@
+"""`python -m dispatch doctor`: what this machine has, what works on it, and what to do about the rest.
+
+It looks at every library, at the driver and the GPUs, and runs one checked product on the host and on the first GPU. It
+changes nothing, and exits 0 where the host works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cli import print_aligned, print_json, say
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "examine", "run"]
+
+PACKAGES = ("cuda-python", "cuda-bindings", "cuda-core", "cuda-pathfinder", "numpy", "ml_dtypes")
+OPTIONAL = ("tqdm", "matplotlib")
+NO_DRIVER = (
+    "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
+    " its GPUs: docker run --gpus all), or work on the host, which needs none"
+)
+NO_GPU = "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or work on the host"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `doctor`."""
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine the machine and print what was found; 0 where the host works."""
+    found = examine()
+    if options.json:
+        print_json(found)
+    else:
+        _print(found)
+    return 0 if found["works"]["host"]["ok"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """All that `doctor` finds, as plain data; `advice` holds one sentence for each thing that is missing."""
+    from cudabind import LIBRARIES, __version__
+    from cudabind.__main__ import describe
+    from dispatch.cli.cache import entries
+    from dispatch.tuning import cache_folder
+
+    libraries = [describe(row) for row in LIBRARIES.values()]
+    driver, gpus, problem = _gpus()
+    works = {"host": _product("host")}
+    if gpus:
+        works["cuda:0"] = _product("cuda:0")
+    folder = cache_folder()
+    found: dict[str, Any] = {
+        "version": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+        "packages": {name: _package(name) for name in PACKAGES + OPTIONAL},
+        "driver": driver,
+        "gpus": gpus,
+        "libraries": [
+            {key: row[key] for key in ("library", "version", "path", "install", "problem")} for row in libraries
+        ],
+        "cache": {"folder": str(folder), "exists": folder.is_dir(), "files": len(entries(folder))},
+        "works": works,
+    }
+    found["advice"] = _advice(found, problem)
+    return found
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[str | None, list[dict[str, Any]], str]:
+    """The newest CUDA version of the driver, the GPUs, and why there are none; makes no context on any of them."""
+    from cudabind import driver
+    from cudabind.errors import CudaError, LibraryNotFound
+
+    try:
+        driver.cuInit(0)
+        version = int(driver.cuDriverGetVersion())
+        handles = [driver.cuDeviceGet(number) for number in range(int(driver.cuDeviceGetCount()))]
+        gpus = [_gpu(number, handle) for number, handle in enumerate(handles)]
+    except CudaError as error:
+        if isinstance(error, LibraryNotFound):
+            return None, [], NO_DRIVER
+        return None, [], NO_GPU if error.name == "CUDA_ERROR_NO_DEVICE" else f"{NO_DRIVER} ({error})"
+    return f"CUDA {version // 1000}.{version % 1000 // 10}", gpus, "" if gpus else NO_GPU
+
+
+def _gpu(number: int, handle: Any) -> dict[str, Any]:
+    from cudabind import driver
+
+    kinds = driver.CUdevice_attribute
+    major = int(driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle))
+    minor = int(driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle))
+    return {
+        "device": f"cuda:{number}",
+        "name": driver.cuDeviceGetName(96, handle).split(b"\0")[0].decode(),
+        "arch": f"sm_{major}{minor}",
+        "memory_mib": int(driver.cuDeviceTotalMem(handle)) // 2**20,
+    }
+
+
+def _product(name: str) -> dict[str, Any]:
+    """A small fused product on a device, checked against float64: whether it is right, its row, what went wrong."""
+    import numpy as np
+
+    import dispatch as dp
+    from cudabind.errors import CudaError
+
+    rng = np.random.default_rng(0)
+    a, b, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((48, 64), (64, 32), (32,)))
+    try:
+        home = dp.device(name)
+        request = dp.MatmulRequest(home.array(a), home.array(b), bias=home.array(bias), epilogue=dp.Epilogue.RELU_BIAS)
+        result = dp.run(request).numpy()
+        row = dp.explain(request).row.name
+    except (dp.errors.DispatchError, CudaError) as error:
+        return {"ok": False, "row": None, "problem": str(error)}
+    expected = np.maximum(a.astype(np.float64) @ b + bias, 0)
+    right = bool(np.allclose(result, expected, rtol=1e-4, atol=1e-4))
+    return {"ok": right, "row": row, "problem": "" if right else "the product is wrong"}
+
+
+def _advice(found: dict[str, Any], no_gpu: str) -> list[str]:
+    advice = [no_gpu] if no_gpu else []
+    missing = [row for row in found["libraries"] if row["problem"] and row["library"] != "cuda"]
+    advice += [f"{row['library']} cannot be used: {row['problem']}" for row in missing]
+    for name, package in found["packages"].items():
+        if package is None:
+            use = "only progress bars and pictures want it" if name in OPTIONAL else "needed"
+            advice.append(f"the Python package {name} is not installed ({use}): pip install {name}")
+    for device, outcome in found["works"].items():
+        if not outcome["ok"]:
+            advice.append(f"a product on {device} failed: {outcome['problem']}")
+    return advice
+
+
+def _print(found: dict[str, Any]) -> None:
+    say(f"cudabind {found['version']}, Python {found['python']}, {found['system']}")
+    say("packages")
+    print_aligned([(name, version or "not installed") for name, version in found["packages"].items()], "  ")
+    say(f"driver   {found['driver'] or 'none'}")
+    for gpu in found["gpus"]:
+        say(f"  {gpu['device']}  {gpu['name']}  {gpu['arch']}  {gpu['memory_mib']:,} MiB")
+    say("libraries")
+    print_aligned(
+        [(row["library"], row["version"] or "-", row["path"] or "not found") for row in found["libraries"]], "  "
+    )
+    cache = found["cache"]
+    say(
+        f"cache    {cache['folder']}, {cache['files']} files" + ("" if cache["exists"] else " (made when it is needed)")
+    )
+    for device, outcome in found["works"].items():
+        say(f"{'works' if outcome['ok'] else 'BROKEN'}    {device}: {outcome['row'] or outcome['problem']}")
+    for sentence in found["advice"]:
+        say(f"advice   {sentence}")
