@@ -150,10 +150,11 @@ class CudaDevice(Device):
             return storage
         self._unpark()
         ptr = ctypes.c_uint64()
-        status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
+        size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
+        status = _allocate(ctypes.byref(ptr), size, self._pool, stream.c_handle)
         if status == OUT_OF_MEMORY:
             self.trim()
-            status = _allocate(ctypes.byref(ptr), nbytes or 1, self._pool, stream.c_handle)
+            status = _allocate(ctypes.byref(ptr), size, self._pool, stream.c_handle)
         if status:
             self.fail(status, "cuMemAllocFromPoolAsync")
         return Storage(self, ptr.value, nbytes, stream, _release)
@@ -310,7 +311,8 @@ def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
         return [(tensor.ptr, array, 0)]
     item = layout.dtype.itemsize
     base = tensor.ptr + layout.low
-    array = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides)]
+    forward: tuple[Any, ...] = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides)
+    array = array[(*forward, ...)]
     order = sorted(range(len(layout.shape)), key=lambda axis: -abs(layout.strides[axis]))
     array = array.transpose(order)
     shape = [layout.shape[axis] for axis in order]

@@ -13,7 +13,6 @@ from dispatch.errors import WorkerFailed
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from dispatch.device import Device
     from dispatch.keys import Compute, Dtype, Epilogue
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "run"]
 
 Argument = int | float | complex  # an address, or a number given by value
+Use = tuple[str, Tensor, bool]  # a field's name, its tensor, whether it is written
 Operands = dict[str, Tensor]  # by the request's field name
 
 
@@ -69,7 +69,7 @@ class Request(ABC):
         """Addresses and numbers in the op's fixed order; `outputs` are those that the request leaves to be allocated."""
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+    def tensors(self) -> tuple[Use, ...]:
         """Each operand given: its field name, the tensor, and whether the request writes it."""
 
     @abstractmethod

@@ -75,7 +75,10 @@ def no_row(
 ) -> NoRow:
     """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
     tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
-    return NoRow(request.describe(), [(row.name, why) for row, why in tried], nearest(tried, arch))
+    change = nearest(tried, arch)
+    if refused:  # a library said no to what its rows take: every one takes most where both operands are dense along k
+        change = f"{next(iter(refused)).name} with a row-major and b column-major, or with extents that are multiples of 16"
+    return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
 
 
 def nearest(tried: Sequence[tuple[Row, Sequence[str]]], arch: Arch) -> str:
@@ -95,7 +98,7 @@ def _weight(reason: str) -> int:
     """How far a change goes: an order or an alignment is a copy, another choice is another result, a dtype the most."""
     if reason.startswith("needs dtypes"):
         wanted, _, given = reason.removeprefix("needs dtypes (").partition("), has (")
-        pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=True)
+        pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=False)
         return 2 + 2 * sum(one != other for one, other in pairs)
     if "gives CUBLAS" in reason or "finds no algorithm" in reason:
         return 20  # the library itself refused: no change of words helps

@@ -161,6 +161,5 @@ def _by_request(key: Any, *fields: Any) -> Any:
     request = MatmulRequest(*fields)
     result = run(request)
     if key is not None and not request.device.is_host:
-        lane = request.device.lane()
-        lane.shortcuts[key] = Shortcut(lane.plan(request), request)
+        request.device.lane().shortcuts[key] = Shortcut(request.bound.plan, request)
     return result

@@ -318,8 +318,7 @@ class CublasLtPlan(Plan):
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
         problem, lane = self.lowered.problem, self._lane
         known = lane.algorithms.get("matmul", problem.as_key())
-        if known is not None and len(known.blob) == ctypes.sizeof(lt.cublasLtMatmulAlgo_t):
-            self._calls = self._bind(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob), known.workspace)
+        if known is not None and self._take(known):
             return
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
         rehearsal = Rehearsal(lane, request)
@@ -333,6 +332,22 @@ class CublasLtPlan(Plan):
         lane.algorithms.put(
             "matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize)
         )
+
+
+    def _take(self, known: Algorithm) -> bool:
+        """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
+        if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._lane.workspace.nbytes:
+            return False
+        algo = lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob)
+        result = lt.cublasLtMatmulHeuristicResult_t()
+        a, b, c, d = (self._descriptors.layouts[name] for name in "abcd")
+        check = lt.cublasLtMatmulAlgoCheck.unchecked
+        if check(self._lane.cublaslt, self._descriptors.matmul, a, b, c, d, algo, result) or result.state:
+            return False
+        if result.workspaceSize > known.workspace:
+            return False
+        self._calls = self._bind(algo, known.workspace)
+        return True
 
 
 def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]]:

@@ -6,9 +6,8 @@ round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLA
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
@@ -29,8 +28,7 @@ Missing = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Reque
 NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """One cuBLASLt matrix layout: column-major, in elements."""
 
     dtype: int
@@ -41,8 +39,7 @@ class Matrix:
     alignment: int = 256
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """All that cuBLASLt is told before addresses: what a heuristic's answer depends on, and nothing else.
 
     `a` … `d` are cuBLASLt's operands, after the exchange; `op_a` and `op_b` say whether each is transposed.
@@ -71,11 +68,10 @@ class Problem:
 
     def as_key(self) -> str:
         """A text that is equal for equal problems, for the cache on disk."""
-        return repr(asdict(self))
+        return repr(self)
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) at each of the calls that make up the request.
 
     `exchanged` says that the request's b is cuBLASLt's A; `empty_k` that both operands are to be NO_K columns of zeros.
@@ -87,8 +83,7 @@ class Lowered:
     empty_k: bool
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(NamedTuple):
     """One operand, its matrix stepped through column by column after the exchange, and its batch strides."""
 
     trans: bool

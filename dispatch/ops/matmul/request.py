@@ -7,17 +7,17 @@ library is for the table to refuse (NoRow). This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS, NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.validate import broadcast, validate
-from dispatch.request import Argument, Operands, Request, Signature
+from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from dispatch.device import Device
 
@@ -70,29 +70,29 @@ class MatmulRequest(Request):
         validate(self)
 
     # -- sizes ----------------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def m(self) -> int:
         return self.a.shape[-2]
 
-    @property
+    @cached_property
     def n(self) -> int:
         return self.b.shape[-1]
 
-    @property
+    @cached_property
     def k(self) -> int:
         return self.a.shape[-1]
 
-    @property
+    @cached_property
     def batch(self) -> Shape:
         """The batch axes of D: those of A and B, broadcast."""
         return broadcast(self.a.shape[:-2], self.b.shape[:-2])
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """The shape of D."""
         return (*self.batch, self.m, self.n)
 
-    @property
+    @cached_property
     def d_dtype(self) -> Dtype:
         """The dtype of D: that of `out`, `out_dtype`, or what the operands lead to (bf16 for fp8, i32 for i8)."""
         if self.out is not None:
@@ -103,7 +103,7 @@ class MatmulRequest(Request):
             return self.c.dtype
         return BF16 if self.a.dtype.is_fp8 or self.a.dtype.bits == 4 else I32 if self.a.dtype is I8 else self.a.dtype
 
-    @property
+    @cached_property
     def c_dtype(self) -> Dtype:
         """The dtype of C; without one, that of D or, for an fp8 D, that of the operands that go with a C of 16 bits."""
         if self.c is not None:
@@ -113,12 +113,12 @@ class MatmulRequest(Request):
         companions = (self.bias, self.aux if self.epilogue.activation == "gelu" else None)
         return next((t.dtype for t in companions if t is not None and t.dtype in HALF), BF16)
 
-    @property
+    @cached_property
     def in_place(self) -> bool:
         """Whether D is also C."""
-        return self.c is self.out or (self.c is None and self.has_beta)
+        return self.has_beta if self.c is None else self.c is self.out
 
-    @property
+    @cached_property
     def has_beta(self) -> bool:
         return isinstance(self.beta, Tensor) or self.beta != 0
 
@@ -172,20 +172,26 @@ class MatmulRequest(Request):
         factors = (getattr(self.scales, name) for name in (*FACTORS, "amax_d", "amax_aux"))
         return tuple(x.ptr if isinstance(x, Tensor) else x or 0.0 for x in factors)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+    def tensors(self) -> tuple[Use, ...]:
+        return self._uses
+
+    @cached_property
+    def _uses(self) -> tuple[Use, ...]:
+        uses: list[Use] = []
         written = {"out", "bgrad", *(("aux",) if self.epilogue.writes_aux else ())}
         for name in TENSORS:
             tensor = getattr(self, name)
             if tensor is not None:
-                yield name, tensor, name in written
+                uses.append((name, tensor, name in written))
         for name in ("alpha", "beta"):
             if isinstance(getattr(self, name), Tensor):
-                yield name, getattr(self, name), False
+                uses.append((name, getattr(self, name), False))
         if self.scales is not NO_SCALES:
             for name in (*FACTORS, "amax_d", "amax_aux"):
                 factor = getattr(self.scales, name)
                 if isinstance(factor, Tensor):
-                    yield f"scales.{name}", factor, name.startswith("amax")
+                    uses.append((f"scales.{name}", factor, name.startswith("amax")))
+        return tuple(uses)
 
     def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         found: dict[str, tuple[Shape, Shape, Dtype]] = {}
@@ -198,7 +204,7 @@ class MatmulRequest(Request):
             found["bgrad"] = (shape, c_strides(shape), self.c_dtype)
         return found
 
-    @property
+    @cached_property
     def aux_dtype(self) -> Dtype:
         """The dtype of aux: u8 for a ReLU mask; for GELU that of the tensor given, or else of C."""
         if self.epilogue.activation == "relu":
