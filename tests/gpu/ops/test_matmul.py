@@ -1,0 +1,64 @@
+"""Every matmul row that this GPU can run, through all of its cases, with fresh numbers and poisoned outputs.
+
+A case that a rule of its row refuses is skipped with that reason; the plain case of every epilogue must run.
+"""
+
+import pytest
+
+import dispatch
+from dispatch.errors import NoRow
+from dispatch.keys import HOST
+from dispatch.ops.matmul import cases
+from dispatch.row import refusals
+
+ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+
+
+@pytest.fixture
+def gpu():
+    return dispatch.device("cuda:0")
+
+
+def skip_unless_for(row, gpu):
+    if not row.on(gpu.arch):
+        newest = "" if row.until is None else f" to {row.until}"
+        pytest.skip(f"needs {row.arch}{newest}, this GPU is {gpu.arch}")
+
+
+def prepared(row, case, request):
+    """The bound call; skips, with the reason, what the row or the library refuses, unless it is the plain case."""
+    why = refusals(row, request, request.signature())
+    if why and case.form.name != "plain":
+        pytest.skip(f"a rule of the row: {'; '.join(why)}")
+    assert not why
+    try:
+        return dispatch.prepare(request)
+    except NoRow as error:
+        if case.form.name == "plain":
+            raise
+        reasons = [reason for name, found in error.refusals if name == row.name for reason in found]
+        pytest.skip(f"the library: {'; '.join(reasons)}")
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case(row, case, gpu, rng):
+    skip_unless_for(row, gpu)
+    trial = case.trial(gpu, rng)
+    call = prepared(row, case, trial.request)
+    assert call.row.name == row.name
+    trial.check(call())  # the recorded call
+    again = case.trial(gpu, rng)
+    again.check(dispatch.run(again.request))  # the plain call, at other addresses
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_repeated_request_is_right_each_time(row, gpu, rng):
+    """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
+    skip_unless_for(row, gpu)
+    case = next(case for case in cases(row) if case.form.name == "plain")
+    trial = case.trial(gpu, rng)
+    for _ in range(4):
+        for memory in trial.written:
+            memory.whole.copy_from(memory.before)
+        trial.check(dispatch.run(trial.request))
