@@ -8,7 +8,7 @@ The rooms, in the order in which they import each other:
     ops/<op>             one op family each: request, request function, libraries, reference, cases
     row table select     what a row says; the rows; which one takes a request
     workspace tuning replay plans       bound calls: scratch memory, algorithms, recorded graphs, lanes
-    worker supervisor    a thread for each stream; futures, queues, restarts
+    future seat worker crew supervisor  outcomes; queues; a thread for each stream; restarts; what users hold
 
 Importing this package loads no CUDA library and needs no GPU.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dispatch import errors
 from dispatch.device import Device, device, from_cuda_array_interface, from_dlpack
+from dispatch.future import Future
 from dispatch.keys import Arch, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape, matmul
 from dispatch.plans import BoundCall, prepare
@@ -24,6 +25,7 @@ from dispatch.request import Request, run
 from dispatch.row import Row
 from dispatch.select import explain
 from dispatch.stream import Stream
+from dispatch.supervisor import Supervisor
 from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
@@ -35,12 +37,14 @@ __all__ = [
     "Device",
     "Dtype",
     "Epilogue",
+    "Future",
     "MatmulRequest",
     "Request",
     "Row",
     "ScaleMode",
     "Scales",
     "Stream",
+    "Supervisor",
     "Tensor",
     "aux_shape",
     "device",

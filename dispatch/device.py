@@ -40,6 +40,7 @@ class Device:
         self.fault: DispatchError | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._lanes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
         self._lock = threading.Lock()
 
     # -- what a kind of device must have ------------------------------------------------------------------------
@@ -100,7 +101,9 @@ class Device:
         raise DispatchError(f"{function} gave {status}")
 
     def close(self) -> None:
-        """Wait for the work, close all lanes and end this generation; a second call does nothing."""
+        """Wait for the work (of supervisors too), close all lanes, end this generation; a second call does nothing."""
+        for supervisor in list(self.supervisors):
+            supervisor.finish()
         with _registry:
             if not self.alive:
                 return

@@ -15,6 +15,7 @@ __all__ = [
     "BadRequest",
     "BadRow",
     "Closed",
+    "DeadlineExceeded",
     "DeviceFault",
     "DeviceUnavailable",
     "DispatchError",
@@ -24,8 +25,12 @@ __all__ = [
     "Refused",
     "StaleTensor",
     "TaintedTensor",
+    "Undelivered",
     "WorkerFailed",
 ]
+
+
+LISTED = 10  # failures that the message of Undelivered spells out
 
 
 class DispatchError(Exception):
@@ -97,3 +102,22 @@ class Closed(DispatchError, RuntimeError):
 
 class WorkerFailed(DispatchError, RuntimeError):
     """A worker broke through no fault of its requests (a defect), or was restarted too often to go on."""
+
+
+class DeadlineExceeded(DispatchError, TimeoutError):
+    """A request that had not started when the time it was submitted with was over; it was not run."""
+
+
+class Undelivered(DispatchError):
+    """What failed in a supervisor and nobody asked for: `exceptions` holds it all, in the order in which it failed."""
+
+    def __init__(self, exceptions: Sequence[BaseException], more: int = 0) -> None:
+        self.exceptions = tuple(exceptions)
+        self.more = more  # failures beyond those that are kept
+        lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
+        lines += [f"  {type(error).__name__}: {error}" for error in self.exceptions[:LISTED]]
+        left = len(self.exceptions) + more - LISTED
+        super().__init__("\n".join([*lines, f"  and {left} more"] if left > 0 else lines))
+
+    def __reduce__(self) -> tuple[type[Undelivered], tuple[object, ...]]:
+        return type(self), (self.exceptions, self.more)

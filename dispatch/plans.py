@@ -18,7 +18,7 @@ import numpy as np
 from cudabind import _load, driver
 from dispatch.cuda import CudaDevice
 from dispatch.device import Device, HostDevice, live_devices
-from dispatch.errors import Closed, Refused
+from dispatch.errors import BadRequest, Closed, Refused
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
@@ -65,6 +65,9 @@ class Lane:
         plan = self.plans.get(key)
         if plan is None:
             self.check()
+            if request.device is not self.device:
+                request.device.check()
+                raise BadRequest("request", f"operands on {request.device!r}", f"operands on {self.device!r}")
             plan = self._make(request)
             if len(self.plans) >= MAX_PLANS:
                 self.plans.pop(next(iter(self.plans)))

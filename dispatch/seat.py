@@ -1,0 +1,100 @@
+"""Seat: a worker's place in its supervisor, which outlives the worker: its queue, its counts and its sleep.
+
+supervisor.py appends to the queue, worker.py takes from it. Here is also what a worker knows of who keeps it, and the
+steps in which a supervisor ends. Nothing here runs a request.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dispatch.future import CANCELLED, FAILED
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+    from dispatch.errors import DispatchError
+    from dispatch.future import Future
+    from dispatch.worker import Worker
+
+__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "Keeper", "Seat", "again"]
+
+# `Keeper.ending`, in the order in which it may change.
+OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; cancels it; fails it
+
+
+class Keeper(Protocol):
+    """What a worker knows of who keeps it (supervisor.py)."""
+
+    device: Device
+    ending: int
+    blocked: int  # threads that wait for room in a queue
+    turn: Any  # a lock: who holds it enqueues
+
+    def opened(self, lane: Any, seat: Seat) -> None: ...
+    def failed(self, future: Future, errors: list[BaseException]) -> None: ...
+    def callbacks_failed(self, errors: list[BaseException]) -> None: ...
+    def lost(self) -> None: ...
+    def replace(self, worker: Worker, defect: BaseException) -> bool: ...
+    def reason(self) -> DispatchError: ...
+    def make_room(self) -> None: ...
+
+
+def again(error: DispatchError) -> DispatchError:
+    """The same error as an object of its own, for each raise adds to the traceback of its object."""
+    twin = type(error)(*error.args)
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+class Seat:
+    """A worker's place: the queue and the counts, which outlive a worker that breaks.
+
+    Guarantees: the counts are written by the worker alone. `items` is appended to by any thread and taken from by the
+    worker, or by anyone once it is `vacant`. A sleeper is woken: the worker sets `asleep` and then looks at `items`,
+    who submits appends and then looks at `asleep`; a wake-up too many only makes the worker look once more.
+    """
+
+    __slots__ = ("asleep", "busy", "cancelled", "done", "failed", "gate", "index", "items", "limit", "vacant", "worker")
+
+    def __init__(self, index: int, limit: int) -> None:
+        self.index, self.limit = index, limit
+        self.items: deque[Future] = deque()
+        self.gate = allocate_lock()  # held, but for the moment between a wake-up and the worker's taking note of it
+        self.gate.acquire()
+        self.asleep = False
+        self.vacant = False  # no worker will come any more
+        self.busy = self.done = self.failed = self.cancelled = 0
+        self.worker: Worker | None = None
+
+    def wake(self) -> None:
+        self.asleep = False
+        try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
+            self.gate.release()
+        except RuntimeError:  # released already: the worker has not yet taken note
+            pass
+
+    def rest(self, seconds: float) -> None:
+        """Sleep until something is queued, somebody wakes the worker, or the time is over (-1: without end)."""
+        self.asleep = True
+        if not self.items:
+            self.gate.acquire(True, seconds)
+        self.asleep = False
+
+    def vacate(self, keeper: Keeper) -> None:
+        """End what is left in the queue; from now on whoever adds to it does the same."""
+        self.vacant = True
+        while self.items:
+            try:
+                future = self.items.popleft()
+            except IndexError:  # another thread, which has just added to it, is here too
+                return
+            if future.claim() is None:
+                self.cancelled += 1
+            elif keeper.ending == CANCELLING:
+                self.cancelled += 1
+                keeper.callbacks_failed(future.settle(CANCELLED, None))
+            else:
+                self.failed += 1
+                keeper.failed(future, future.settle(FAILED, keeper.reason()))

@@ -1,0 +1,253 @@
+"""Supervisor: requests in, futures out, over a worker thread for each stream of a device.
+
+This is what users hold; crew.py has the policy, worker.py runs the requests. A failure is a value until somebody asks
+for it, and what nobody asked for is raised when the block is left. This room never calls a library.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from dispatch.crew import Crew
+from dispatch.device import Device
+from dispatch.device import device as find_device
+from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
+from dispatch.future import FAILED, Future, TimedFuture
+from dispatch.seat import BROKEN, CANCELLING, Seat, again
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from dispatch.request import Request
+
+__all__ = ["Stats", "Supervisor"]
+
+SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
+NEAR = 64  # requests queued at the worker that knows a request, up to which it gets it again
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds."""
+
+    queued: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    restarts: int
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@final
+class Supervisor:
+    """Runs requests on a device's streams, each with a worker thread, and hands out futures.
+
+    Args:
+        device: "cuda:0", "host", a Device, or None for the first GPU, or the host where there is none.
+        streams: workers, each with a stream, library handles and a workspace of its own.
+        isolation: "thread": the workers are threads of this process; a GPU fault is final for it.
+        queue_size: requests that may wait for each worker.
+        when_full: "block" until there is room, or "raise" QueueFull.
+        placement: "affine": a request that has run before goes to the worker that knows it, unless many wait there, and
+            all others where least is to be done. "fair": always where least is to be done.
+        max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
+            circuit opens: what is queued fails, and `submit` raises WorkerFailed.
+
+    Requests at one worker run in the order of their submission. Between workers there is no order before a request
+    has ended: wait for the future of one before submitting another that uses its outputs, or give both the same
+    `worker`. Leaving the block waits for all work and raises Undelivered with the failures that nobody asked for; if it
+    is left by an exception, they are added to that. A supervisor that is dropped without close() cancels what is
+    queued and warns; an interpreter that exits does the same and waits two seconds at most.
+
+    Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
+    device and supervisor; only a process that dies takes futures with it.
+    """
+
+    def __init__(
+        self,
+        device: str | Device | None = None,
+        streams: int = 4,
+        isolation: Literal["thread"] = "thread",
+        queue_size: int = 4096,
+        when_full: Literal["block", "raise"] = "block",
+        placement: Literal["affine", "fair"] = "affine",
+        max_restarts: int = 3,
+        max_seconds: float = 5.0,
+    ) -> None:
+        _one_of("isolation", isolation, ("thread",))
+        _one_of("when_full", when_full, ("block", "raise"))
+        _one_of("placement", placement, ("affine", "fair"))
+        _at_least("streams", streams, 1)
+        _at_least("queue_size", queue_size, 1)
+        _at_least("max_restarts", max_restarts, 0)
+        self.device = device if isinstance(device, Device) else find_device(device)
+        self.device.check()
+        self._crew = crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)
+        self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
+        crew.start()
+        self._dropped = weakref.finalize(self, crew.abandon)
+        self._dropped.atexit = False  # `_at_exit` does that
+
+    def submit(self, request: Request, timeout: float | None = None, worker: int | None = None) -> Future:
+        """Queue a request and return its future; what is wrong with the request itself comes from there.
+
+        `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
+        with DeadlineExceeded. `worker` is the number of the worker to run it. Raises QueueFull, Closed after close(),
+        DeviceFault where the device is lost, WorkerFailed where the circuit is open.
+        """
+        crew = self._crew
+        if crew.refusal is not None:
+            crew.check()
+        deadline = None if timeout is None else monotonic() + timeout
+        future = Future(request) if deadline is None else TimedFuture(request, deadline)
+        ticket = next(crew.tickets)
+        seat = None
+        if worker is not None:
+            seat = self._seat(worker)
+        elif self._affine:
+            bound = getattr(request, "bound", None)
+            if bound is not None:
+                seat = crew.homes.get(bound.lane)
+                if seat is not None and len(seat.items) > NEAR:
+                    seat = None
+        if seat is None:
+            seat = crew.place(ticket)
+        if len(seat.items) >= self._limit:
+            seat = crew.wait_for_room(crew.seats if worker is None else [seat], self._when_full, deadline)
+        if not ticket & SAMPLED:
+            future.add_done_callback(partial(crew.sample, perf_counter()))
+        seat.items.append(future)
+        if seat.asleep:
+            seat.wake()
+        if seat.vacant:
+            seat.vacate(crew)
+        return future
+
+    def submit_many(self, requests: Iterable[Request], worker: int | None = None) -> list[Future]:
+        """Queue many requests at the price of a few and return their futures, in the same order.
+
+        Each worker gets a run of successive requests. Where the queues are full and `when_full` is "raise", QueueFull
+        says so before any is queued; where it is "block" and the supervisor ends meanwhile, the futures of those that
+        found no room have failed with the reason. Raises as `submit` does otherwise.
+        """
+        crew = self._crew
+        if crew.refusal is not None:
+            crew.check()
+        futures = list(map(Future, requests))
+        seats = crew.seats if worker is None else [self._seat(worker)]
+        if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
+            raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
+        if futures:
+            futures[-1].add_done_callback(partial(crew.sample, perf_counter()))
+        start = 0
+        while start < len(futures):
+            for seat, share in crew.shares(len(futures) - start, seats):
+                seat.items.extend(futures[start : start + share])
+                start += share
+                if seat.asleep:
+                    seat.wake()
+                if seat.vacant:
+                    seat.vacate(crew)
+            if start < len(futures):
+                try:
+                    crew.wait_for_room(seats, "block", None)
+                except DispatchError as error:
+                    self._give_up(futures[start:], error)
+                    break
+        return futures
+
+    def _give_up(self, futures: list[Future], error: DispatchError) -> None:
+        for future in futures:
+            if future.claim() is not None:
+                failure = again(error)
+                failure.__cause__ = error
+                self._crew.failed(future, future.settle(FAILED, failure))
+
+    def _seat(self, worker: Any) -> Seat:
+        seats = self._crew.seats
+        if not isinstance(worker, int) or not 0 <= worker < len(seats):
+            raise BadRequest("worker", repr(worker), f"a number from 0 to {len(seats) - 1}")
+        return seats[worker]
+
+    def stats(self) -> Stats:
+        """Counts and latencies at about this moment."""
+        crew = self._crew
+        seats = crew.seats
+        samples = sorted(crew.samples)
+        p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
+        return Stats(
+            queued=sum(len(seat.items) for seat in seats),
+            running=sum(seat.busy for seat in seats),
+            done=sum(seat.done for seat in seats),
+            failed=sum(seat.failed for seat in seats),
+            cancelled=sum(seat.cancelled for seat in seats),
+            restarts=crew.restarts,
+            p50=p50,
+            p90=p90,
+            p99=p99,
+        )
+
+    def close(self, wait: bool = True) -> None:
+        """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
+
+        With `wait=False` what has not started is cancelled instead, and nothing is waited for or raised. On one of its
+        own workers (in a callback) it cannot wait and only begins to end. A second call does nothing more.
+        """
+        undelivered = self._close(wait)
+        if undelivered is not None:
+            raise undelivered from undelivered.exceptions[0]
+
+    def _close(self, wait: bool) -> Undelivered | None:
+        self._dropped.detach()
+        if not wait:
+            self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
+            return None
+        self._crew.finish("when its block was left, or by close()")
+        return None if self._crew.is_own_thread() else self._crew.undelivered()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        undelivered = self._close(wait=True)
+        if undelivered is None:
+            return
+        if error is None:
+            raise undelivered from undelivered.exceptions[0]
+        _attach(error, undelivered)
+
+    def __repr__(self) -> str:
+        state = "" if self._crew.refusal is None else ", closed" if self._crew.ending < BROKEN else ", broken"
+        return f"<Supervisor of {self.device}, {len(self._crew.seats)} workers{state}>"
+
+
+def _attach(error: BaseException, undelivered: Undelivered) -> None:
+    """Let an exception that leaves the block carry what else failed."""
+    add_note = getattr(error, "add_note", None)  # Python 3.11
+    if add_note is not None:
+        add_note(f"Undelivered: {undelivered}")
+    end: BaseException = error
+    while end.__context__ is not None and end.__context__ is not undelivered:
+        end = end.__context__
+    if end is not undelivered:
+        end.__context__ = undelivered
+
+
+def _one_of(name: str, given: str, accepted: tuple[str, ...]) -> None:
+    if given not in accepted:
+        raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
+
+
+def _at_least(name: str, given: Any, least: int) -> None:
+    if not isinstance(given, int) or given < least:
+        raise BadRequest(name, repr(given), f"an integer of {least} or more")

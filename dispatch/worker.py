@@ -1,0 +1,391 @@
+"""Worker: one thread with its own stream, library handles and workspace, which runs what is queued for it in order.
+
+supervisor.py makes workers and fills their queues. A worker enqueues requests, watches one event for each batch of
+them, and settles their futures once the GPU is past it. It never places requests and never decides about restarts.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.errors import CudaDriverError, CudaError
+from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
+from dispatch.errors import BadRequest, DeadlineExceeded, DispatchError, OutOfMemory, WorkerFailed
+from dispatch.future import DONE, FAILED, TimedFuture
+from dispatch.request import Request
+from dispatch.seat import CANCELLING, again
+from dispatch.stream import NOT_READY
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dispatch.future import Future
+    from dispatch.seat import Keeper, Seat
+    from dispatch.stream import Stream
+
+__all__ = ["CudaWorker", "HostWorker", "Worker"]
+
+BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others get their turn
+IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait for a turn
+LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
+SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
+SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
+
+
+class Worker:
+    """What is common to workers on a GPU and on the host.
+
+    Guarantees: what a worker takes from its queue it settles, also when it breaks; the future in hand then fails with
+    WorkerFailed. Its lane, stream and handles are made, used and closed on its own thread.
+    """
+
+    def __init__(self, seat: Seat, keeper: Keeper) -> None:
+        self.seat, self.keeper, self.device = seat, keeper, keeper.device
+        self.lane: Any = None
+        name = f"dispatch {self.device} worker {seat.index}"
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def in_hand(self) -> list[Future]:
+        """What has been taken from the queue and not been settled."""
+        return []
+
+    # -- what differs ---------------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        """Make the stream and the lane."""
+        self.lane = self.device.lane(self.device.stream())
+
+    def _serve(self) -> None:
+        """Run requests until it is told to end."""
+
+    def _close(self) -> None:
+        """Settle what is in flight; close what `_open` made."""
+        if self.lane is not None:
+            self.lane.close()
+
+    def _settle_flights(self) -> None:
+        """Wait for what is in flight, so that its memory is free."""
+
+    # -- its life -------------------------------------------------------------------------------------------------
+    def _main(self) -> None:
+        defect: BaseException | None = None
+        for step in (self._live, self._close):
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001, PERF203  # it goes to the keeper, who decides
+                defect = defect or error
+        lost = self.device.fault is not None
+        if lost:
+            self.keeper.lost()
+        elif defect is not None and self.keeper.replace(self, defect):
+            return
+        self.seat.vacate(self.keeper)
+
+    def _live(self) -> None:
+        self._open()
+        self.keeper.opened(self.lane, self.seat)
+        self._serve()
+
+    # -- one request that is not as others --------------------------------------------------------------------------
+    def _unusual(self, future: Future) -> Request | None:
+        """What to run of a future without `_request`: it was cancelled, or has a deadline, which may be over."""
+        request = future.claim()
+        if request is None:
+            self.seat.cancelled += 1
+        elif isinstance(future, TimedFuture) and future.expired:
+            text = "the time it was submitted with was over before a worker could start it; it was not run"
+            self._fail(future, DeadlineExceeded(text))
+            return None
+        return request
+
+    def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
+        """Deal with what running a request raised; whether it has run after all. Raises what ends the worker."""
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # our frame holds the batch
+        if _is_out_of_memory(error):
+            retried = self._retry(future, request)
+            if retried is None:
+                return True
+            error = retried
+        if isinstance(error, CudaError) and error.sticky and isinstance(self.device, CudaDevice):
+            error = self._sticky(error)
+        if self.device.fault is not None:
+            fault = again(self.device.fault)
+            self._fail(future, fault)
+            raise again(fault)
+        if isinstance(error, (DispatchError, CudaError)):
+            self._fail(future, error)
+            return False
+        if not isinstance(request, Request):
+            hint = "such as dispatch.MatmulRequest(a=a, b=b)"
+            self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
+            return False
+        failure = WorkerFailed(f"worker {self.seat.index} of {self.device} broke on {_words(request)}: {error!r}")
+        failure.__cause__ = error
+        self._fail(future, failure)
+        raise error
+
+    def _retry(self, future: Future, request: Request) -> BaseException | None:
+        """Free what can be freed and run a request once more; returns what it failed with again."""
+        self.lane.forget()
+        self._settle_flights()
+        gc.collect()
+        try:
+            if isinstance(self.device, CudaDevice):
+                self.device.trim()
+            future._value = self.lane.run(request)
+        except BaseException as error:  # noqa: BLE001  # judged by `_rescue`
+            if isinstance(error, DispatchError) or not _is_out_of_memory(error):
+                return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            short = OutOfMemory(f"{self.device} has not enough memory for {_words(request)}, caches freed: {error}")
+            short.__cause__ = error
+            return short
+        return None
+
+    def _sticky(self, error: CudaError) -> BaseException:
+        """Have the device marked as lost by an error that no driver status announced."""
+        try:
+            self.device.fail(error.status or 0, error.function)
+        except DispatchError as fault:
+            return fault
+
+    def _fail(self, future: Future, error: BaseException) -> None:
+        self.seat.failed += 1
+        self.keeper.failed(future, future.settle(FAILED, error))
+
+    def _tell(self, future: Future) -> None:
+        """Tell those who wait for a future whose status is set."""
+        waiting = future._waiting
+        errors = waiting.tell(future) if waiting is not None else []
+        if errors:
+            self.keeper.callbacks_failed(errors)
+
+
+def _words(request: Request) -> str:
+    """A request in words; where it cannot say them, the failure that they were for must not be lost to another."""
+    try:
+        return request.describe()
+    except Exception as error:  # noqa: BLE001
+        return f"a {type(request).__name__} whose describe() raised {error!r}"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, CudaDriverError) and error.status == OUT_OF_MEMORY)
+
+
+class HostWorker(Worker):
+    """Runs requests on the host, where they are done as soon as they return."""
+
+    def __init__(self, seat: Seat, keeper: Keeper) -> None:
+        super().__init__(seat, keeper)
+        self._hand: Future | None = None
+
+    def in_hand(self) -> list[Future]:
+        return [] if self._hand is None else [self._hand]
+
+    def _serve(self) -> None:
+        seat, keeper = self.seat, self.keeper
+        while keeper.ending < CANCELLING:
+            if seat.items:
+                self._take()
+                if keeper.blocked and len(seat.items) <= seat.limit // 2:
+                    keeper.make_room()
+            elif keeper.ending:
+                return
+            else:
+                seat.rest(-1)
+
+    def _take(self) -> None:
+        """Run the next request."""
+        seat = self.seat
+        future = seat.items.popleft()
+        try:
+            request: Request | None = future._request
+            del future._request
+        except AttributeError:
+            request = self._unusual(future)
+        if request is None:
+            return
+        self._hand = future
+        seat.busy = 1
+        try:
+            future._value = self.lane.run(request)
+            ran = True
+        except BaseException as error:  # noqa: BLE001  # a value until it is delivered
+            ran = self._rescue(future, request, error)
+        finally:
+            seat.busy = 0
+            self._hand = None
+        if ran:
+            seat.done += 1
+            future._status = DONE
+            if future._waiting is not None:
+                self._tell(future)
+
+
+class Flight:
+    """Requests that were enqueued one after the other, and the event behind the last of them."""
+
+    __slots__ = ("event", "futures", "recorded", "requests")
+
+    def __init__(self, event: ctypes.c_void_p) -> None:
+        self.event = event
+        self.recorded = False
+        self.futures: list[Future] = []
+        self.requests: list[
+            Request
+        ] = []  # they hold the operands, which other libraries may own, until the GPU is done
+
+
+class CudaWorker(Worker):
+    """Runs requests on a stream of a GPU.
+
+    Guarantees: a future is settled with success only after an event behind its work was seen to be complete; a status
+    other than that fails it. The keeper's `turn` is held while requests are enqueued: launching gives up the
+    interpreter's lock for a moment, and with several threads that would fetch it back, each launch would wait.
+    """
+
+    device: CudaDevice
+
+    def __init__(self, seat: Seat, keeper: Keeper) -> None:
+        super().__init__(seat, keeper)
+        self._stream: Stream | None = None
+        self._flights: deque[Flight] = deque()
+        self._looks = 0
+        self._since = 0.0
+
+    def in_hand(self) -> list[Future]:
+        return [future for flight in self._flights for future in flight.futures]
+
+    def _open(self) -> None:
+        self.device.activate()
+        # While a thread captures in the default mode, others may not even look at an event; this one may.
+        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        self._stream = self.device.stream()
+        self.lane = self.device.lane(self._stream)
+
+    def _serve(self) -> None:
+        seat, keeper, flights = self.seat, self.keeper, self._flights
+        while True:
+            moved = False
+            if seat.items and keeper.ending < CANCELLING and seat.busy < IN_FLIGHT:
+                self._take()
+                moved = True
+                if keeper.blocked and len(seat.items) <= seat.limit // 2:
+                    keeper.make_room()
+            if flights and self._land():
+                moved = True
+            if moved:
+                self._looks = 0
+            elif flights:
+                self._pause()
+            elif keeper.ending:
+                return
+            else:
+                seat.rest(-1)
+
+    def _take(self) -> None:
+        """Enqueue what is queued, up to a batch, and record an event behind it."""
+        items, run = self.seat.items, self.lane.run
+        flight = Flight(self.device.event())
+        futures, requests = flight.futures, flight.requests
+        self._flights.append(flight)
+        with self.keeper.turn:
+            for _ in range(min(len(items), BATCH)):
+                future = items.popleft()
+                try:
+                    request = future._request
+                    del future._request
+                except AttributeError:
+                    unusual = self._unusual(future)
+                    if unusual is None:
+                        continue
+                    request = unusual
+                futures.append(future)
+                requests.append(request)
+                try:
+                    future._value = run(request)
+                except BaseException as error:  # noqa: BLE001  # a value until it is delivered
+                    futures.pop()
+                    if self._rescue(future, request, error):
+                        futures.append(future)
+                        requests.append(request)  # again: what was in flight may have been settled meanwhile
+            self._record(flight)
+
+    def _record(self, flight: Flight) -> None:
+        if not flight.futures:
+            self._flights.pop()
+            self.device.recycle(flight.event)
+            return
+        status = driver.cuEventRecord.unchecked(flight.event, self.lane.stream.c_handle)
+        if status:
+            self.device.fail(status, "cuEventRecord")
+        flight.recorded = True
+        self.seat.busy += len(flight.futures)
+
+    def _land(self) -> bool:
+        """Settle the oldest batch if the GPU is past it."""
+        flight = self._flights[0]
+        status = driver.cuEventQuery.unchecked_holding_gil(flight.event)
+        if status == NOT_READY:
+            return False
+        if status:
+            self.device.fail(status, "cuEventQuery")
+        self._flights.popleft()
+        self.device.recycle(flight.event)
+        self._succeed(flight)
+        return True
+
+    def _succeed(self, flight: Flight) -> None:
+        seat = self.seat
+        seat.done += len(flight.futures)
+        if flight.recorded:
+            seat.busy -= len(flight.futures)
+        for future in flight.futures:
+            future._status = DONE
+            if future._waiting is not None:
+                self._tell(future)
+
+    def _pause(self) -> None:
+        """Between two looks at the oldest event: at first not at all, then for a share of the time waited so far."""
+        self._looks += 1
+        if self._looks == 1:
+            self._since = time.perf_counter()
+        if self._looks < LOOKS:
+            return
+        seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
+        if self.seat.busy < IN_FLIGHT:
+            self.seat.rest(seconds)
+        else:
+            time.sleep(seconds)  # what is queued must wait for room on the stream
+
+    def _settle_flights(self) -> None:
+        if self._stream is None or not self._flights:
+            return
+        self._stream.synchronize()
+        for flight in self._flights:
+            self._succeed(flight)
+            flight.futures.clear()
+            flight.requests.clear()
+        while self._flights and self._flights[0].recorded:  # one that is not is being filled, and goes on empty
+            self.device.recycle(self._flights.popleft().event)
+
+    def _close(self) -> None:
+        try:
+            self._settle_flights()
+        finally:
+            fault = self.device.fault
+            for flight in self._flights:  # there are any left only if the stream's status is not known to be good
+                for future in flight.futures:
+                    self._fail(future, again(fault or self.keeper.reason()))
+            self._flights.clear()
+            self.seat.busy = 0
+            super()._close()
+        if self._stream is not None and self.device.fault is None:
+            self._stream.close()
