@@ -16,6 +16,8 @@ from dispatch.errors import BadRow
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from dispatch.request import Plan, Request, Signature
 
 __all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
@@ -68,7 +70,8 @@ class Row:
         # One factor for the whole tensor, SCALAR_32F, is 0 and goes without saying.
         pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
         scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
-        return f"{self.op} {'×'.join(inputs[:2])}{added}→{output}{compute}{scale} {self.arch} {self.library}"
+        product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
+        return f"{self.op} {product}{added}→{output}{compute}{scale} {self.arch} {self.library}"
 
     def on(self, arch: Arch) -> bool:
         """Whether the row is for an architecture; the host's rows are for the host alone."""
@@ -97,13 +100,13 @@ class Table:
         self._lock = threading.RLock()
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
-        self._loaded = False
+        self._loaded = self._loading = False
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         for row in rows:
             self._add(row, last=True)
 
     def register(self, *rows: Row) -> None:
-        """Add rows before all others, or none of them: BadRow for one that is unsound or stands in the table already."""
+        """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""
         with self._lock:
             before = self._rows
             try:
@@ -124,10 +127,11 @@ class Table:
         for watcher in list(self.watchers):
             watcher()
 
-    def _add(self, row: Row, *, last: bool) -> None:
+    def _add(self, row: Any, *, last: bool) -> None:
         if not isinstance(row, Row):
             raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
-        if not callable(row.call) or not row.epilogues or not row.scales:
+        call: Any = row.call  # a user's may be anything
+        if not callable(call) or not row.epilogues or not row.scales:
             raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
         for other in self._rows:
             if other == row:
@@ -149,18 +153,27 @@ class Table:
     def _load(self) -> None:
         """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
         with self._lock:
-            if self._loaded:
+            if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
                 return
-            before, self._loaded = self._rows, True  # a package that looks at the table while it is loaded finds it
-            for entry in entry_points(group=ENTRY_POINTS):
-                try:
-                    found = entry.load()
-                    for row in (found,) if isinstance(found, Row) else found:
-                        self._add(row, last=False)
-                except (BadRow, ImportError, AttributeError, TypeError) as error:
-                    self._set(before)
-                    self._loaded = False
-                    raise BadRow(f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}: {error}") from error
+            before, self._loading = self._rows, True
+            try:
+                for entry in entry_points(group=ENTRY_POINTS):
+                    self._load_entry(entry)
+                self._loaded = True
+            except BadRow:
+                self._set(before)
+                raise
+            finally:
+                self._loading = False
+
+    def _load_entry(self, entry: EntryPoint) -> None:
+        """Add the rows that an entry point names; BadRow names it where anything is wrong with it."""
+        try:
+            found = entry.load()
+            for row in (found,) if isinstance(found, Row) else found:
+                self._add(row, last=False)
+        except (BadRow, ImportError, AttributeError, TypeError) as error:
+            raise BadRow(f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}: {error}") from error
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -213,9 +226,17 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[str]:
         reasons.append(f"needs an epilogue of {', '.join(e.name for e in row.epilogues)}, has {wanted.epilogue.name}")
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(f"needs scale modes {' or '.join(map(_modes, row.scales))}, has {_modes(wanted.scales)}")
-    if not reasons:  # rules may rely on all that was asked above
-        reasons += [reason for rule in row.rules if (reason := rule(request))]
-    return reasons
+    return reasons + [reason for rule in row.rules if (reason := _ask(rule, request, sure=not reasons))]
+
+
+def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
+    """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
+    try:
+        return rule(request)
+    except Exception:
+        if sure:
+            raise
+        return ""
 
 
 FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)

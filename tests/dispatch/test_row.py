@@ -1,0 +1,211 @@
+"""Rows of one's own: registered, preferred, refused, taken out again, and brought by packages."""
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRow
+from dispatch.keys import F32, HOST, Epilogue
+from dispatch.request import Plan
+from dispatch.row import Row, Table
+
+ROOT = Path(__file__).parents[2]
+BUILT_IN = next(row for row in dp.TABLE if row.arch == HOST and row.dtypes == (F32,) * 4)
+
+
+class Answer(Plan):
+    """A plan that writes one number everywhere, so that one sees who ran."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, row: Row, number: float) -> None:
+        super().__init__(row, capture_safe=False)
+        self.number = number
+
+    def run(self, request: Any, outputs: dict[str, dp.Tensor]) -> None:
+        np.asarray(outputs.get("out", request.out))[...] = self.number
+
+
+def mine(number: float, **columns: Any) -> Row:
+    """A host row for f32 products without an epilogue whose answer is a number."""
+    row = dataclasses.replace(BUILT_IN, epilogues=(Epilogue.NONE,), library=f"mine{number}", function="answer")
+    return dataclasses.replace(row, call=lambda *arguments: Answer(arguments[2], number), **columns)
+
+
+@pytest.fixture
+def product() -> Iterator[dp.MatmulRequest]:
+    """A request whose true answer is 2; the table is as before afterwards."""
+    dev = dp.device("host")
+    before = tuple(dp.TABLE)
+    yield dp.MatmulRequest(dev.array(np.ones((3, 2), np.float32)), dev.array(np.ones((2, 3), np.float32)))
+    for row in set(dp.TABLE) - set(before):
+        dp.TABLE.unregister(row)
+    assert tuple(dp.TABLE) == before
+
+
+def answer(request: dp.MatmulRequest) -> float:
+    (value,) = set(dp.run(request).numpy().ravel().tolist())
+    return float(value)
+
+
+def test_a_registered_row_goes_first_and_the_latest_before_it(product):
+    assert answer(product) == 2
+    dp.register(mine(10))
+    assert answer(product) == 10  # the plan made before is forgotten
+    dp.register(mine(20))
+    assert answer(product) == 20
+    assert dp.explain(product).row.library == "mine20"
+
+
+def test_unregister_gives_the_requests_back(product):
+    row = mine(10)
+    dp.register(row)
+    assert answer(product) == 10
+    dp.TABLE.unregister(row)
+    assert answer(product) == 2
+    with pytest.raises(BadRow, match="is not in the table"):
+        dp.TABLE.unregister(row)
+
+
+def test_a_bound_call_keeps_its_row_until_it_is_bound_anew(product):
+    call = dp.prepare(product)
+    assert call().numpy()[0, 0] == 2
+    dp.register(mine(10))
+    assert dp.prepare(product)().numpy()[0, 0] == 10
+
+
+def test_what_a_registered_row_refuses_goes_on_to_the_next(product):
+    dp.register(mine(10))
+    fused = dataclasses.replace(product, epilogue=Epilogue.RELU)
+    assert answer(fused) == 2
+    name, reasons = dp.explain(fused).refusals[0]
+    assert name.endswith("mine10")
+    assert reasons == ("needs an epilogue of NONE, has RELU",)
+
+
+def test_a_rule_gives_its_reason(product):
+    def three_rows(request: dp.MatmulRequest) -> str:
+        """m is 4."""
+        return "" if request.m == 4 else f"needs m = 4, has {request.m}"
+
+    dp.register(mine(10, rules=(three_rows,)))
+    assert answer(product) == 2
+    assert dp.explain(product).refusals[0][1] == ("needs m = 4, has 3",)
+
+
+def test_a_rule_that_breaks_where_the_row_refuses_anyway_hides_nothing(product):
+    def fragile(request: dp.MatmulRequest) -> str:
+        """Relies on a bias."""
+        return "" if request.bias.shape else "needs a bias"
+
+    dp.register(mine(10, rules=(fragile,), epilogues=(Epilogue.BIAS,)))
+    assert dp.explain(product).refusals[0][1] == ("needs an epilogue of BIAS, has NONE",)
+
+
+@pytest.mark.usefixtures("product")
+def test_watchers_are_told():
+    told = []
+    dp.TABLE.watchers.append(lambda: told.append(len(dp.TABLE)))
+    try:
+        row = mine(10)
+        count = len(dp.TABLE)
+        dp.register(row)
+        dp.TABLE.unregister(row)
+    finally:
+        dp.TABLE.watchers.pop()
+    assert told == [count + 1, count]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (BUILT_IN, "stands in the table already"),
+        ("matmul", "a str, not a Row"),
+        (mine(1, epilogues=()), "needs a function to call, an epilogue"),
+        (mine(1, scales=()), "pair of scale modes"),
+        (dataclasses.replace(mine(1), call=None), "needs a function to call"),
+    ],
+    ids=["twice", "no row", "no epilogue", "no scales", "no function"],
+)
+def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
+    with pytest.raises(BadRow, match=words):
+        dp.register(mine(30), row)
+    assert answer(product) == 2
+
+
+def test_a_row_that_can_never_be_reached_is_refused_when_the_table_is_made():
+    narrow = dataclasses.replace(BUILT_IN, epilogues=(Epilogue.NONE,))
+    with pytest.raises(BadRow, match="can never be reached"):
+        Table([BUILT_IN, narrow])
+    assert len(Table([narrow, BUILT_IN])) == 2
+
+
+def test_rows_are_seen_by_number_and_in_order():
+    assert dp.TABLE[0] is next(iter(dp.TABLE))
+    assert len(dp.TABLE) == len(list(dp.TABLE))
+    assert dp.TABLE.of("no such op") == ()
+
+
+PACKAGE = """
+    from dataclasses import replace
+    import dispatch as dp
+    from dispatch.keys import F64, HOST
+
+    BUILT_IN = next(row for row in dp.TABLE.of("matmul") if row.arch == HOST and row.dtypes == (F64,) * 4)
+    ROW = replace(BUILT_IN, library="packaged")
+    ROWS = [ROW, replace(BUILT_IN, library="packaged too")]
+    WRONG = [ROW, ROW]
+"""
+PROBE = """
+import dispatch as dp
+names = lambda: [row.library for row in dp.TABLE if row.library.startswith("packaged")]
+try:
+    print(names(), dp.TABLE.ops)
+except dp.errors.BadRow as error:
+    print("BadRow:", error)
+    try:
+        names()
+    except dp.errors.BadRow as again:
+        print("again:", str(again) == str(error))
+"""
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a process prints in which a package that brings these rows is installed."""
+
+    def run(value: str) -> str:
+        (tmp_path / "packaged.py").write_text(textwrap.dedent(PACKAGE))
+        info = tmp_path / "packaged-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: packaged\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[dispatch.rows]\nmine = {value}\n")
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_a_package_brings_a_row_by_entry_point(packaged):
+    assert packaged("packaged:ROW") == "['packaged'] ('matmul',)\n"
+
+
+def test_a_package_brings_several_rows(packaged):
+    assert packaged("packaged:ROWS") == "['packaged too', 'packaged'] ('matmul',)\n"
+
+
+@pytest.mark.parametrize("value", ["packaged:WRONG", "packaged:MISSING", "missing:ROW", "packaged:F64"])
+def test_a_broken_package_is_named_every_time(packaged, value):
+    out = packaged(value)
+    assert f"entry point mine = {value} of dispatch.rows" in out
+    assert "again: True" in out
