@@ -234,13 +234,14 @@ def main() -> int:
         for purpose, request in network.requests().items():
             print(f"  {purpose:<11} {request.epilogue.name:<14} {dp.explain(request).row.name}")
         losses, accuracies = train(network, sup, data, options.epochs, options.seed)
+        products = sup.stats().done
     seconds = time.perf_counter() - start
     title = f"UCI digits, {options.dtype} on {name}: {accuracies[-1]:.2%}"
     if draw(options.out, losses, accuracies, title):
         print(f"loss curve: {options.out}")
     else:
         print("no picture of the loss: matplotlib is not installed")
-    done = f"{len(losses)} steps, {seconds:.1f} s"
+    done = f"{len(losses)} steps, {products:,} products, {seconds:.1f} s"
     print(f"accuracy on {len(data.x_test)} held-out scans: {accuracies[-1]:.2%} after {done}")
     if accuracies[-1] < GOAL:
         print(f"that is below {GOAL:.0%}", file=sys.stderr)

@@ -1,0 +1,79 @@
+"""Every example runs alone and is right, and the digits are learned to the accuracy that is promised."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+PRODUCTS = {
+    "forward 1": "RELU_AUX_BIAS", "forward 2": "RELU_AUX_BIAS", "forward 3": "BIAS",
+    "backward 3": "DRELU_BGRAD", "backward 2": "DRELU_BGRAD",
+    "update 3": "BGRADB", "update 2": "NONE", "update 1": "NONE",
+}  # fmt: skip
+
+
+def run(example: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an example on the host, without a display and away from the checkout."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-W", "error", str(example), "--device", "host", *arguments]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd="/")
+
+
+def accuracy(out: str) -> float:
+    """The accuracy that an example printed last."""
+    found = re.search(r"^accuracy on (\d+) held-out scans: ([\d.]+)% after", out, re.MULTILINE)
+    assert found
+    assert int(found[1]) == 359  # a fifth of 1,797
+    return float(found[2]) / 100
+
+
+def test_examples_are_numbered_and_each_is_tested():
+    assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, len(EXAMPLES) + 1)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES[1:], ids=lambda path: path.stem)
+def test_an_example_runs_and_checks_itself(example: Path):
+    done = run(example)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "error" in done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_explains_its_flags(example: Path):
+    done = run(example, "--help")
+    assert done.returncode == 0
+    assert "--device" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_digits_are_learned(dtype: str, tmp_path: Path):
+    picture = tmp_path / "new" / "loss.png"
+    done = run(EXAMPLES[0], "--dtype", dtype, "--out", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= 0.97
+    for product, epilogue in PRODUCTS.items():
+        out = "f32" if product.startswith("update") else dtype
+        row = f"matmul {dtype}\N{MULTIPLICATION SIGN}{dtype}→{out} 32F host numpy"
+        assert re.search(rf"^ +{product} +{epilogue} +{row}$", done.stdout, re.MULTILINE)
+    matplotlib = pytest.importorskip("matplotlib.image", reason="matplotlib, which draws the picture, is not installed")
+    pixels = matplotlib.imread(picture)
+    assert min(pixels.shape[:2]) > 300
+    assert np.ptp(pixels) > 0.5  # something is drawn
+
+
+def test_too_little_training_exits_with_1(tmp_path: Path):
+    done = run(EXAMPLES[0], "--epochs", "1", "--streams", "1", "--out", str(tmp_path / "loss.png"))
+    assert done.returncode == 1
+    assert accuracy(done.stdout) < 0.97
+    assert "that is below 97%" in done.stderr
+
+
+def test_the_same_seed_learns_the_same(tmp_path: Path):
+    outs = {accuracy(run(EXAMPLES[0], "--epochs", "4", "--out", str(tmp_path / "loss.png")).stdout) for _ in range(2)}
+    assert len(outs) == 1
