@@ -122,7 +122,7 @@ def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     missing: dict[str, str] = {}
     bursts, calls = (5, 20) if device.is_host else (20, 200) if quick else (120, 200)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = our_contenders(device, operands)
+        contenders = attempt("ours", lambda: our_contenders(device, operands), missing) or []
         if not device.is_host:
             contenders = peer_contenders(device, operands, Path(folder), missing) + contenders
         contenders = verified(contenders, operands, missing)

@@ -8,6 +8,7 @@ knows a library under test; torch is imported only where GPU time is taken, for 
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import math
 import statistics
@@ -124,8 +125,11 @@ def _record(run: Callable[[int], Any], sets: int, repeats: int) -> Any:
         graph.capture_begin(capture_error_mode="relaxed")
         try:
             loop()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what broke the recording is the better reason
+                graph.capture_end()
+            raise
+        graph.capture_end()
     finally:
         gc.enable()
     return graph

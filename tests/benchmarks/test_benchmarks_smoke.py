@@ -1,0 +1,33 @@
+"""Every benchmark runs to its end: on the host with few repeats, and without a GPU it says why it cannot run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def run(script: str, *arguments: str, **environ: str) -> str:
+    command = [sys.executable, str(HERE / script), *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=120).stdout
+
+
+@pytest.mark.parametrize(("script", "figures"), [("bench_overhead.py", "bursts"), ("bench_matmul.py", "host")])
+def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    printed = run(script, "--device", "host", "--quick", "--json", str(target))
+    assert "missing" not in printed
+    assert figures in json.loads(target.read_text())
+
+
+@pytest.mark.parametrize("script", ["bench_overhead.py", "bench_matmul.py"])
+def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
+    assert "cannot run on cuda:0" in run(script, CUDA_VISIBLE_DEVICES="")
