@@ -228,8 +228,10 @@ class Crew:
 
     def abandon(self) -> None:
         """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock."""
-        self.refusal = self.refusal or Closed("the supervisor is gone")
-        self.ending = max(self.ending, CANCELLING)
+        if self.ending > OPEN:
+            return
+        self.refusal = Closed("the supervisor is gone")
+        self.ending = CANCELLING
         for seat in self.seats:
             seat.wake()
         warnings.warn(

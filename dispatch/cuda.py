@@ -176,7 +176,8 @@ class CudaDevice(Device):
         if not stream.closed and stream.foreign and stream.is_capturing():
             self._deferred.append((ptr, stream))
         else:
-            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), (self._side if stream.closed else stream).c_handle)
+            stream = self._side if stream.closed else stream
+            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
 
     def park(self, storage: Storage) -> None:
         """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
@@ -285,7 +286,7 @@ def _release(storage: Storage) -> None:
     device = storage.device
     if not isinstance(device, CudaDevice) or not device.alive or device.fault is not None:
         return  # the pool is gone, and this memory with it
-    stream = storage.writer
+    stream = device._side if storage.writer.closed else storage.writer
     for other in storage.readers:
         stream.wait_for(other)
     for handle in storage.lent:
@@ -311,8 +312,8 @@ def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
         return [(tensor.ptr, array, 0)]
     item = layout.dtype.itemsize
     base = tensor.ptr + layout.low
-    forward: tuple[Any, ...] = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides)
-    array = array[(*forward, ...)]
+    forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
+    array = array[tuple([*forward, ...])]  # the dots keep an array of no axes an array
     order = sorted(range(len(layout.shape)), key=lambda axis: -abs(layout.strides[axis]))
     array = array.transpose(order)
     shape = [layout.shape[axis] for axis in order]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,13 +92,34 @@ capsule_new = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes
 capsule_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-# Called by the interpreter as a capsule dies: the object must not be counted up again, so it comes as an address.
-dying_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-dying_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
-# What a consumer holds: the struct, its arrays and the tensor live here until the deleter is called with the number.
+# What a consumer holds, by number: the struct and the tensor, until the struct's deleter is called with the number.
 _lent: dict[int, tuple[Any, ...]] = {}
 _numbers = itertools.count(1)
+
+# Capsules that nobody has consumed yet. They have no destructor: a Python function cannot be one, for a consumer that
+# refuses a capsule drops it with its exception already set. What was dropped unconsumed is let go at the next export.
+_offered: dict[int, Any] = {}
+_offers = threading.Lock()
+
+
+def _references(capsules: dict[int, Any], number: int) -> int:
+    return sys.getrefcount(capsules[number])
+
+
+UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
+
+
+def _sweep() -> None:
+    """Forget the capsules that were consumed, and take back what was offered with those that were dropped."""
+    with _offers:
+        for number in list(_offered):
+            if not any(
+                capsule_is(_offered[number], kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)
+            ):
+                del _offered[number]  # consumed: the struct's deleter will be called
+            elif _references(_offered, number) <= UNHELD:
+                del _offered[number], _lent[number]
 
 
 def device_of(tensor: Tensor) -> tuple[int, int]:
@@ -123,13 +146,17 @@ def export(
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
     if not tensor.device.is_host and stream != -1:
         _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
+    _sweep()
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
     if kind is DLManagedTensor and tensor.layout.readonly:
         raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
     number = next(_numbers)
     managed = _managed(tensor, kind, number)
     _lent[number] = managed, tensor
-    return capsule_new(ctypes.addressof(managed), kind.capsule, ctypes.cast(_capsule_dies, ctypes.c_void_p))
+    capsule = capsule_new(ctypes.addressof(managed), kind.capsule, None)
+    with _offers:
+        _offered[number] = capsule
+    return capsule
 
 
 def _lend(tensor: Tensor, stream: int) -> None:
@@ -166,16 +193,6 @@ def _give_back(managed: Any) -> None:
 
 _delete = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))(_give_back)
 _delete_versioned = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensorVersioned))(_give_back)
-
-
-def _unconsumed(capsule: int) -> None:
-    """A capsule that nobody consumed gives its memory back; a consumed one has another name by now."""
-    for kind in (DLManagedTensor, DLManagedTensorVersioned):
-        if dying_is(capsule, kind.capsule):
-            _lent.pop(kind.from_address(dying_pointer(capsule, kind.capsule)).manager_ctx, None)
-
-
-_capsule_dies = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_unconsumed)
 
 
 class Taken:

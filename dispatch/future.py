@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
     from dispatch.request import Request
 
-__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Future", "TimedFuture"]
+__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "TimedFuture"]
 
 # `Future._status`; 0 until it is settled.
 DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
+
+MISSED = object()  # what `claim` gives to those who come too late
 
 _making = threading.Lock()  # for the moment in which a future gets its `Waiting`
 
@@ -140,7 +142,7 @@ class Future:
 
     def cancel(self) -> bool:
         """Take the request back if no worker has started it; whether it is cancelled now."""
-        if self.claim() is None:
+        if self.claim() is MISSED:
             return self._status == CANCELLED
         errors = self.settle(CANCELLED, None)
         if errors:
@@ -188,16 +190,16 @@ class Future:
         return self.result()
 
     def __repr__(self) -> str:
-        return f"<Future {self._state.lower()}>"
+        return f"<Future {self._state.partition('_')[0].lower()}>"
 
     # -- what workers and supervisors do --------------------------------------------------------------------------
-    def claim(self) -> Request | None:
-        """Take the request, which gives the right and the duty to settle; None where somebody else has it."""
+    def claim(self) -> Any:
+        """Take the request, which gives the right and the duty to settle; MISSED where somebody else has it."""
         try:
             request = self._request
             del self._request
         except AttributeError:
-            return None
+            return MISSED
         return request
 
     def settle(self, status: int, value: Any) -> list[BaseException]:
@@ -279,12 +281,12 @@ class TimedFuture(Future):
     def expired(self) -> bool:
         return monotonic() >= self.deadline
 
-    def claim(self) -> Request | None:
+    def claim(self) -> Any:
         try:
             request = self._due
             del self._due
         except AttributeError:
-            return None
+            return MISSED
         return request
 
     def _unclaimed(self) -> bool:
@@ -340,7 +342,10 @@ class _Bell:
 def _after_fork() -> None:
     """In a forked child the lock may be held by a thread that is not there."""
     global _making
-    _making = threading.Lock()
+    MISSED = object()  # what `claim` gives to those who come too late
+
+
+_making = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -22,8 +22,8 @@ from dispatch.errors import BadRequest, Closed, Refused
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
-from dispatch.table import TABLE
 from dispatch.stream import order, relaxed
+from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 from dispatch.tuning import AlgorithmCache
 from dispatch.workspace import Workspace

@@ -13,7 +13,6 @@ from dispatch.errors import WorkerFailed
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-
     from dispatch.device import Device
     from dispatch.keys import Compute, Dtype, Epilogue
 

@@ -10,7 +10,7 @@ from _thread import allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dispatch.future import CANCELLED, FAILED
+from dispatch.future import CANCELLED, FAILED, MISSED
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -90,7 +90,7 @@ class Seat:
                 future = self.items.popleft()
             except IndexError:  # another thread, which has just added to it, is here too
                 return
-            if future.claim() is None:
+            if future.claim() is MISSED:
                 self.cancelled += 1
             elif keeper.ending == CANCELLING:
                 self.cancelled += 1

@@ -77,7 +77,9 @@ def no_row(
     tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
     change = nearest(tried, arch)
     if refused:  # a library said no to what its rows take: every one takes most where both operands are dense along k
-        change = f"{next(iter(refused)).name} with a row-major and b column-major, or with extents that are multiples of 16"
+        change = (
+            f"{next(iter(refused)).name} with a row-major and b column-major, or with extents that are multiples of 16"
+        )
     return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
 
 

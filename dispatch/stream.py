@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.device import Device
 
 __all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxed"]

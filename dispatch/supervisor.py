@@ -16,7 +16,7 @@ from dispatch.crew import Crew
 from dispatch.device import Device
 from dispatch.device import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
-from dispatch.future import FAILED, Future, TimedFuture
+from dispatch.future import FAILED, MISSED, Future, TimedFuture
 from dispatch.seat import BROKEN, CANCELLING, Seat, again
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Supervisor:
 
     def _give_up(self, futures: list[Future], error: DispatchError) -> None:
         for future in futures:
-            if future.claim() is not None:
+            if future.claim() is not MISSED:
                 failure = again(error)
                 failure.__cause__ = error
                 self._crew.failed(future, future.settle(FAILED, failure))

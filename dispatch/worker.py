@@ -16,7 +16,7 @@ from cudabind import driver
 from cudabind.errors import CudaDriverError, CudaError
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.errors import BadRequest, DeadlineExceeded, DispatchError, OutOfMemory, WorkerFailed
-from dispatch.future import DONE, FAILED, TimedFuture
+from dispatch.future import DONE, FAILED, MISSED, TimedFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
 from dispatch.stream import NOT_READY
@@ -94,15 +94,15 @@ class Worker:
         self._serve()
 
     # -- one request that is not as others --------------------------------------------------------------------------
-    def _unusual(self, future: Future) -> Request | None:
-        """What to run of a future without `_request`: it was cancelled, or has a deadline, which may be over."""
+    def _unusual(self, future: Future) -> Any:
+        """What to run of a future without `_request`: it was cancelled (MISSED), or has a deadline, perhaps over."""
         request = future.claim()
-        if request is None:
+        if request is MISSED:
             self.seat.cancelled += 1
         elif isinstance(future, TimedFuture) and future.expired:
             text = "the time it was submitted with was over before a worker could start it; it was not run"
             self._fail(future, DeadlineExceeded(text))
-            return None
+            return MISSED
         return request
 
     def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
@@ -206,12 +206,12 @@ class HostWorker(Worker):
         seat = self.seat
         future = seat.items.popleft()
         try:
-            request: Request | None = future._request
+            request = future._request
             del future._request
         except AttributeError:
             request = self._unusual(future)
-        if request is None:
-            return
+            if request is MISSED:
+                return
         self._hand = future
         seat.busy = 1
         try:
@@ -303,10 +303,9 @@ class CudaWorker(Worker):
                     request = future._request
                     del future._request
                 except AttributeError:
-                    unusual = self._unusual(future)
-                    if unusual is None:
+                    request = self._unusual(future)
+                    if request is MISSED:
                         continue
-                    request = unusual
                 futures.append(future)
                 requests.append(request)
                 try:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "examine", "run"]
 
-PACKAGES = ("cuda-python", "cuda-bindings", "cuda-core", "cuda-pathfinder", "numpy", "ml_dtypes")
-OPTIONAL = ("tqdm", "matplotlib")
+NEEDED = {  # each with what to install; cuda-python is only the name under which the next two come
+    "cuda-bindings": "cuda-python",
+    "cuda-pathfinder": "cuda-python",
+    "numpy": "numpy",
+    "ml_dtypes": "ml_dtypes",
+}
+OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars", "matplotlib": "for pictures"}
 NO_DRIVER = (
     "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
     " its GPUs: docker run --gpus all), or work on the host, which needs none"
@@ -59,7 +64,7 @@ def examine() -> dict[str, Any]:
         "version": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
-        "packages": {name: _package(name) for name in PACKAGES + OPTIONAL},
+        "packages": {name: _package(name) for name in (*NEEDED, *OPTIONAL)},
         "driver": driver,
         "gpus": gpus,
         "libraries": [
@@ -137,8 +142,9 @@ def _advice(found: dict[str, Any], no_gpu: str) -> list[str]:
     advice += [f"{row['library']} cannot be used: {row['problem']}" for row in missing]
     for name, package in found["packages"].items():
         if package is None:
-            use = "only progress bars and pictures want it" if name in OPTIONAL else "needed"
-            advice.append(f"the Python package {name} is not installed ({use}): pip install {name}")
+            install, use = (NEEDED[name], "it is needed") if name in NEEDED else (name, OPTIONAL[name])
+            if use:
+                advice.append(f"the Python package {name} is not installed ({use}): pip install {install}")
     for device, outcome in found["works"].items():
         if not outcome["ok"]:
             advice.append(f"a product on {device} failed: {outcome['problem']}")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch import dlpack
 from dispatch.errors import BadRequest, StaleTensor
 
 SHARED = ["f64", "f32", "f16", "i8", "u8", "i32", "u32", "i64", "u64", "bool", "c64", "c128"]
@@ -115,16 +114,14 @@ def test_the_producer_lives_as_long_as_the_tensor():
 def test_a_lent_tensor_lives_as_long_as_its_borrower(dev, taken):
     tensor = dev.zeros((5,))
     storage = weakref.ref(tensor.storage)
-    lent = len(dlpack._lent)
     borrower = np.from_dlpack(tensor) if taken else tensor.__dlpack__(max_version=(1, 1))
     del tensor
     gc.collect()
     assert storage() is not None
-    assert len(dlpack._lent) == lent + 1
     del borrower
     gc.collect()
+    dev.zeros((1,)).__dlpack__()  # what was dropped unconsumed is taken back at the next export, and so is this one
     assert storage() is None
-    assert len(dlpack._lent) == lent
 
 
 def test_a_round_trip_is_the_same_memory(dev):

@@ -17,7 +17,7 @@ from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import F32, Compute, ScaleMode
 from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, Matrix, Problem, lower
-from dispatch.ops.matmul.scales import FACTORS, scale_dtype
+from dispatch.ops.matmul.scales import AMAX, FACTORS_AND_AMAX, scale_dtype
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
 from dispatch.tuning import Algorithm, Rehearsal, fastest
@@ -173,22 +173,28 @@ def _bare_matmul() -> Any:
 
 
 class EmptyPlan(Plan):
-    """A product without elements: nothing is launched; a bias gradient over no rows is zero."""
+    """A product without elements: nothing is launched; a bias gradient over no rows and a largest of none are zero."""
 
-    __slots__ = ("_bgrad_bytes", "_target")
+    __slots__ = ("_target", "_zeroed")
 
     def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=False)
         self._target = lane.target
+        self._zeroed = [
+            (FIRST_FACTOR + index, 4)
+            for index, name in enumerate(FACTORS_AND_AMAX)
+            if name in AMAX and getattr(request.scales, name) is not None
+        ]
         made = request.missing().get("bgrad")
         if request.bgrad is not None:
-            self._bgrad_bytes = request.bgrad.nbytes
-        else:
-            self._bgrad_bytes = 0 if made is None else _extent(made[0]) * made[2].itemsize
+            self._zeroed.append((BGRAD, request.bgrad.nbytes))
+        elif made is not None:
+            self._zeroed.append((BGRAD, _extent(made[0]) * made[2].itemsize))
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        if self._bgrad_bytes:
-            driver.cuMemsetD8Async(int(arguments[BGRAD].real), 0, self._bgrad_bytes, self._target.value)
+        for index, nbytes in self._zeroed:
+            if nbytes:
+                driver.cuMemsetD8Async(int(arguments[index].real), 0, nbytes, self._target.value)
 
 
 def _extent(shape: tuple[int, ...]) -> int:
@@ -333,7 +339,6 @@ class CublasLtPlan(Plan):
             "matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize)
         )
 
-
     def _take(self, known: Algorithm) -> bool:
         """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
         if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._lane.workspace.nbytes:
@@ -360,8 +365,8 @@ def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLt
     if problem.aux_ld:
         found.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))
     exchanged = {"a": "b", "b": "a"} if lowered.exchanged else {}
-    for index, name in enumerate((*FACTORS, "amax_d", "amax_aux"), FIRST_FACTOR):
+    for index, name in enumerate(FACTORS_AND_AMAX, FIRST_FACTOR):
         factor = getattr(request.scales, name)
-        if factor is not None:
+        if factor is not None and not (lowered.empty_k and name in "ab"):
             found.append((POINTERS[exchanged.get(name, name)], index, not isinstance(factor, Tensor)))
     return found

@@ -142,7 +142,8 @@ def _problem(
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
         a, b = _View(False, NO_K, ()), _View(True, NO_K, ())
     modes = [
-        -1 if factor is None else int(mode) for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
+        -1 if factor is None or k == 0 else int(mode)
+        for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
     ]
     first, second = ((mat_a, a.trans), (mat_b, b.trans)) if flipped else ((mat_b, b.trans), (mat_a, a.trans))
     return Problem(

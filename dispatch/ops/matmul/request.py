@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
-from dispatch.ops.matmul.scales import FACTORS, NO_SCALES, Scales, aux_shape
+from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.validate import broadcast, validate
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
-
     from dispatch.device import Device
 
 __all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
@@ -141,7 +140,7 @@ class MatmulRequest(Request):
 
     def choices(self) -> tuple[Any, ...]:
         """What of the key is no layout."""
-        factors = [getattr(self.scales, name) for name in (*FACTORS, "amax_d", "amax_aux")]
+        factors = [getattr(self.scales, name) for name in FACTORS_AND_AMAX]
         kinds = tuple(factor.layout if isinstance(factor, Tensor) else factor is not None for factor in factors)
         modes = (*kinds, self.scales.a_mode, self.scales.b_mode) if self.scales is not NO_SCALES else None
         return (
@@ -169,7 +168,7 @@ class MatmulRequest(Request):
         """The part of `arguments` that comes from `scales`; nothing without any."""
         if self.scales is NO_SCALES:
             return ()
-        factors = (getattr(self.scales, name) for name in (*FACTORS, "amax_d", "amax_aux"))
+        factors = (getattr(self.scales, name) for name in FACTORS_AND_AMAX)
         return tuple(x.ptr if isinstance(x, Tensor) else x or 0.0 for x in factors)
 
     def tensors(self) -> tuple[Use, ...]:
@@ -187,7 +186,7 @@ class MatmulRequest(Request):
             if isinstance(getattr(self, name), Tensor):
                 uses.append((name, getattr(self, name), False))
         if self.scales is not NO_SCALES:
-            for name in (*FACTORS, "amax_d", "amax_aux"):
+            for name in FACTORS_AND_AMAX:
                 factor = getattr(self.scales, name)
                 if isinstance(factor, Tensor):
                     uses.append((f"scales.{name}", factor, name.startswith("amax")))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Tensor, c_strides
 
-__all__ = ["FACTORS", "NO_SCALES", "Scales", "aux_shape", "scale_dtype", "scale_shape"]
+__all__ = ["AMAX", "FACTORS", "FACTORS_AND_AMAX", "NO_SCALES", "Scales", "aux_shape", "scale_dtype", "scale_shape"]
 
 Shape = tuple[int, ...]
 BLOCK = 128
@@ -26,7 +26,8 @@ class Scales:
 
     A factor is a number above 0, or a tensor on the device. Per tensor: f32 of one element. For A (m, k) and B (k, n)
     also, by mode: OUTER_VEC_32F f32 (m,) for A and (n,) for B; VEC128_32F f32 (ceil(k/128), m) for A and
-    (ceil(k/128), n) for B; BLK128x128_32F f32 (ceil(m/128), ceil(k/128)) for A and (ceil(n/128), ceil(k/128)) for B.
+    (ceil(k/128), n) for B; BLK128x128_32F f32 (ceil(m/128), 4·ceil(k/512)) for A and (ceil(n/128), 4·ceil(k/512)) for
+    B, of which the first ceil(k/128) columns are read.
     `amax_d` and `amax_aux` are f32 tensors of one element that receive the largest magnitude before scaling.
     """
 
@@ -47,6 +48,8 @@ class Scales:
 
 NO_SCALES = Scales()
 FACTORS = ("a", "b", "c", "d", "aux")
+AMAX = ("amax_d", "amax_aux")
+FACTORS_AND_AMAX = (*FACTORS, *AMAX)
 
 
 def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
@@ -81,7 +84,7 @@ def scale_shape(mode: ScaleMode, outer: int, k: int) -> tuple[Dtype, Shape]:
     if mode is ScaleMode.VEC128_32F:
         return F32, (-(-k // BLOCK), outer)
     if mode is ScaleMode.BLK128x128_32F:
-        return F32, (-(-outer // BLOCK), -(-k // BLOCK))
+        return F32, (-(-outer // BLOCK), -(-k // (4 * BLOCK)) * 4)  # rows of a multiple of four, the rest unread
     # The block-scaled formats of sm_100 and newer: 128 × 4 tiles of factors, in the order of the tensor cores.
     dtype = F8E4M3 if mode is ScaleMode.VEC16_UE4M3 else E8M0
     factors = -(-k // VECTOR[mode])

@@ -177,7 +177,7 @@ def factor_at(mode, flat, line, p, lines, k):
             ScaleMode.SCALAR_32F: 0,
             ScaleMode.OUTER_VEC_32F: line,
             ScaleMode.VEC128_32F: (p // 128) * lines + line,
-            ScaleMode.BLK128x128_32F: (line // 128) * math.ceil(k / 128) + p // 128,
+            ScaleMode.BLK128x128_32F: (line // 128) * (4 * math.ceil(k / 512)) + p // 128,
             ScaleMode.VEC32_UE8M0: tiled(line, p // 32, 4 * math.ceil(k / 128)),
             ScaleMode.VEC16_UE4M3: tiled(line, p // 16, 4 * math.ceil(k / 64)),
         }[mode]
@@ -189,7 +189,7 @@ def factor_shape(mode, lines, k):
         ScaleMode.SCALAR_32F: (1,),
         ScaleMode.OUTER_VEC_32F: (lines,),
         ScaleMode.VEC128_32F: (math.ceil(k / 128), lines),
-        ScaleMode.BLK128x128_32F: (math.ceil(lines / 128), math.ceil(k / 128)),
+        ScaleMode.BLK128x128_32F: (math.ceil(lines / 128), 4 * math.ceil(k / 512)),
         ScaleMode.VEC32_UE8M0: (128 * math.ceil(lines / 128), 4 * math.ceil(k / 128)),
         ScaleMode.VEC16_UE4M3: (128 * math.ceil(lines / 128), 4 * math.ceil(k / 64)),
     }[mode]
