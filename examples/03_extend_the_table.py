@@ -92,7 +92,7 @@ def main() -> int:
     request = dp.MatmulRequest(dev.array(a), dev.array(b))
 
     def error() -> float:
-        result = dp.run(request).numpy()
+        result = dp.matmul(request.a, request.b).numpy()
         found = float(np.abs(result - expected).max() / np.abs(expected).max())
         print(f"{dp.explain(request).row.name:<45} largest error {found:.1e}")
         return found
@@ -100,7 +100,7 @@ def main() -> int:
     plain = error()
     good = plain < 1e-5
     policy = tf32_by_policy(dev)
-    dp.register(policy)  # before all others; what was bound before is chosen anew
+    dp.register(policy)  # before all others; the next call chooses anew
     good &= 1e-5 < error() < 1e-2
     dp.TABLE.unregister(policy)
     if dev.is_host:
