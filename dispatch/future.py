@@ -342,10 +342,7 @@ class _Bell:
 def _after_fork() -> None:
     """In a forked child the lock may be held by a thread that is not there."""
     global _making
-    MISSED = object()  # what `claim` gives to those who come too late
-
-
-_making = threading.Lock()
+    _making = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
