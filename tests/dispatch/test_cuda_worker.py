@@ -1,0 +1,272 @@
+"""The GPU's worker against a stream that the test moves on by hand: when futures end, and with what.
+
+The driver's two event functions are replaced; tests/gpu/test_supervisor.py runs the same worker on the real one.
+"""
+
+import ctypes
+import itertools
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import dispatch as dp
+from dispatch import worker as worker_module
+from dispatch.device import Device
+from dispatch.errors import BadRequest, DeviceFault, OutOfMemory, WorkerFailed
+from dispatch.keys import Arch
+from dispatch.request import Request
+from dispatch.stream import NOT_READY
+from dispatch.worker import BATCH, IN_FLIGHT
+
+PATIENCE = 30
+FAULT = 700
+
+
+@Request.register
+class Work:
+    """Runs a function when it is enqueued; its result is that function's."""
+
+    def __init__(self, action=lambda: None):
+        self.action = action
+
+    def describe(self):
+        return "work"
+
+
+class Track:
+    """A stream: what was enqueued on it, and how much of that the GPU has done."""
+
+    def __init__(self, device):
+        self.device, self.enqueued, self.done = device, 0, 0
+        self.c_handle = self
+        self.closed = False
+
+    def synchronize(self):
+        if self.device.fault is not None:
+            raise self.device.fault
+        self.done = self.enqueued
+
+    def close(self):
+        self.closed = True
+
+
+class Lane:
+    def __init__(self, device, stream):
+        self.device, self.stream, self.closed, self.forgotten = device, stream, False, 0
+
+    def run(self, request):
+        result = request.action()
+        self.stream.enqueued += 1
+        return result
+
+    def forget(self):
+        self.forgotten += 1
+
+    def close(self):
+        self.closed = True
+
+
+class Gpu(Device):
+    is_host = False
+
+    def __init__(self):
+        super().__init__("cuda:0", 0, Arch(90), 1)
+        self.tracks, self.lanes, self.recycled = [], [], []
+        self.status = 0
+
+    def activate(self):
+        pass
+
+    def stream(self):
+        self.tracks.append(Track(self))
+        return self.tracks[-1]
+
+    def lane(self, stream=None):
+        self.lanes.append(Lane(self, stream))
+        return self.lanes[-1]
+
+    def event(self):
+        return SimpleNamespace(at=None)
+
+    def recycle(self, event):
+        self.recycled.append(event)
+
+    def fail(self, status, function):
+        if self.fault is None:
+            self.fault = DeviceFault(f"{self.name} is lost to this process: {function} {status}")
+        raise self.fault
+
+
+class Driver:
+    """`cuEventRecord` and `cuEventQuery` over tracks."""
+
+    def __init__(self, gpu):
+        self.gpu, self.looked = gpu, threading.Event()
+        self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=ctypes.c_int(2))
+        self.cuThreadExchangeStreamCaptureMode = lambda mode: mode
+        self.cuEventRecord = SimpleNamespace(unchecked=self.record)
+        self.cuEventQuery = SimpleNamespace(unchecked_holding_gil=self.query)
+
+    def record(self, event, track):
+        event.at = (track, track.enqueued)
+        return self.gpu.status
+
+    def query(self, event):
+        self.looked.set()
+        track, position = event.at
+        return self.gpu.status or (0 if track.done >= position else NOT_READY)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = Gpu()
+    gpu.driver = Driver(gpu)
+    monkeypatch.setattr(worker_module, "driver", gpu.driver)
+    return gpu
+
+
+def looked_at(gpu):
+    """Wait until a worker has looked at an event once more, from now on."""
+    for _ in range(2):  # the first look may have begun before
+        gpu.driver.looked.clear()
+        assert gpu.driver.looked.wait(PATIENCE)
+
+
+def test_a_future_ends_when_the_gpu_has_passed_its_work_and_not_before(gpu):
+    with dp.Supervisor(gpu, streams=1) as sup:
+        futures = sup.submit_many([Work(lambda i=i: i) for i in range(5)])
+        looked_at(gpu)
+        assert not any(future.done() for future in futures)
+        assert all(future.running() for future in futures)
+        assert sup.stats().running == 5
+        gpu.tracks[0].done = 5
+        assert [future.result(PATIENCE) for future in futures] == list(range(5))
+        assert sup.stats().running == 0
+    assert gpu.lanes[0].closed
+    assert gpu.tracks[0].closed
+
+
+def test_new_requests_are_enqueued_while_older_ones_run(gpu):
+    with dp.Supervisor(gpu, streams=1) as sup:
+        first = sup.submit(Work())
+        looked_at(gpu)
+        entered = threading.Event()
+        second = sup.submit(Work(entered.set))
+        assert entered.wait(PATIENCE)
+        gpu.tracks[0].done = 1
+        first.result(PATIENCE)
+        assert not second.done()
+        gpu.tracks[0].done = 2
+        second.result(PATIENCE)
+
+
+def test_one_event_is_behind_a_batch_and_no_more_than_so_many_are_in_flight(gpu):
+    with dp.Supervisor(gpu, streams=1, queue_size=10_000) as sup:
+        hold = threading.Event()
+        sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        futures = sup.submit_many([Work() for _ in range(3 * IN_FLIGHT)])
+        hold.set()
+        while gpu.tracks[0].enqueued < IN_FLIGHT:
+            looked_at(gpu)
+        looked_at(gpu)
+        assert IN_FLIGHT <= gpu.tracks[0].enqueued < IN_FLIGHT + BATCH
+        assert sup.stats().queued >= 2 * IN_FLIGHT - BATCH
+        gpu.tracks[0].done = 10**9
+        futures[-1].result(PATIENCE)
+    assert len(gpu.recycled) <= 2 + 3 * IN_FLIGHT // BATCH
+
+
+def test_a_request_that_fails_is_not_in_the_batch_of_the_others(gpu):
+    def refuse():
+        raise BadRequest("a", "this", "that")
+
+    with dp.Supervisor(gpu, streams=1) as sup:
+        hold = threading.Event()
+        sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        one, bad, two = sup.submit_many([Work(lambda: 1), Work(refuse), Work(lambda: 2)])
+        back = sup.submit(Work())
+        assert back.cancel()
+        hold.set()
+        assert isinstance(bad.exception(PATIENCE), BadRequest)
+        assert not one.done()
+        gpu.tracks[0].done = 3
+        assert (one.result(PATIENCE), two.result(PATIENCE)) == (1, 2)
+    assert gpu.tracks[0].enqueued == 3
+
+
+def test_a_fault_fails_all_that_was_in_flight_or_queued_on_every_stream(gpu):
+    sup = dp.Supervisor(gpu, streams=2, queue_size=10_000)
+    futures = sup.submit_many([Work() for _ in range(4 * IN_FLIGHT)])
+    looked_at(gpu)
+    gpu.status = FAULT
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert {type(error) for error in errors} == {DeviceFault}
+    assert len({id(error) for error in errors}) == len(errors)
+    with pytest.raises(DeviceFault, match="lost to this process"):
+        sup.submit(Work())
+    sup.close()
+    assert sup.stats().done == 0
+    assert sup.stats().restarts == 0
+
+
+@pytest.mark.parametrize("call", ["record", "launch"])
+def test_a_fault_that_another_call_shows_first_is_no_success_either(gpu, call):
+    def launch():
+        gpu.status = FAULT
+        if call == "launch":
+            gpu.fail(FAULT, "cuGraphLaunch")
+
+    with dp.Supervisor(gpu, streams=1) as sup:
+        hold = threading.Event()
+        sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        futures = sup.submit_many([Work(), Work(launch), Work()])
+        hold.set()
+        assert {type(future.exception(PATIENCE)) for future in futures} == {DeviceFault}
+        sup._crew.undelivered()  # the first one's, which nobody holds
+
+
+def test_a_worker_that_breaks_settles_what_it_had_in_flight(gpu):
+    def defect():
+        raise ZeroDivisionError("a defect")
+
+    with dp.Supervisor(gpu, streams=1) as sup:
+        hold = threading.Event()
+        held = sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        one, bad, two = sup.submit_many([Work(lambda: 1), Work(defect), Work(lambda: 2)])
+        hold.set()
+        assert isinstance(bad.exception(PATIENCE), WorkerFailed)
+        assert held.result(PATIENCE)
+        assert one.result(PATIENCE) == 1
+        while len(gpu.tracks) < 2 or not gpu.tracks[1].enqueued:
+            looked_at(gpu)
+        gpu.tracks[1].done = 1
+        assert two.result(PATIENCE) == 2
+        assert sup.stats().restarts == 1
+    assert [lane.closed for lane in gpu.lanes] == [True, True]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_out_of_memory_settles_what_is_in_flight_and_tries_again_once(gpu, times):
+    left = itertools.repeat(OutOfMemory("full"), times)
+
+    def short():
+        error = next(left, None)
+        if error is not None:
+            raise error
+        return "fits"
+
+    with dp.Supervisor(gpu, streams=1) as sup:
+        hold = threading.Event()
+        sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        one, big, two = sup.submit_many([Work(lambda: 1), Work(short), Work(lambda: 2)])
+        hold.set()
+        assert one.result(PATIENCE) == 1
+        gpu.tracks[0].done = 10
+        if times == 1:
+            assert big.result(PATIENCE) == "fits"
+        else:
+            assert isinstance(big.exception(PATIENCE), OutOfMemory)
+        assert two.result(PATIENCE) == 2
+        assert gpu.lanes[0].forgotten == 1
+        assert (sup.stats().running, sup.stats().restarts) == (0, 0)
