@@ -113,8 +113,8 @@ class Lane:
 
     def forget(self) -> None:
         """Let all plans go; the next request chooses anew."""
-        self.plans.clear()
-        self.shortcuts.clear()
+        self.plans = {}  # another one, by which a bound request sees that it must choose anew
+        self.shortcuts = {}
 
     lose = close
 
@@ -164,7 +164,7 @@ class CudaLane(Lane):
     # -- running ------------------------------------------------------------------------------------------------
     def run(self, request: Request) -> Any:
         bound = request.bound
-        if bound is None or bound.lane is not self:
+        if bound is None or bound.plans is not self.plans:
             self.check()
             bound = Bound(self, request)
             object.__setattr__(request, "bound", bound)
@@ -223,12 +223,16 @@ class CudaLane(Lane):
         """Whether the caller records this lane's stream into a graph of its own: then only plain calls may go on it."""
         return self.stream.foreign and self.stream.is_capturing()
 
-    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay:
-        """Record a plan at some addresses; the oldest record of the lane goes where there are too many."""
+    def capture(self, enqueue: Callable[[], None]) -> Replay:
+        """Record what plans of this lane enqueue."""
         self.device.activate()
         if self._recorder is None:
             self._recorder = self.device.stream()
-        replay = capture(plan, arguments, self.target, self._recorder.c_handle)
+        return capture(enqueue, self.target, self._recorder.c_handle)
+
+    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay:
+        """Record a plan at some addresses; the oldest record of the lane goes where there are too many."""
+        replay = self.capture(lambda: plan.enqueue(arguments))
         plan.seen.pop(arguments, None)
         plan.replays[arguments] = replay
         self._replays.append((plan, arguments))
@@ -318,10 +322,10 @@ class CudaLane(Lane):
 class Bound:
     """A request's plan on one lane, with what its runs need and nothing that would keep the request alive."""
 
-    __slots__ = ("arguments", "lane", "plan", "reads", "result", "writes")
+    __slots__ = ("arguments", "lane", "plan", "plans", "reads", "result", "writes")
 
     def __init__(self, lane: CudaLane, request: Request, outputs: Operands | None = None) -> None:
-        self.lane = lane
+        self.lane, self.plans = lane, lane.plans
         self.plan = lane.plan(request)
         operands = list(request.tensors())
         self.reads = tuple(tensor for _, tensor, written in operands if not written)

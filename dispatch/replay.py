@@ -16,7 +16,6 @@ from cudabind import driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.request import Argument, Plan
 
 __all__ = ["Replay", "capture"]
 
@@ -40,16 +39,16 @@ class Replay:
         driver.cuGraphExecDestroy.unchecked(self._exec)
 
 
-def capture(plan: Plan, arguments: tuple[Argument, ...], target: ctypes.c_void_p, recorder: ctypes.c_void_p) -> Replay:
-    """Record `plan.enqueue(arguments)` as a graph that will be launched on the stream `target` holds now.
+def capture(enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p) -> Replay:
+    """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
 
-    A plan enqueues on whatever stream `target` names: for the time of the recording that is `recorder`.
+    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`.
     """
     stream = ctypes.c_void_p(target.value)
     driver.cuStreamBeginCapture(recorder.value, driver.CUstreamCaptureMode(RELAXED))
     target.value = recorder.value
     try:
-        plan.enqueue(arguments)
+        enqueue()
     finally:
         target.value = stream.value
         graph = driver.cuStreamEndCapture(recorder.value)

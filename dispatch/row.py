@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRow
@@ -100,6 +99,7 @@ class Table:
         self._lock = threading.RLock()
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
+        self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         for row in rows:
@@ -142,6 +142,7 @@ class Table:
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self._rows = rows
+        self._by_dtypes = {}
         self._by_op = {op: tuple(row for row in rows if row.op == op) for op in dict.fromkeys(row.op for row in rows)}
 
     def of(self, op: str) -> tuple[Row, ...]:
@@ -150,6 +151,15 @@ class Table:
             self._load()
         return self._by_op.get(op, ())
 
+    def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
+        """The rows of an op whose dtypes are the first of these."""
+        key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
+        found = self._by_dtypes.get(key)
+        if found is None:
+            found = tuple(row for row in self.of(op) if row.dtypes == dtypes[: len(row.dtypes)])
+            self._by_dtypes[key] = found
+        return found
+
     def _load(self) -> None:
         """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
         with self._lock:
@@ -157,6 +167,8 @@ class Table:
                 return
             before, self._loading = self._rows, True
             try:
+                from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
+
                 for entry in entry_points(group=ENTRY_POINTS):
                     self._load_entry(entry)
                 self._loaded = True

@@ -31,12 +31,8 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
     `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough.
     """
     wanted = request.signature()
-    for row in TABLE.of(request.op):
-        if (
-            row.dtypes == wanted.dtypes[: len(row.dtypes)]
-            and not _machine(row, arch, versions)
-            and accepts(row, request, wanted)
-        ):
+    for row in TABLE.with_dtypes(request.op, wanted.dtypes):
+        if not _machine(row, arch, versions) and accepts(row, request, wanted):
             yield row
 
 

@@ -8,7 +8,6 @@ by GPU and library version, and ignored and rebuilt where it is corrupt.
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 import statistics
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.plans import CudaLane
+    from dispatch.replay import Replay
     from dispatch.request import Argument, Request
     from dispatch.tensor import Tensor
 
 __all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest"]
 
-ROUNDS = 7  # in each, every candidate left runs one burst
-BURST_SECONDS = 0.002  # the work of one burst, from the first measurement
-DROP = 1.25  # a candidate this much slower than the best so far runs no further
+ROUNDS = 15  # in each, every candidate left runs its graph once
+BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
+MAX_RUNS = 100  # in one graph
+DROP = 1.1  # a candidate this much slower than the best so far runs no further
+NOISE = 1.004  # medians of repeated measurements of one algorithm differ by about this much
 FORMAT = 1
 
 
@@ -131,45 +134,53 @@ SCALARS = ("alpha", "beta")
 
 
 def fastest(lane: CudaLane, candidate: Callable[[int, int], None], count: int, turns: int, title: str) -> int:
-    """The number of the fastest of `count` candidates; `candidate(number, turn)` enqueues one run of one of them."""
+    """The number of the fastest of `count` candidates; `candidate(number, turn)` enqueues one run of one of them.
+
+    Each is recorded as a graph of many runs, so that the host's time is not what is measured. The graphs run in turns;
+    those that fall behind drop out. The first candidate stays unless another is faster by more than the noise.
+    """
     timer = _Timer(lane)
-    times: dict[int, list[float]] = {}
-    bar = _progress(title, ROUNDS * count)
+    graphs: dict[int, tuple[Replay, int]] = {}
+    bar = _progress(title, ROUNDS + count)
     for number in range(count):
-        first = timer.time(lambda n=number: candidate(n, 0), 2)  # type: ignore[misc]
-        times[number] = [first]
+        once = timer.time(partial(candidate, number, 0))
+        runs = max(turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
+        graphs[number] = lane.capture(partial(_burst, candidate, number, runs)), runs
         bar.update(1)
-    repeats = {n: max(turns, min(200, int(BURST_SECONDS / max(t[0], 1e-7)))) for n, t in times.items()}
-    for number in times:
-        times[number].clear()
-    for _ in range(ROUNDS - 1):
-        for number in list(times):
-            took = timer.time(lambda n=number, t=iter(range(1 << 30)): candidate(n, next(t)), repeats[number])  # type: ignore[misc]
-            times[number].append(took)
-            bar.update(1)
-        best = min(statistics.median(t) for t in times.values())
-        times = {n: t for n, t in times.items() if statistics.median(t) <= best * DROP}
+    times: dict[int, list[float]] = {number: [] for number in graphs}
+    for _ in range(ROUNDS):
+        for number, samples in times.items():
+            replay, runs = graphs[number]
+            samples.append(timer.time(partial(lane.launch, replay, (), ())) / runs)
+        medians = {number: statistics.median(samples) for number, samples in times.items()}
+        best = min(medians.values())
+        times = {number: samples for number, samples in times.items() if medians[number] <= best * DROP}
+        bar.update(1)
     bar.close()
-    return min(times, key=lambda number: statistics.median(times[number]))
+    winner = min(times, key=medians.__getitem__)
+    return 0 if 0 in times and medians[0] <= medians[winner] * NOISE else winner
+
+
+def _burst(candidate: Callable[[int, int], None], number: int, runs: int) -> None:
+    for turn in range(runs):
+        candidate(number, turn)
 
 
 class _Timer:
     """Two events on the lane's stream."""
 
     def __init__(self, lane: CudaLane) -> None:
-        self._lane = lane
+        self._stream = lane.stream
         self._events = [driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT) for _ in range(2)]
 
-    def time(self, enqueue: Callable[[], None], repeats: int) -> float:
-        """Seconds on the GPU for one of `repeats` runs in a row."""
-        stream = self._lane.stream
-        handle = ctypes.c_void_p(stream.c_handle.value).value or 0
+    def time(self, enqueue: Callable[[], None]) -> float:
+        """Seconds on the GPU for what `enqueue()` enqueues."""
+        handle = self._stream.c_handle.value or 0
         driver.cuEventRecord(self._events[0], handle)
-        for _ in range(repeats):
-            enqueue()
+        enqueue()
         driver.cuEventRecord(self._events[1], handle)
-        stream.synchronize()
-        return float(driver.cuEventElapsedTime(self._events[0], self._events[1])) / 1000 / repeats
+        self._stream.synchronize()
+        return max(float(driver.cuEventElapsedTime(self._events[0], self._events[1])) / 1000, 1e-7)
 
     def __del__(self) -> None:
         for event in self._events:

@@ -2,7 +2,8 @@
 
 `matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
 `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
-asked), lower (in cuBLASLt's terms), cublaslt, host, rules (for the table), reference, cases and trial (for the tests).
+asked), scales, lower (in cuBLASLt's terms), cublaslt, host, rules (for the table), formulas (what is right), forms and
+trial (what is tested).
 """
 
 from __future__ import annotations
@@ -10,10 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dispatch.keys import Compute, Epilogue
-from dispatch.ops.matmul.cases import cases
-from dispatch.ops.matmul.cublaslt import cublaslt_matmul
-from dispatch.ops.matmul.host import numpy_matmul
-from dispatch.ops.matmul.reference import reference
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.validate import may_overlap
 from dispatch.request import run
@@ -21,7 +18,11 @@ from dispatch.stream import current
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dispatch.ops.matmul.forms import Case
+    from dispatch.plans import CudaLane, Lane
     from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Array
 
 __all__ = [
     "MatmulRequest",
@@ -46,6 +47,34 @@ OneOutput = Literal[
     Epilogue.DRELU,
     Epilogue.DGELU,
 ]
+
+
+def cublaslt_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cublasLtMatmul`; Refused with the library's reason where it finds no algorithm."""
+    from dispatch.ops.matmul import cublaslt  # at first use: importing `dispatch` binds no library
+
+    return cublaslt.plan(request, lane, row)
+
+
+def numpy_matmul(request: MatmulRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy in the row's compute type."""
+    from dispatch.ops.matmul import host
+
+    return host.plan(request, lane, row)
+
+
+def reference(request: MatmulRequest) -> dict[str, Array]:
+    """What a request's outputs are in float64 (complex128, exact integers), by name; see formulas.py."""
+    from dispatch.ops.matmul import formulas
+
+    return formulas.reference(request)
+
+
+def cases(row: Row) -> list[Case]:
+    """The cases that a row of the table is tried with; see forms.py."""
+    from dispatch.ops.matmul import forms
+
+    return forms.cases(row)
 
 
 class Shortcut:

@@ -1,6 +1,6 @@
-"""The host rows' matmul: the formulas of reference.py in the request's compute precision, rounded once on the way out.
+"""The host rows' matmul: the formulas of formulas.py in the request's compute precision, rounded once on the way out.
 
-The table names `numpy_matmul`; the host's lane runs the plan it returns. It reads operands where they lie, whatever
+The table's host rows end here, by `plan`; the host's lane runs it. It reads operands where they lie, whatever
 their strides, and never touches a GPU.
 """
 
@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from dispatch.keys import Compute
-from dispatch.ops.matmul.reference import Precision, evaluate
+from dispatch.ops.matmul.formulas import Precision, evaluate
 from dispatch.request import Plan
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["NumpyMatmul", "numpy_matmul"]
+__all__ = ["NumpyMatmul", "plan"]
 
 
 def to_tf32(values: Array) -> Array:
@@ -85,7 +85,7 @@ class NumpyMatmul(Plan):
             store(results[name], tensor)
 
 
-def numpy_matmul(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:
+def plan(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:
     """The plan of a request on the host, computed in its own compute type, or else in the row's."""
     del lane  # NumPy needs no handle, no stream and no workspace
     return NumpyMatmul(PRECISION[request.compute or row.compute or Compute.COMPUTE_32F], row)

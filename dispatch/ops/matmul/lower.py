@@ -7,11 +7,11 @@ round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLA
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.scales import scale_dtype
+from dispatch.ops.matmul.scales import NO_SCALES, Scales, scale_dtype
 from dispatch.tensor import Layout, Tensor
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = ["Lowered", "Matrix", "Problem", "lower"]
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
 NO_OFFSETS = (0,) * 7
+NO_STRIDES = dict.fromkeys(("a", "b", "c", "bias", "aux", "bgrad", "d"), 0)  # from batch to batch, of one product
 Missing = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.missing
 NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
 
@@ -31,7 +32,7 @@ NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros
 class Matrix(NamedTuple):
     """One cuBLASLt matrix layout: column-major, in elements."""
 
-    dtype: int
+    dtype: Any  # the number of a cudaDataType_t
     rows: int
     cols: int
     ld: int
@@ -52,8 +53,8 @@ class Problem(NamedTuple):
     op_a: bool
     op_b: bool
     batch: int
-    compute: int
-    scale: int
+    compute: Any  # the number of a cublasComputeType_t
+    scale: Any  # the number of a cudaDataType_t
     epilogue: int
     bias_dtype: int = -1
     bias_stride: int = 0
@@ -105,6 +106,9 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     c = d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans)
     if c.trans != d.trans:
         raise BadRequest("c", str(c_layout), "the same order (row- or column-major) as out", "copy one of them")
+    if not dims:
+        problem = _problem(request, compute, (m, n, k), (a, b, c, d), 1, NO_STRIDES)
+        return Lowered(problem, (NO_OFFSETS,), not d.trans, k == 0)
     made = request.missing()
     vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
     batch = [a.batch, b.batch, c.batch, *vectors, d.batch]
@@ -112,7 +116,7 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
         m, extents, steps = m * extents[0], [], []
     inner, outer = (extents[-1:], extents[:-1]) if extents else ([1], [])
-    stride = dict(zip(("a", "b", "c", "bias", "aux", "bgrad", "d"), steps[-1] if steps else (0,) * 7, strict=True))
+    stride = dict(zip(NO_STRIDES, steps[-1], strict=True)) if steps else NO_STRIDES
     problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
     offsets = tuple(_offsets(request, made, outer, steps[: len(outer)])) if outer else (NO_OFFSETS,)
     return Lowered(problem, offsets, exchanged=not d.trans, empty_k=k == 0)
@@ -141,10 +145,6 @@ def _problem(
     if k == 0:
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
         a, b = _View(False, NO_K, ()), _View(True, NO_K, ())
-    modes = [
-        -1 if factor is None or k == 0 else int(mode)
-        for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
-    ]
     first, second = ((mat_a, a.trans), (mat_b, b.trans)) if flipped else ((mat_b, b.trans), (mat_a, a.trans))
     return Problem(
         a=first[0],
@@ -157,18 +157,25 @@ def _problem(
         compute=int(compute),
         scale=scale_dtype(request.a.dtype, compute).cuda,
         epilogue=int(EXCHANGED.get(epilogue, epilogue)),
-        **_epilogue_fields(request, stride),
-        a_scale_mode=modes[0] if flipped else modes[1],
-        b_scale_mode=modes[1] if flipped else modes[0],
-        factors=tuple(name for name in ("c", "d", "aux", "amax_d", "amax_aux") if getattr(scales, name) is not None),
+        **({} if epilogue is Epilogue.NONE else _epilogue_fields(request, stride)),
+        **({} if scales is NO_SCALES else _scale_fields(scales, flipped, k)),
         fast_accum=request.fast_accum,
         device_scalars=isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor),
     )
 
 
-def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str, int]:
+def _scale_fields(scales: Scales, flipped: bool, k: int) -> dict[str, Any]:
+    a, b = (
+        -1 if factor is None or k == 0 else int(mode)
+        for factor, mode in ((scales.a, scales.a_mode), (scales.b, scales.b_mode))
+    )
+    given = tuple(name for name in ("c", "d", "aux", "amax_d", "amax_aux") if getattr(scales, name) is not None)
+    return {"a_scale_mode": a if flipped else b, "b_scale_mode": b if flipped else a, "factors": given}
+
+
+def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str, Any]:
     epilogue = request.epilogue
-    fields: dict[str, int] = {}
+    fields: dict[str, Any] = {}
     if epilogue.adds_bias or epilogue.writes_bgrad:
         name = "bias" if epilogue.adds_bias else "bgrad"
         tensor = getattr(request, name)

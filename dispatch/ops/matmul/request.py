@@ -193,6 +193,10 @@ class MatmulRequest(Request):
         return tuple(uses)
 
     def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        return self._missing
+
+    @cached_property
+    def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         found: dict[str, tuple[Shape, Shape, Dtype]] = {}
         if self.out is None:
             found["out"] = (self.shape, c_strides(self.shape), self.d_dtype)

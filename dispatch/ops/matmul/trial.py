@@ -1,6 +1,6 @@
 """One trial of a request: operands laid out in poisoned memory, the expected outputs, and how far off each may be.
 
-cases.py builds trials, tests run their requests and hand back the results. This file chooses no shapes and calls no
+forms.py builds trials, tests run their requests and hand back the results. This file chooses no shapes and calls no
 library; its bounds are derived below, not tuned to what a library happens to give.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.keys import BF16, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, FP8, HALF, Compute, Dtype, Epilogue
-from dispatch.ops.matmul.reference import EXACT, Precision, Results, addends, reference, scaled_product, unpack_mask
+from dispatch.ops.matmul.formulas import EXACT, Precision, Results, addends, reference, scaled_product, unpack_mask
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -164,7 +164,8 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
 
     On a GPU, with a C of 16 bits, many of cuBLASLt's kernels keep the product in that dtype before they add beta · C
     and bias and apply the activation (algorithms 13, 16, 21, 24 and 66 of version 13.1 were seen to): a roundoff w of
-    the product more. Its bias gradients sum D as it is stored: w of each term more.
+    the product more. Its bias gradients sum D as it is stored, or partial sums of A or B in that dtype: w of each term
+    more.
     """
     work = EXACT.work(request.a.dtype)
     if work.kind == "i":
@@ -228,8 +229,9 @@ def _bgrad(request: MatmulRequest, expected: Results, out: Array, u: float) -> A
         size, count = np.abs(scaled).sum(axis=-2), request.m
     error = (8 + 4 * np.sqrt(count)) * u * size
     if request.epilogue.is_gradient:
-        kept = 0.0 if request.device.is_host else ROUNDOFF[dtype][0]
-        error = error + out.sum(axis=-2) + kept * size
+        error = error + out.sum(axis=-2)
+    if not request.device.is_host:
+        error = error + ROUNDOFF[dtype][0] * size
     return _stored(np.broadcast_to(error, expected["bgrad"].shape), expected["bgrad"], dtype)
 
 
