@@ -19,10 +19,14 @@ from dispatch.keys import HOST
 from dispatch.ops.matmul import reference
 from dispatch.select import candidates, reasons, select
 
-HOME = dp.device("host")
 RNG = np.random.default_rng(5)
 E, C = Epilogue, Compute
 SM80, SM90, SM100 = Arch(80), Arch(90), Arch(100)
+
+
+def home() -> dp.Device:
+    """The live host: another test may have closed the one before."""
+    return dp.device("host")
 
 
 def short(name: str) -> str:
@@ -33,11 +37,11 @@ def short(name: str) -> str:
 def tensor(dtype: str, rows: int = 32, columns: int = 32, dense: str = "rows") -> dp.Tensor:
     """Small whole numbers, which every dtype holds."""
     values = RNG.integers(-3, 4, (rows, columns))
-    return HOME.array(values.T, dtype).T if dense == "columns" else HOME.array(values, dtype)
+    return home().array(values.T, dtype).T if dense == "columns" else home().array(values, dtype)
 
 
 def vector(dtype: str, size: int = 32) -> dp.Tensor:
-    return HOME.array(RNG.integers(-3, 4, size), dtype)
+    return home().array(RNG.integers(-3, 4, size), dtype)
 
 
 def fp8(**fields: Any) -> MatmulRequest:
@@ -75,7 +79,7 @@ def test_the_row_that_is_meant_is_taken(make: Callable[[], MatmulRequest], arch:
 
 def outer() -> Scales:
     mode = ScaleMode.OUTER_VEC_32F
-    ones = HOME.array(np.ones(32, np.float32))
+    ones = home().array(np.ones(32, np.float32))
     return Scales(a=ones, b=ones, a_mode=mode, b_mode=mode)
 
 
@@ -138,7 +142,7 @@ def cast(tensor: dp.Tensor, dtype: str) -> dp.Tensor:
     if values.dtype.kind == "c" and not Dtype.of(dtype).is_complex:
         values = values.real
     dense = tensor.ndim > 1 and tensor.layout.strides[-1] != 1
-    return HOME.array(values.T.copy(), dtype).T if dense else HOME.array(values, dtype)
+    return home().array(values.T.copy(), dtype).T if dense else home().array(values, dtype)
 
 
 def remain(scales: Scales, words: str) -> Scales:
@@ -158,7 +162,7 @@ def arrange(request: MatmulRequest, words: str) -> MatmulRequest:
     for side in "ab":
         dense[side] = (dense[side] or f"{side} row-major" in words) and f"{side} column-major" not in words
     made = {
-        side: HOME.array(values) if dense[side] else HOME.array(values.T.copy()).T
+        side: home().array(values) if dense[side] else home().array(values.T.copy()).T
         for side, values in zip("ab", (a, b), strict=True)
     }
     return dataclasses.replace(request, **made)
@@ -250,4 +254,4 @@ def test_an_explanation_reads_well():
 
 def blocks() -> Scales:
     mode = ScaleMode.VEC32_UE8M0
-    return Scales(a=HOME.empty((128, 4), "e8m0"), b=HOME.empty((128, 4), "e8m0"), a_mode=mode, b_mode=mode)
+    return Scales(a=home().empty((128, 4), "e8m0"), b=home().empty((128, 4), "e8m0"), a_mode=mode, b_mode=mode)
