@@ -88,6 +88,8 @@ class Supervisor:
         _at_least("streams", streams, 1)
         _at_least("queue_size", queue_size, 1)
         _at_least("max_restarts", max_restarts, 0)
+        if not max_seconds >= 0:
+            raise BadRequest("max_seconds", repr(max_seconds), "a number of 0 or more")
         self.device = device if isinstance(device, Device) else find_device(device)
         self.device.check()
         self._crew = crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)

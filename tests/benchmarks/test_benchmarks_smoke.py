@@ -20,7 +20,10 @@ def run(script: str, *arguments: str, **environ: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=120).stdout
 
 
-@pytest.mark.parametrize(("script", "figures"), [("bench_overhead.py", "bursts"), ("bench_matmul.py", "host")])
+@pytest.mark.parametrize(
+    ("script", "figures"),
+    [("bench_overhead.py", "bursts"), ("bench_supervisor.py", "bursts"), ("bench_matmul.py", "host")],
+)
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     printed = run(script, "--device", "host", "--quick", "--json", str(target))
@@ -28,6 +31,6 @@ def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_
     assert figures in json.loads(target.read_text())
 
 
-@pytest.mark.parametrize("script", ["bench_overhead.py", "bench_matmul.py"])
+@pytest.mark.parametrize("script", ["bench_overhead.py", "bench_supervisor.py", "bench_matmul.py"])
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
     assert "cannot run on cuda:0" in run(script, CUDA_VISIBLE_DEVICES="")

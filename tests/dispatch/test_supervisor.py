@@ -73,7 +73,9 @@ def test_an_option_that_is_none_names_what_is_accepted(options):
         dp.Supervisor("host", **options)
 
 
-@pytest.mark.parametrize("options", [{"streams": 0}, {"queue_size": 0}, {"max_restarts": -1}, {"streams": "four"}])
+@pytest.mark.parametrize(
+    "options", [{"streams": 0}, {"queue_size": 0}, {"max_restarts": -1}, {"streams": "four"}, {"max_seconds": -1}]
+)
 def test_a_number_that_is_too_small_is_refused(options):
     with pytest.raises(BadRequest, match="or more"):
         dp.Supervisor("host", **options)

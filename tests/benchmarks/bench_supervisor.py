@@ -1,0 +1,205 @@
+"""Requests per second through a supervisor: 64 by 64 by 64 products in bf16, each with an output of its own.
+
+Every contender takes the same number of requests from "here they are" to "all are done", in turns; the median of the
+bursts counts. The peer is what one would write without a supervisor: a ThreadPoolExecutor whose tasks run torch.mm on
+their thread's stream and wait for its event (np.matmul where there is no GPU).
+Repeat: `python tests/benchmarks/bench_supervisor.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from report import Report, Target, environment, judge, say, table
+from timing import Contender, attempt, host_race, summary
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 64
+STREAMS = 4
+WARM = 4  # runs before the clock: the first calls the library, the second records the call, and placing settles
+TOLERANCE = 1e-2  # of |result - reference| / |reference|: bf16 rounding is about 3e-3
+DIRECT, SUBMIT, MANY, HOP = "dp.run, direct", "submit, one by one", "submit_many", "submit and wait for each"
+TORCH, NUMPY = "ThreadPoolExecutor, torch.mm + event", "ThreadPoolExecutor, np.matmul"
+TARGETS = (
+    Target("one by one, against a thread pool", SUBMIT, 2.0, peer=TORCH, at_least=True),
+    Target("submit_many, against direct calls", MANY, 0.8, peer=DIRECT, at_least=True),
+)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Product:
+    """The same product many times over; each contender has its own requests, for each is bound to where it ran last."""
+
+    def __init__(self, device: dp.Device, calls: int) -> None:
+        rng = np.random.default_rng(64)
+        # Multiples of 1/16 below 2 are exact in bf16.
+        self.a, self.b = ((rng.integers(-31, 32, (SIZE, SIZE)) / 16).astype(np.float32) for _ in range(2))
+        self.device, self.calls = device, calls
+        self.dtype = "f32" if device.is_host else "bf16"
+
+    def requests(self) -> list[dp.MatmulRequest]:
+        a, b = self.device.array(self.a, self.dtype), self.device.array(self.b, self.dtype)
+        outs = [self.device.array(np.full((SIZE, SIZE), np.nan), self.dtype) for _ in range(self.calls)]
+        self.device.synchronize()
+        return [dp.MatmulRequest(a, b, out=out) for out in outs]
+
+
+def timed(work: Callable[[], object]) -> Callable[[int], float]:
+    """A burst that does the work once, whatever number it is asked for: `calls` requests are one piece of work."""
+
+    def burst(_: int) -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    return burst
+
+
+def ours(product: Product, sup: dp.Supervisor) -> list[Contender]:
+    """Direct calls on the calling thread, and three ways through the supervisor."""
+    direct, single, many, hop = (product.requests() for _ in range(4))
+
+    def run() -> None:
+        for request in direct:
+            dp.run(request)
+        product.device.synchronize()
+
+    def one_by_one() -> None:
+        for future in [sup.submit(request) for request in single]:
+            future.result()
+
+    def all_at_once() -> None:
+        for future in sup.submit_many(many):
+            future.result()
+
+    def each() -> None:
+        for request in hop:
+            sup.submit(request).result()
+
+    works = ((DIRECT, run, direct), (SUBMIT, one_by_one, single), (MANY, all_at_once, many), (HOP, each, hop))
+    return [
+        Contender(name, timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
+        for name, work, requests in works
+    ]
+
+
+def torch_pool(product: Product, pool: ThreadPoolExecutor) -> list[Contender]:
+    """One task for each product: run it on the thread's own stream, record an event, wait for it."""
+    import torch
+
+    a, b = (torch.from_numpy(x).to("cuda", torch.bfloat16) for x in (product.a, product.b))
+    outs = [torch.full_like(a, float("nan")) for _ in range(product.calls)]
+    torch.cuda.synchronize()
+    local = threading.local()
+
+    def task(out: Any) -> Any:
+        if not hasattr(local, "stream"):
+            local.stream, local.event = torch.cuda.Stream(), torch.cuda.Event()
+        with torch.cuda.stream(local.stream):
+            torch.mm(a, b, out=out)
+            local.event.record()
+        local.event.synchronize()
+        return out
+
+    def work() -> None:
+        for future in [pool.submit(task, out) for out in outs]:
+            future.result()
+
+    return [Contender(TORCH, timed(work), lambda: outs[-1].float().cpu().numpy())]
+
+
+def numpy_pool(product: Product, pool: ThreadPoolExecutor) -> list[Contender]:
+    outs = [np.full((SIZE, SIZE), np.nan, np.float32) for _ in range(product.calls)]
+
+    def work() -> None:
+        for future in [pool.submit(np.matmul, product.a, product.b, out) for out in outs]:
+            future.result()
+
+    return [Contender(NUMPY, timed(work), lambda: outs[-1])]
+
+
+def verified(contenders: list[Contender], product: Product, missing: dict[str, str]) -> list[Contender]:
+    """Those that compute the right product, once they are warm: one that does nothing must not win."""
+    want = product.a.astype(np.float64) @ product.b
+    right = []
+    for contender in contenders:
+        for _ in range(WARM):
+            attempt(contender.name, lambda burst=contender.burst: burst(1), missing)
+        result = attempt(contender.name, contender.result, missing)
+        if result is None or contender.name in missing:
+            continue
+        error = np.linalg.norm(result - want) / np.linalg.norm(want)
+        if error < TOLERANCE:  # false for NaN
+            right.append(contender)
+        else:
+            missing[contender.name] = f"wrong result: relative error {error:.1e}"
+    return right
+
+
+def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
+    """Print and keep the rates of all contenders; returns the medians in requests per second."""
+    missing: dict[str, str] = {}
+    calls, bursts = (64, 5) if device.is_host and quick else (512, 5) if quick else (512, 40)
+    product = Product(device, calls)
+    with ThreadPoolExecutor(STREAMS) as pool, dp.Supervisor(device, streams=STREAMS) as sup:
+        peer = numpy_pool if device.is_host else torch_pool
+        contenders = attempt("pool", lambda: peer(product, pool), missing) or []
+        contenders += ours(product, sup)
+        contenders = verified(contenders, product, missing)
+        # One call to the race is one piece of work; its synchronization between bursts finds nothing left to wait for.
+        seconds, failed = host_race(contenders, device.synchronize, bursts=bursts, calls=1)
+        stats = sup.stats()
+    missing |= failed
+    figures = {name: summary([taken / calls for taken in values]) for name, values in seconds.items()}
+    rates = {name: 1e6 / figure["median"] for name, figure in figures.items()}
+    show(figures, rates, f"{calls} requests of {SIZE}^3 in {product.dtype}, {STREAMS} workers, {bursts} bursts")
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("bursts", {"count": bursts, "calls": calls, "us": figures, "rates": rates, "missing": missing})
+    report.put("latency of one in 64, s", {"p50": stats.p50, "p90": stats.p90, "p99": stats.p99})
+    return rates
+
+
+def show(figures: dict[str, dict[str, float]], rates: dict[str, float], title: str) -> None:
+    peer = TORCH if TORCH in rates else NUMPY
+    say(f"\n{title}, us for each request until all are done")
+    rows = []
+    for name, figure in figures.items():
+        ratios = [f"{rates[name] / rates[base]:.2f}" if base in rates else "-" for base in (DIRECT, peer)]
+        times = (f"{figure[key]:.2f}" for key in ("median", "p25", "p75", "best"))
+        rows.append((name, *times, f"{rates[name]:,.0f}", *ratios))
+    table(("", "median", "p25", "p75", "best", "per second", "of direct", "of the pool"), rows)
+
+
+def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
+    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
+    try:
+        chosen = dp.device(device)
+    except dp.errors.DispatchError as error:
+        say(f"bench_supervisor cannot run on {device}: {error}")
+        return
+    report = Report(json_path)
+    report.put("environment", environment(chosen))
+    rates = race(chosen, report, quick)
+    if chosen.is_host:
+        say("\nno verdicts: the targets are for a GPU")
+    else:
+        judge(TARGETS, rates, report)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    main(options.device, options.quick, options.json)
