@@ -141,30 +141,18 @@ class Epilogue(IntEnum):
     BGRADA = 256
     BGRADB = 512
 
-    @property
-    def adds_bias(self) -> bool:
-        """Adds a bias vector of length n to every row of D."""
-        return bool(self & 4)
+    adds_bias: bool  # adds a bias vector of length n to every row of D
+    activation: str  # "relu", "gelu" or "" for none; of DRELU and DGELU, the one whose gradient is taken
+    is_gradient: bool  # DRELU*, DGELU*: reads the aux tensor that the forward pass stored
+    writes_aux: bool  # stores what the backward pass needs: the ReLU bit mask, or the input of GELU
+    writes_bgrad: bool  # stores a bias gradient: of D's columns, or of operand a or b summed over k
 
-    @property
-    def activation(self) -> str:
-        """ "relu", "gelu", or "" for none; of DRELU and DGELU, the one whose gradient is taken."""
-        return "relu" if self & (2 | 8) else "gelu" if self & (32 | 64) else ""
-
-    @property
-    def writes_aux(self) -> bool:
-        """Stores what the backward pass needs: the ReLU bit mask, or the input of GELU."""
-        return bool(self & 128) and not self.is_gradient
-
-    @property
-    def is_gradient(self) -> bool:
-        """DRELU*, DGELU*: reads the aux tensor that the forward pass stored."""
-        return bool(self & (8 | 64))
-
-    @property
-    def writes_bgrad(self) -> bool:
-        """Stores a bias gradient: of D's columns, or of operand a or b summed over k."""
-        return bool(self & (16 | 256 | 512))
+    def __init__(self, bits: int) -> None:
+        self.adds_bias = bool(bits & 4)
+        self.activation = "relu" if bits & (2 | 8) else "gelu" if bits & (32 | 64) else ""
+        self.is_gradient = bool(bits & (8 | 64))
+        self.writes_aux = bool(bits & 128) and not self.is_gradient
+        self.writes_bgrad = bool(bits & (16 | 256 | 512))
 
 
 class ScaleMode(IntEnum):

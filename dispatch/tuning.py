@@ -114,7 +114,8 @@ class Rehearsal:
             for extent in shape:
                 size *= extent
             once += size // 8
-        self.turns = min(max(1, -(-2 * lane.device.l2_bytes // once)), 64)
+        # One set more than fills the cache twice: of a single large set, its end would still be there at the next run.
+        self.turns = min(1 + -(-2 * lane.device.l2_bytes // once), 64)
         self._lane = lane
         self._sets = [self._copy(request, operands) for _ in range(self.turns)]
 

@@ -41,6 +41,7 @@ ALIGNMENT = (
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 )
 CANDIDATES = 32  # that autotune asks the heuristic for
+LESS_WORKSPACE = (8 << 20, 1 << 20, 0)  # bytes; a quarter of the candidates each
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 # Where the addresses and numbers stand in MatmulRequest.arguments().
@@ -251,7 +252,7 @@ class CublasLtPlan(Plan):
         results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES if request.autotune else 1)
         self._calls = self._bind(results[0].algo, results[0].workspaceSize)
         if request.autotune:
-            self._tune(request, results)
+            self._tune(request, results, limit)
 
     def _bind(
         self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
@@ -332,12 +333,18 @@ class CublasLtPlan(Plan):
         problem = self.lowered.problem
         return max(m.rows * m.cols for m in (problem.a, problem.b)) * 16  # the widest element
 
-    def _tune(self, request: MatmulRequest, results: list[lt.cublasLtMatmulHeuristicResult_t]) -> None:
+    def _tune(self, request: MatmulRequest, results: list[lt.cublasLtMatmulHeuristicResult_t], limit: int) -> None:
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
         problem, lane = self.lowered.problem, self._lane
         known = lane.algorithms.get("matmul", problem.as_key())
         if known is not None and self._take(known):
             return
+        found = {bytes(result.algo): result for result in results}
+        for less in LESS_WORKSPACE:  # the heuristic has other ideas where it may use less, and some are better
+            if less < limit:
+                for result in heuristic(lane.cublaslt, self._descriptors, problem, less, CANDIDATES // 4):
+                    found.setdefault(bytes(result.algo), result)
+        results = list(found.values())
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
         rehearsal = Rehearsal(lane, request)
 

@@ -134,15 +134,26 @@ class MatmulRequest(Request):
         return Signature(dtypes, self.compute, self.epilogue, self.scales.modes())
 
     def key(self) -> tuple[Any, ...]:
-        layouts = [None if tensor is None else tensor.layout for tensor in (getattr(self, name) for name in TENSORS)]
-        numbers = [number.layout if isinstance(number, Tensor) else None for number in (self.alpha, self.beta)]
-        return (*layouts, *numbers, *self.choices())
+        return (
+            self.a.layout,
+            self.b.layout,
+            None if self.c is None else self.c.layout,
+            None if self.bias is None else self.bias.layout,
+            None if self.aux is None else self.aux.layout,
+            None if self.bgrad is None else self.bgrad.layout,
+            None if self.out is None else self.out.layout,
+            self.alpha.layout if isinstance(self.alpha, Tensor) else None,
+            self.beta.layout if isinstance(self.beta, Tensor) else None,
+            *self.choices(),
+        )
 
     def choices(self) -> tuple[Any, ...]:
         """What of the key is no layout."""
-        factors = [getattr(self.scales, name) for name in FACTORS_AND_AMAX]
-        kinds = tuple(factor.layout if isinstance(factor, Tensor) else factor is not None for factor in factors)
-        modes = (*kinds, self.scales.a_mode, self.scales.b_mode) if self.scales is not NO_SCALES else None
+        modes = None
+        if self.scales is not NO_SCALES:
+            factors = [getattr(self.scales, name) for name in FACTORS_AND_AMAX]
+            kinds = (factor.layout if isinstance(factor, Tensor) else factor is not None for factor in factors)
+            modes = (*kinds, self.scales.a_mode, self.scales.b_mode)
         return (
             self.epilogue,
             self.has_beta,

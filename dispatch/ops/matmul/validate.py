@@ -141,6 +141,8 @@ def _check_shape(name: str, tensor: Tensor | None, *shapes: Shape) -> None:
 def _check_epilogue(request: MatmulRequest) -> None:
     """The epilogue has the tensors it needs, of the right shapes, and no others."""
     epilogue = request.epilogue
+    if epilogue is Epilogue.NONE and request.bias is request.aux is request.bgrad is None:
+        return
     needs = {
         "bias": (epilogue.adds_bias, epilogue.adds_bias),
         "aux": (epilogue.is_gradient, epilogue.is_gradient or epilogue.writes_aux),
@@ -266,6 +268,8 @@ def _ghost(tensor: Tensor) -> Any:
 def _check_numbers(request: MatmulRequest) -> None:
     for name in ("alpha", "beta"):
         value = getattr(request, name)
+        if type(value) is float and request.a.dtype is not I8:
+            continue
         if isinstance(value, Tensor):
             if value.size != 1:
                 raise BadRequest(name, str(value.layout), "a tensor of one element")
