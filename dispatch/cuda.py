@@ -81,7 +81,7 @@ class CudaDevice(Device):
         return int(driver.cuDeviceGetAttribute(kind, self.handle))
 
     def _make_pool(self, ordinal: int) -> ctypes.c_void_p:
-        """A pool that keeps what is freed: the driver's default gives it back to the system at every synchronization."""
+        """A pool that keeps what is freed: the driver's default gives it back at every synchronization."""
         props = driver.CUmemPoolProps()
         props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -139,6 +139,10 @@ class CudaDevice(Device):
         self.activate()
         free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
+
+    def retire(self, stream: Stream) -> None:
+        if self.alive and self.fault is None:
+            self._side.wait_for_handle(stream.c_handle)
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
@@ -286,9 +290,11 @@ def _release(storage: Storage) -> None:
     device = storage.device
     if not isinstance(device, CudaDevice) or not device.alive or device.fault is not None:
         return  # the pool is gone, and this memory with it
-    stream = device._side if storage.writer.closed else storage.writer
-    for other in storage.readers:
-        stream.wait_for(other)
+    users = storage.users()
+    # The side stream is behind every stream that is closed.
+    stream = device._side if any(user.closed for user in users) else storage.writer
+    for user in users:
+        stream.wait_for(user)
     for handle in storage.lent:
         if handle in LEGACY_DEFAULTS:
             stream.wait_for_handle(ctypes.c_void_p(handle))
@@ -300,7 +306,7 @@ def _release(storage: Storage) -> None:
 
 
 def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
-    """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows for each outer index.
+    """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows by outer index.
 
     The axes are taken from the largest stride to the smallest, all of them forward, so that a transposed or reversed
     tensor is dense as well.
@@ -313,7 +319,8 @@ def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     item = layout.dtype.itemsize
     base = tensor.ptr + layout.low
     forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
-    array = array[tuple([*forward, ...])]  # the dots keep an array of no axes an array
+    forward.append(...)  # the dots keep an array of no axes an array
+    array = array[tuple(forward)]
     order = sorted(range(len(layout.shape)), key=lambda axis: -abs(layout.strides[axis]))
     array = array.transpose(order)
     shape = [layout.shape[axis] for axis in order]

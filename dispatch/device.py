@@ -1,4 +1,4 @@
-"""Devices: `cuda:N` and `host`. A device owns its context, its memory and the layouts of its tensors, for one generation.
+"""Devices, `cuda:N` and `host`: each owns its context, its memory and its tensors' layouts, for one generation.
 
 Everybody asks `device()` for one. Closing or losing a device ends its generation: its tensors are stale and the next
 `device()` is another one. This room never runs a kernel; copies go on the current stream of the calling thread.
@@ -67,6 +67,9 @@ class Device:
     def synchronize(self) -> None:
         """Wait for all work on the device; raises what it ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
+
+    def retire(self, stream: Stream) -> None:
+        """Note the work of a stream that is about to go, so that memory it used is freed behind it."""
 
     def park(self, storage: Storage) -> None:
         """Keep another library's memory until work on it is done; on the host it always is."""

@@ -38,7 +38,7 @@ class DispatchError(Exception):
 
 
 class BadRequest(DispatchError, ValueError):
-    """A request that no library could carry out: it names the operand, what was given, what was expected, what to do."""
+    """A request that no library could carry out: which operand, what was given, what was expected, what to do."""
 
     def __init__(self, operand: str, given: str, expected: str, hint: str = "") -> None:
         self.operand, self.given, self.expected, self.hint = operand, given, expected, hint
@@ -50,7 +50,7 @@ class BadRequest(DispatchError, ValueError):
 
 
 class NoRow(DispatchError, LookupError):
-    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that would work."""
+    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that works."""
 
     def __init__(self, request: str, refusals: Sequence[tuple[str, Sequence[str]]], nearest: str) -> None:
         self.request, self.nearest = request, nearest

@@ -8,7 +8,7 @@ against the generated bindings.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -33,8 +33,8 @@ class Dtype:
     """
 
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
-    by_name: dict[str, Dtype] = {}
-    by_numpy: dict[np.dtype[Any], Dtype] = {}
+    by_name: ClassVar[dict[str, Dtype]] = {}
+    by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
 
     def __init__(self, name: str, scalar: Any, cuda: int, bits: int = 0) -> None:
         self.name = name

@@ -79,7 +79,7 @@ class Lane:
         for row in candidates(request, self.device.arch, self.versions):
             try:
                 return self.bind(row, request)
-            except Refused as refusal:
+            except Refused as refusal:  # noqa: PERF203  # nearly always the first row binds
                 refused[row] = str(refusal)
         raise no_row(request, self.device.arch, self.versions, refused)
 
@@ -94,9 +94,11 @@ class Lane:
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this lane's stream."""
-        last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-        size = (last + 1) * dtype.bits + 7 if 0 not in shape else 0
-        storage = self.device.allocate(size // 8, self.stream)
+        elements = 0 if 0 in shape else 1
+        if elements:
+            for extent, stride in zip(shape, strides, strict=True):
+                elements += (extent - 1) * stride
+        storage = self.device.allocate((elements * dtype.bits + 7) // 8, self.stream)
         return Tensor(storage, storage.base, self.device.layout(dtype, shape, strides, storage.base))
 
     def check(self) -> None:

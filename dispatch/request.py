@@ -65,7 +65,7 @@ class Request(ABC):
 
     @abstractmethod
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        """Addresses and numbers in the op's fixed order; `outputs` are those that the request leaves to be allocated."""
+        """Addresses and numbers in the op's fixed order; `outputs` are those that it leaves open."""
 
     @abstractmethod
     def tensors(self) -> tuple[Use, ...]:

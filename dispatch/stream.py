@@ -17,6 +17,8 @@ from cudabind import driver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Self
+
     from dispatch.device import Device
 
 __all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxed"]
@@ -62,7 +64,7 @@ order = Order()
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Let this thread make calls that do not touch a stream under capture, whatever the mode of that capture forbids."""
+    """Let this thread make calls that touch no stream under capture, whatever the mode of that capture forbids."""
     mode = ctypes.c_int(RELAXED)
     driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
     try:
@@ -89,7 +91,7 @@ class Stream:
 
     @classmethod
     def from_handle(cls, device: Device, handle: int) -> Stream:
-        """Use a `cudaStream_t` of another library (`torch.cuda.current_stream().cuda_stream`); 0 is the legacy default."""
+        """Use another library's `cudaStream_t` (`torch.cuda.current_stream().cuda_stream`); 0 is the legacy default."""
         return cls(device, handle, owned=False)
 
     @property
@@ -150,7 +152,7 @@ class Stream:
         if self._owned and not self.device.is_host:
             driver.cuStreamDestroy.unchecked(self.c_handle)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self.device.check()
         current.entered.append(current.lane)
         current.lane = self.device.lane(self)
@@ -160,8 +162,11 @@ class Stream:
         current.lane = current.entered.pop()
 
     def __del__(self) -> None:
-        # No wait: the driver destroys a stream once its work is done.
+        # No wait: the driver destroys a stream once its work is done. `closed` is set first, for memory that dies in
+        # the same garbage may have this stream for its owner, and must not touch the handle any more.
         if self._owned and not self.closed and self.c_handle.value and not sys.is_finalizing():
+            self.closed = True
+            self.device.retire(self)
             driver.cuStreamDestroy.unchecked(self.c_handle)
 
     def __repr__(self) -> str:

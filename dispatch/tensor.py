@@ -278,7 +278,7 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The DLPack capsule of this memory, for `torch.from_dlpack` and others; their `stream` waits for the writer."""
+        """The DLPack capsule of this memory, for `torch.from_dlpack` and others; their stream waits for the writer."""
         return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -6,11 +6,14 @@ import json
 import os
 import stat
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dispatch.tuning import Algorithm, AlgorithmCache, cache_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ONE = Algorithm(bytes(range(64)), 1 << 20)
 TWO = Algorithm(bytes(64), 0)

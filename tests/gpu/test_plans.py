@@ -1,4 +1,4 @@
-"""Bound calls and one-shot calls on the GPU: recorded graphs stay right when pointers, memory, streams and threads change."""
+"""Bound and one-shot calls on the GPU: recorded graphs stay right when pointers, memory, streams and threads change."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_caller_who_captures_the_stream_gets_plain_calls_in_his_graph(dev, rng
     driver.cuGraphExecDestroy(executable)
 
 
-def test_torch_can_capture_our_calls(dev, rng):
+def test_torch_can_capture_our_calls(dev):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     a, b = (torch.randn(N, N, device="cuda") for _ in range(2))
     out = torch.empty_like(a)
@@ -270,7 +270,7 @@ def test_a_closed_device_makes_its_tensors_and_calls_stale(rng):
         a.numpy,
         lambda: a.copy_from(np.zeros((N, N))),
         lambda: dev.empty((2, 2)),
-        lambda: a.__dlpack__(),
+        a.__dlpack__,
         lambda: a.__cuda_array_interface__,
     ):
         with pytest.raises(dp.errors.StaleTensor):

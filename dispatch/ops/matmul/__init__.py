@@ -154,7 +154,8 @@ def matmul(
         shortcut = lane.shortcuts.get(key)
     except (AttributeError, TypeError):  # an operand is no tensor: the request says which
         shortcut = key = None
-    fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum, workspace, autotune)
+    choices = (compute, out_dtype, scales, fast_accum, workspace, autotune)
+    fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
     if shortcut is None or type(alpha) is Tensor or type(beta) is Tensor:
         return _by_request(key, a, b, *fields)
     if shortcut.missing:

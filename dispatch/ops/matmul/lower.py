@@ -73,7 +73,7 @@ class Problem(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) at each of the calls that make up the request.
+    """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) at each call that the request takes.
 
     `exchanged` says that the request's b is cuBLASLt's A; `empty_k` that both operands are to be NO_K columns of zeros.
     """
@@ -182,7 +182,7 @@ def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str
         fields["bias_dtype"] = request.c_dtype.cuda if tensor is None else tensor.dtype.cuda
         fields["bias_stride"] = stride[name]
     if epilogue.writes_aux or epilogue.is_gradient:
-        rows, step = _aux_rows(request)
+        rows = _aux_rows(request)[0]
         in_elements = 8 if epilogue.activation == "relu" else 1  # the mask is addressed in bits
         fields["aux_ld"] = rows * in_elements
         fields["aux_stride"] = stride["aux"] * in_elements
@@ -191,7 +191,7 @@ def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str
 
 
 def _matrix(tensor: Tensor | None, dtype: Dtype, shape: tuple[int, int], view: _View, batch_stride: int) -> Matrix:
-    """The column-major matrix that the memory of a row-major (rows, columns) operand is; a fresh one is aligned to 256."""
+    """The column-major matrix that a row-major (rows, columns) operand's memory is; a fresh one is aligned to 256."""
     rows, cols = shape
     stored = (rows, cols) if view.trans else (cols, rows)
     return Matrix(dtype.cuda, *stored, view.ld, batch_stride, 256 if tensor is None else tensor.layout.alignment)
@@ -206,7 +206,7 @@ def _dense_view(m: int, n: int, dims: tuple[int, ...]) -> _View:
 
 
 def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans: bool) -> _View:
-    """How a (…, rows, cols) operand lies: not `trans` with dense rows, `trans` with dense columns; either where both fit."""
+    """How a (…, rows, cols) operand lies: with dense rows, or `trans` with dense columns; either where both fit."""
     down, right = layout.strides[-2:]
     row_major = (right == 1 or cols <= 1) and (down >= cols or rows <= 1)
     column_major = (down == 1 or rows <= 1) and (right >= rows or cols <= 1)

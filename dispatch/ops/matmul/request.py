@@ -36,7 +36,7 @@ class MatmulRequest(Request):
         c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
         bias: (n,), or (…, n) with D's batch axes.
         aux: written by RELU_AUX* and GELU_AUX*, read by DRELU* and DGELU*; see `aux_shape`.
-        bgrad: bias gradient, written: (n,) or (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (m,) or (…, m) for BGRADA.
+        bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
         compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
@@ -193,9 +193,8 @@ class MatmulRequest(Request):
             tensor = getattr(self, name)
             if tensor is not None:
                 uses.append((name, tensor, name in written))
-        for name in ("alpha", "beta"):
-            if isinstance(getattr(self, name), Tensor):
-                uses.append((name, getattr(self, name), False))
+        numbers = (("alpha", self.alpha), ("beta", self.beta))
+        uses += [(name, number, False) for name, number in numbers if isinstance(number, Tensor)]
         if self.scales is not NO_SCALES:
             for name in FACTORS_AND_AMAX:
                 factor = getattr(self.scales, name)

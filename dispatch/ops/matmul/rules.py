@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.keys import Epilogue
+from dispatch.ops.matmul.scales import NO_SCALES
 
 if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
@@ -115,5 +116,7 @@ def no_scales(request: MatmulRequest) -> str:
 
 
 def _without(request: MatmulRequest, names: tuple[str, ...], companion: str) -> str:
+    if request.scales is NO_SCALES:
+        return ""
     given = [f"scales.{name}" for name in names if getattr(request.scales, name) is not None]
     return f"needs no {' or '.join(given)} with {companion}" if given else ""

@@ -66,7 +66,7 @@ def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
 
 
 def scale_dtype(operand: Dtype, compute: Compute | None) -> Dtype:
-    """The dtype of alpha and beta for operands of a dtype and a compute type; None is the one that suits the operands."""
+    """The dtype of alpha and beta for an operand's dtype and a compute type; None is the one that suits the operand."""
     if operand.is_complex:
         return C128 if compute is Compute.COMPUTE_64F or (compute is None and operand is C128) else C64
     if compute is None:
@@ -85,7 +85,7 @@ def scale_shape(mode: ScaleMode, outer: int, k: int) -> tuple[Dtype, Shape]:
         return F32, (-(-k // BLOCK), outer)
     if mode is ScaleMode.BLK128x128_32F:
         return F32, (-(-outer // BLOCK), -(-k // (4 * BLOCK)) * 4)  # rows of a multiple of four, the rest unread
-    # The block-scaled formats of sm_100 and newer: 128 × 4 tiles of factors, in the order of the tensor cores.
+    # The block-scaled formats of sm_100 and newer: 128 by 4 tiles of factors, in the order of the tensor cores.
     dtype = F8E4M3 if mode is ScaleMode.VEC16_UE4M3 else E8M0
     factors = -(-k // VECTOR[mode])
     return dtype, (-(-outer // BLOCK) * BLOCK, -(-factors // 4) * 4)
