@@ -176,8 +176,9 @@ class CudaLane(Lane):
         """Launch a recorded call behind all uses of its tensors on other streams."""
         stream = self.stream
         for tensor in reads:
-            if tensor.storage.owner is not stream:
-                tensor.storage.use(stream, write=False)
+            storage = tensor.storage
+            if storage.owner is not stream and stream not in storage.readers:
+                storage.use(stream, write=False)
         for tensor in writes:
             if tensor.storage.owner is not stream:
                 tensor.storage.use(stream, write=True)

@@ -130,7 +130,7 @@ class Storage:
 
     def use(self, stream: Stream, *, write: bool) -> None:
         """Order a use on `stream` behind the uses on other streams it conflicts with."""
-        if self.owner is stream:
+        if self.owner is stream or (not write and self.is_behind(stream)):
             return
         with self._lock:
             if write:
@@ -143,6 +143,10 @@ class Storage:
                 self.readers = {*self.readers, stream}
                 self.owner = None
             order.epoch += 1
+
+    def is_behind(self, stream: Stream) -> bool:
+        """Whether what is enqueued on `stream` is behind the last write already."""
+        return stream is self.writer or stream in self.readers
 
     def users(self) -> set[Stream]:
         """The streams that the memory may still be in use on."""

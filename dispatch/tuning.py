@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import statistics
 import sys
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dispatch.plans import CudaLane
     from dispatch.replay import Replay
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest"]
 
-ROUNDS = 15  # in each, every candidate left runs its graph once
+ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
+FINALISTS = 4  # of the first race that run in the second
 BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far runs no further
-NOISE = 1.004  # medians of repeated measurements of one algorithm differ by about this much
+NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up to this much
 FORMAT = 1
 
 
@@ -134,21 +136,44 @@ class Rehearsal:
 SCALARS = ("alpha", "beta")
 
 
-def fastest(lane: CudaLane, candidate: Callable[[int, int], None], count: int, turns: int, title: str) -> int:
-    """The number of the fastest of `count` candidates; `candidate(number, turn)` enqueues one run of one of them.
+def fastest(lane: CudaLane, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int) -> int:
+    """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    Each is recorded as a graph of many runs, so that the host's time is not what is measured. The graphs run in turns;
-    those that fall behind drop out. The first candidate stays unless another is faster by more than the noise.
+    All race on one set of copies of the request's operands, the best few again on another: how fast an algorithm is
+    can depend on addresses, and only what is fast on both may win. The first candidate, which is the library's own
+    choice, stays unless another is faster by more than the noise.
+    """
+    bar = _progress(f"autotune {request.describe()}", count + 2 * ROUNDS)
+    first = Rehearsal(lane, request)
+    times = _race(lane, first, run, range(count), bar)
+    finalists = {0, *sorted(times, key=times.__getitem__)[:FINALISTS]}
+    again = _race(lane, Rehearsal(lane, request), run, finalists, bar)  # `first` still holds its memory
+    bar.close()
+    worst = {number: max(seconds, times.get(number, seconds)) for number, seconds in again.items()}
+    winner = min(worst, key=worst.__getitem__)
+    return 0 if worst.get(0, math.inf) <= worst[winner] * NOISE else winner
+
+
+def _race(
+    lane: CudaLane,
+    rehearsal: Rehearsal,
+    run: Callable[[int, tuple[Argument, ...]], None],
+    numbers: Iterable[int],
+    bar: Any,
+) -> dict[int, float]:
+    """The median time of each candidate that did not fall behind.
+
+    Each is recorded as a graph of many runs, so that the host's time is not what is measured; the graphs take turns.
     """
     timer = _Timer(lane)
     graphs: dict[int, tuple[Replay, int]] = {}
-    bar = _progress(title, ROUNDS + count)
-    for number in range(count):
-        once = timer.time(partial(candidate, number, 0))
-        runs = max(turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
-        graphs[number] = lane.capture(partial(_burst, candidate, number, runs)), runs
+    for number in numbers:
+        once = timer.time(partial(run, number, rehearsal.arguments(0)))
+        runs = max(rehearsal.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
+        graphs[number] = lane.capture(partial(_burst, run, number, rehearsal, runs)), runs
         bar.update(1)
     times: dict[int, list[float]] = {number: [] for number in graphs}
+    medians: dict[int, float] = {}
     for _ in range(ROUNDS):
         for number, samples in times.items():
             replay, runs = graphs[number]
@@ -157,14 +182,12 @@ def fastest(lane: CudaLane, candidate: Callable[[int, int], None], count: int, t
         best = min(medians.values())
         times = {number: samples for number, samples in times.items() if medians[number] <= best * DROP}
         bar.update(1)
-    bar.close()
-    winner = min(times, key=medians.__getitem__)
-    return 0 if 0 in times and medians[0] <= medians[winner] * NOISE else winner
+    return {number: medians[number] for number in times}
 
 
-def _burst(candidate: Callable[[int, int], None], number: int, runs: int) -> None:
+def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, rehearsal: Rehearsal, runs: int) -> None:
     for turn in range(runs):
-        candidate(number, turn)
+        run(number, rehearsal.arguments(turn))
 
 
 class _Timer:

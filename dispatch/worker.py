@@ -32,6 +32,7 @@ __all__ = ["CudaWorker", "HostWorker", "Worker"]
 
 BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others get their turn
 IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait for a turn
+QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not looked at before that time for each
 LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
 SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
@@ -354,11 +355,14 @@ class CudaWorker(Worker):
     def _pause(self) -> None:
         """Between two looks at the oldest event: at first not at all, then for a share of the time waited so far."""
         self._looks += 1
+        seconds = 0.0
         if self._looks == 1:
             self._since = time.perf_counter()
-        if self._looks < LOOKS:
+            seconds = len(self._flights[0].futures) * QUICKEST  # a look before that only takes the lock from others
+        elif self._looks >= LOOKS:
+            seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
+        if seconds < SHORTEST:
             return
-        seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
         if self.seat.busy < IN_FLIGHT:
             self.seat.rest(seconds)
         else:

@@ -20,7 +20,7 @@ from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, Matrix, Problem, lowe
 from dispatch.ops.matmul.scales import AMAX, FACTORS_AND_AMAX, scale_dtype
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
-from dispatch.tuning import Algorithm, Rehearsal, fastest
+from dispatch.tuning import Algorithm, fastest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -346,13 +346,12 @@ class CublasLtPlan(Plan):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
-        rehearsal = Rehearsal(lane, request)
 
-        def candidate(number: int, turn: int) -> None:
+        def run(number: int, arguments: tuple[Argument, ...]) -> None:
             self._calls = calls[number]
-            self.enqueue(rehearsal.arguments(turn))
+            self.enqueue(arguments)
 
-        best = fastest(lane, candidate, len(calls), rehearsal.turns, f"autotune {request.describe()}")
+        best = fastest(lane, request, run, len(calls))
         self._calls = calls[best]
         lane.algorithms.put(
             "matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize)
