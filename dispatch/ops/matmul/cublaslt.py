@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from dispatch.tensor import Tensor
 from dispatch.tuning import Algorithm, fastest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.plans import CudaLane
@@ -41,7 +42,7 @@ ALIGNMENT = (
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 )
 CANDIDATES = 32  # that autotune asks the heuristic for
-LESS_WORKSPACE = (8 << 20, 1 << 20, 0)  # bytes; a quarter of the candidates each
+ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 # Where the addresses and numbers stand in MatmulRequest.arguments().
@@ -340,9 +341,9 @@ class CublasLtPlan(Plan):
         if known is not None and self._take(known):
             return
         found = {bytes(result.algo): result for result in results}
-        for less in LESS_WORKSPACE:  # the heuristic has other ideas where it may use less, and some are better
-            if less < limit:
-                for result in heuristic(lane.cublaslt, self._descriptors, problem, less, CANDIDATES // 4):
+        for terms, workspace in _modest(problem, limit):
+            with suppress(Refused):  # nothing that makes do with less: there are the others
+                for result in heuristic(lane.cublaslt, self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
@@ -371,6 +372,16 @@ class CublasLtPlan(Plan):
             return False
         self._calls = self._bind(algo, known.workspace)
         return True
+
+
+def _modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
+    """A problem and a workspace that ask for less: the heuristic then has other ideas, and some of them are better."""
+    for workspace in (8 << 20, 1 << 20, 0):
+        if workspace < limit:
+            yield problem, workspace
+    matrices = {name: getattr(problem, name) for name in "abcd"}
+    if all(matrix.alignment > ALIGNED for matrix in matrices.values()):
+        yield problem._replace(**{name: m._replace(alignment=ALIGNED) for name, m in matrices.items()}), limit
 
 
 def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]]:
