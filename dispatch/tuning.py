@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
+from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
-FINALISTS = 4  # of the first race that run in the second
+FINALISTS = 4  # of the first race that run in the others
+RACES = 4  # after the first
 BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far runs no further
@@ -139,17 +141,24 @@ SCALARS = ("alpha", "beta")
 def fastest(lane: CudaLane, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int) -> int:
     """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    All race on one set of copies of the request's operands, the best few again on another: how fast an algorithm is
-    can depend on addresses, and only what is fast on both may win. The first candidate, which is the library's own
-    choice, stays unless another is faster by more than the noise.
+    All race on one set of copies of the request's operands, the best few again on others: how fast an algorithm is can
+    depend on addresses (seen: by a tenth, for products of few rows), and only what is fast on all may win. The first
+    candidate, which is the library's own choice, stays unless another is faster by more than the noise.
     """
-    bar = _progress(f"autotune {request.describe()}", count + 2 * ROUNDS)
-    first = Rehearsal(lane, request)
-    times = _race(lane, first, run, range(count), bar)
+    bar = _progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
+    rehearsals = [Rehearsal(lane, request)]
+    times = _race(lane, rehearsals[0], run, range(count), bar)
     finalists = {0, *sorted(times, key=times.__getitem__)[:FINALISTS]}
-    again = _race(lane, Rehearsal(lane, request), run, finalists, bar)  # `first` still holds its memory
+    worst = {number: times.get(number, 0.0) for number in finalists}
+    for _ in range(RACES):
+        try:
+            rehearsals.append(Rehearsal(lane, request))  # the others keep their memory, so that this gets another
+        except OutOfMemory:
+            break  # large operands on a small GPU: what has been seen must do
+        again = _race(lane, rehearsals[-1], run, finalists, bar)
+        worst = {number: max(seconds, worst[number]) for number, seconds in again.items()}
+        finalists = set(worst)
     bar.close()
-    worst = {number: max(seconds, times.get(number, seconds)) for number, seconds in again.items()}
     winner = min(worst, key=worst.__getitem__)
     return 0 if worst.get(0, math.inf) <= worst[winner] * NOISE else winner
 

@@ -35,7 +35,6 @@ IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would blo
 QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not looked at before that time for each
 LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
-YIELD = 100e-6  # pause while another worker enqueues, which a look would hold up by taking the interpreter's lock
 SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
 
 
@@ -360,8 +359,6 @@ class CudaWorker(Worker):
         if self._looks == 1:
             self._since = time.perf_counter()
             seconds = len(self._flights[0].futures) * QUICKEST  # a look before that only takes the lock from others
-        elif self.keeper.turn.locked():
-            seconds = YIELD
         elif self._looks >= LOOKS:
             seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
         if seconds < SHORTEST:
