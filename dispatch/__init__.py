@@ -7,7 +7,7 @@ The rooms, in the order in which they import each other:
     request              the contract of requests and plans
     ops/<op>             one op family each: request, request function, libraries, reference, cases
     row table select     what a row says; the rows; which one takes a request
-    workspace tuning replay plans       bound calls: scratch memory, algorithms, recorded graphs, lanes
+    workspace tuning replay lane plans  scratch memory, algorithms, recorded graphs; lanes; bound calls
     future seat worker crew supervisor  outcomes; queues; a thread for each stream; restarts; what users hold
 
 Importing this package loads no CUDA library and needs no GPU.

@@ -129,7 +129,7 @@ class CudaDevice(Device):
                     f"{self.name} is lost to this process: {error}. A CUDA fault cannot be healed inside its process:"
                     " restart it, or run the work in a child process"
                 )
-            for lane in list(self._lanes):
+            for lane in self.lanes():
                 lane.lose()
             raise self.fault from error
         raise error

@@ -112,7 +112,7 @@ class Device:
                 return
             self.alive = False
             _live.pop(self.name, None)
-        for lane in list(self._lanes):
+        for lane in self.lanes():
             lane.close()
 
     # -- lanes and layouts --------------------------------------------------------------------------------------
@@ -129,14 +129,20 @@ class Device:
         lane = current.lanes.get(stream)
         if lane is None:
             lane = current.lanes[stream] = type(self).open_lane(stream)
-            self._lanes.add(lane)
+            with self._lock:
+                self._lanes.add(lane)
         if not current.entered:  # no `with stream:` block says otherwise
             current.lane = lane
         return lane
 
+    def lanes(self) -> list[Any]:
+        """The lanes that threads have opened here; more may be opened meanwhile."""
+        with self._lock:
+            return list(self._lanes)
+
     def forget_plans(self) -> None:
         """Let every lane choose its rows anew."""
-        for lane in list(self._lanes):
+        for lane in self.lanes():
             lane.forget()
 
     def layout(

@@ -1,6 +1,6 @@
 """What every op shares: the frozen request, the plan that carries one out, and the doors through which they are run.
 
-An op file derives its request from `Request` and its plans from `Plan`; `plans.py` runs them. This room knows no
+An op file derives its request from `Request` and its plans from `Plan`; `lane.py` runs them. This room knows no
 library, no table and no op; it is the contract between them.
 """
 
@@ -48,7 +48,7 @@ class Request(ABC):
     """
 
     op: ClassVar[str]
-    bound: Any = None  # plans.py keeps its last binding here, so that running the same request again costs no look-up
+    bound: Any = None  # lane.py keeps its last binding here, so that running the same request again costs no look-up
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class Request(ABC):
 class Plan:
     """A request bound to one lane: everything that does not depend on addresses is done.
 
-    `replays` and `seen` belong to plans.py: the captured graphs by arguments, and the arguments seen once.
+    `replays` and `seen` belong to lane.py: the captured graphs by arguments, and the arguments seen once.
     """
 
     __slots__ = ("__weakref__", "capture_safe", "replays", "row", "seen")

@@ -1,6 +1,6 @@
 """Choosing a row: `select(request, arch)` gives the first that takes it, or raises NoRow with a reason for each.
 
-plans.py asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
+lane.py asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
 """
 
 from __future__ import annotations

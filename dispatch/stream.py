@@ -25,7 +25,7 @@ __all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxe
 
 
 class LaneLike(Protocol):
-    """What this room knows of a lane (plans.py): the stream it enqueues on."""
+    """What this room knows of a lane (lane.py): the stream it enqueues on."""
 
     stream: Stream
 

@@ -26,7 +26,7 @@ from dispatch.errors import OutOfMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dispatch.plans import CudaLane
+    from dispatch.lane import CudaLane
     from dispatch.replay import Replay
     from dispatch.request import Argument, Request
     from dispatch.tensor import Tensor

@@ -64,7 +64,7 @@ def torchs(wanted: list[Shape]) -> dict[str, list[float]]:
 
 def steps(device: Any, dtype: str, wanted: list[Shape]) -> dict[str, list[float]]:
     """Seconds of each step by which a request of an unseen shape becomes a call; on the host only the first two."""
-    from dispatch.ops.matmul.cublaslt import Descriptors, heuristic
+    from dispatch.ops.matmul.descriptors import Descriptors, heuristic
     from dispatch.ops.matmul.lower import lower
     from dispatch.select import candidates
 

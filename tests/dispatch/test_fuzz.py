@@ -12,9 +12,9 @@ from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales
 from dispatch.device import HostDevice
 from dispatch.errors import BadRequest, DispatchError, NoRow, StaleTensor
 from dispatch.keys import Compute
+from dispatch.lane import CudaLane
 from dispatch.ops.matmul import cublaslt
 from dispatch.ops.matmul.host import NumpyMatmul
-from dispatch.plans import CudaLane
 
 E = Epilogue
 COUNT = 5000

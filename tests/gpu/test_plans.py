@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch import plans
+from dispatch import lane
 from dispatch.replay import Replay
+
+if TYPE_CHECKING:
+    from dispatch.request import Plan
 
 N = 64
 
@@ -37,7 +41,7 @@ def close(result: dp.Tensor, expected: np.ndarray) -> bool:
     return bool(np.allclose(result.numpy(), expected, rtol=1e-4, atol=1e-4))
 
 
-def plan_of(request: dp.MatmulRequest) -> plans.Plan:
+def plan_of(request: dp.MatmulRequest) -> Plan:
     return request.device.lane().plan(request)
 
 
@@ -122,7 +126,7 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(plans, "MAX_REPLAYS", 4)
+    monkeypatch.setattr(lane, "MAX_REPLAYS", 4)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
     with dev.stream():
         bound = dp.prepare(dp.MatmulRequest(a, b, out=poisoned(dev, N, N)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import plans, tuning
+from dispatch import lane, tuning
 from dispatch.ops.matmul import cublaslt
 
 EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
@@ -17,9 +17,9 @@ EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
 @pytest.fixture
 def dev(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    plans.algorithms.cache_clear()
+    lane.algorithms.cache_clear()
     yield dp.device("cuda:0")
-    plans.algorithms.cache_clear()
+    lane.algorithms.cache_clear()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_tuned_request_is_right_and_timed_once(dev, rng, races):
 def test_another_process_takes_the_outcome_without_timing(dev, rng, races):
     with dev.stream():
         dp.run(tuned(dev, rng))
-    plans.algorithms.cache_clear()  # what a new process would start with
+    lane.algorithms.cache_clear()  # what a new process would start with
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])
@@ -79,7 +79,7 @@ def test_an_outcome_that_is_no_algorithm_is_timed_anew(dev, rng, races, blob):
     stored = json.loads(file_of(dev).read_text())
     stored["algorithms"] = {key: [blob, 0] for key in stored["algorithms"]}
     file_of(dev).write_text(json.dumps(stored))
-    plans.algorithms.cache_clear()
+    lane.algorithms.cache_clear()
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])

@@ -2,7 +2,7 @@
 
 `matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
 `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
-asked), scales, lower (in cuBLASLt's terms), cublaslt, host, rules (for the table), formulas (what is right), forms and
+asked), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the table), formulas (what is right), forms and
 trial (what is tested).
 """
 
@@ -18,8 +18,8 @@ from dispatch.stream import current
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dispatch.lane import CudaLane, Lane
     from dispatch.ops.matmul.forms import Case
-    from dispatch.plans import CudaLane, Lane
     from dispatch.request import Plan
     from dispatch.row import Row
     from dispatch.tensor import Array
