@@ -72,6 +72,11 @@ class Row:
         product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
         return f"{self.op} {product}{added}→{output}{compute}{scale} {self.arch} {self.library}"
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What rows must share for one to take the requests of the other."""
+        return self.op, self.dtypes, self.compute
+
     def on(self, arch: Arch) -> bool:
         """Whether the row is for an architecture; the host's rows are for the host alone."""
         if self.arch == HOST or arch == HOST:
@@ -81,7 +86,7 @@ class Row:
     def covers(self, other: Row) -> bool:
         """Whether every request that the other row takes is taken by this one."""
         return (
-            (self.op, self.dtypes, self.compute) == (other.op, other.dtypes, other.compute)
+            self.kind == other.kind
             and all(set(mine) >= set(theirs) for mine, theirs in zip(self.extra, other.extra, strict=False))
             and set(self.epilogues) >= set(other.epilogues)
             and set(self.scales) >= set(other.scales)
@@ -90,6 +95,20 @@ class Row:
             and (self.until is None or (other.until is not None and self.until >= other.until))
             and self.since <= other.since
         )
+
+
+def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
+    """Raise BadRow for what is no sound row, or repeats another, or comes last and can never be reached."""
+    if not isinstance(row, Row):
+        raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
+    call: Any = row.call  # a user's may be anything
+    if not callable(call) or not row.epilogues or not row.scales:
+        raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
+    for other in others:
+        if other == row:
+            raise BadRow(f"{row.name} stands in the table already")
+        if last and other.covers(row):
+            raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
 
 class Table:
@@ -102,8 +121,14 @@ class Table:
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
-        for row in rows:
-            self._add(row, last=True)
+        # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
+        alike: dict[tuple[object, ...], list[Row]] = {}
+        given = tuple(rows)
+        for row in given:
+            group = alike.setdefault(getattr(row, "kind", ()), [])  # what is no row `_check` refuses
+            _check(row, group, last=True)
+            group.append(row)
+        self._set(given)
 
     def register(self, *rows: Row) -> None:
         """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""
@@ -111,7 +136,7 @@ class Table:
             before = self._rows
             try:
                 for row in rows:
-                    self._add(row, last=False)
+                    self._add(row)
             except BadRow:
                 self._set(before)
                 raise
@@ -127,18 +152,10 @@ class Table:
         for watcher in list(self.watchers):
             watcher()
 
-    def _add(self, row: Any, *, last: bool) -> None:
-        if not isinstance(row, Row):
-            raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
-        call: Any = row.call  # a user's may be anything
-        if not callable(call) or not row.epilogues or not row.scales:
-            raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
-        for other in self._rows:
-            if other == row:
-                raise BadRow(f"{row.name} stands in the table already")
-            if last and other.covers(row):
-                raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
-        self._set((*self._rows, row) if last else (row, *self._rows))
+    def _add(self, row: Any) -> None:
+        """Put a user's row before all others."""
+        _check(row, self._rows, last=False)
+        self._set((row, *self._rows))
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self._rows = rows
@@ -183,7 +200,7 @@ class Table:
         try:
             found = entry.load()
             for row in (found,) if isinstance(found, Row) else found:
-                self._add(row, last=False)
+                self._add(row)
         except (BadRow, ImportError, AttributeError, TypeError) as error:
             raise BadRow(f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}: {error}") from error
 

@@ -2,8 +2,8 @@
 
 `matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
 `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
-asked), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the table), formulas (what is right), forms and
-trial (what is tested).
+asked), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the table), formulas (what is
+right), forms and trial (what is tested).
 """
 
 from __future__ import annotations
