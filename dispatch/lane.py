@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from cudabind import _load, driver
+from cudabind import LIBRARIES, _load, driver
 from dispatch.errors import BadRequest, Closed, Refused
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
@@ -23,7 +23,6 @@ from dispatch.select import ANY_VERSION, Versions, candidates, no_row
 from dispatch.stream import order, relaxed
 from dispatch.table import TABLE
 from dispatch.tensor import Tensor
-from dispatch.tuning import AlgorithmCache
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from dispatch.request import Argument, Operands, Plan, Request
     from dispatch.row import Row
     from dispatch.stream import Stream
+    from dispatch.tuning import AlgorithmCache
 
 __all__ = ["Bound", "CudaLane", "HostLane", "Lane", "algorithms"]
 
@@ -354,14 +354,17 @@ class Bound:
 
 @cache
 def _versions() -> Versions:
-    """The version of each library that the table's GPU rows name; one that is missing refuses with its own error."""
-    found = {}
-    for name in {row.library for row in TABLE if row.since}:
-        found[name] = tuple(int(part) for part in str(_load.version(name)).split("."))
-    return found
+    """The version of each library that rows with a `since` name; one that is missing says so with its own error.
+
+    A library that cudabind does not bind is a user's: its row is taken to be for the version at hand.
+    """
+    names = {row.library for row in TABLE if row.since and row.library in LIBRARIES}
+    return {name: tuple(int(part) for part in str(_load.version(name)).split(".")) for name in names}
 
 
 @cache
 def algorithms(gpu: str, library: str) -> AlgorithmCache:
     """The one cache of this process for a GPU model and a version of cuBLASLt."""
+    from dispatch.tuning import AlgorithmCache  # at first use: few requests are tuned
+
     return AlgorithmCache(gpu, f"cublasLt-{library}")
