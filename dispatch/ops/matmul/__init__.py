@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dispatch.keys import Compute, Epilogue
+from dispatch.keys import I8, Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.validate import may_overlap
 from dispatch.request import run
@@ -80,18 +80,36 @@ def cases(row: Row) -> list[Case]:
 class Shortcut:
     """What `matmul` must know of a plan to run it again without making a request."""
 
-    __slots__ = ("aux_written", "bare", "missing", "plan", "scale_arguments", "scale_reads", "scale_writes", "several")
+    __slots__ = (
+        "aux_written",
+        "bare",
+        "missing",
+        "plan",
+        "scale_arguments",
+        "scale_reads",
+        "scale_writes",
+        "several",
+        "whole",
+    )
 
     def __init__(self, plan: Plan, request: MatmulRequest) -> None:
         self.plan = plan
         self.aux_written = request.epilogue.writes_aux
         self.several = self.aux_written or request.epilogue.writes_bgrad
         self.missing = request.missing()
+        self.whole = request.a.dtype is I8
         self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
         factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
         self.scale_reads = tuple(t for t, written in factors if not written)
         self.scale_writes = tuple(t for t, written in factors if written)
         self.scale_arguments = request.scale_arguments()
+
+    def takes(self, alpha: Any, beta: Any) -> bool:
+        """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
+        kind, other = type(alpha), type(beta)
+        if (kind is not float and kind is not int) or (beta is not None and other is not float and other is not int):
+            return False
+        return not self.whole or (float(alpha).is_integer() and (beta is None or float(beta).is_integer()))
 
     def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
         """The tensors that are read and those that are written."""
@@ -156,7 +174,7 @@ def matmul(
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune)
     fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
-    if shortcut is None or type(alpha) is Tensor or type(beta) is Tensor:
+    if shortcut is None or not shortcut.takes(alpha, beta):
         return _by_request(key, a, b, *fields)
     if shortcut.missing:
         made = {name: lane.empty(*wanted) for name, wanted in shortcut.missing.items()}

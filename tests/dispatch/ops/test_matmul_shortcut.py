@@ -1,0 +1,164 @@
+"""The way `matmul` takes when it has seen the layouts before: the same arguments and the same refusals as a request.
+
+No GPU is needed to see that: the device here has host memory and an sm_90's rows, and the plan notes what it is given.
+What cuBLASLt's heuristic would answer is left out; everything before and behind it is the real code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from cudabind.sys import cublasLt as lt
+from dispatch.device import HostDevice
+from dispatch.keys import Arch, Epilogue
+from dispatch.lane import CudaLane, Lane
+from dispatch.ops.matmul import cublaslt
+
+
+class Gpu(HostDevice):
+    """Host memory under the rows of an sm_90, with a stream that is nobody else's."""
+
+    is_host = False
+
+    def __init__(self):
+        super().__init__(1)
+        self.name, self.arch = "cuda:7", Arch(90)
+        self._stream.foreign = False
+
+    def activate(self):
+        pass
+
+
+class NotingLane(CudaLane):
+    """Notes the arguments, reads and writes of every run."""
+
+    versions = {"cublasLt": (13, 1, 0)}  # noqa: RUF012
+    workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
+    cublaslt = None
+
+    def __init__(self, stream):
+        Lane.__init__(self, stream)
+        self.target, self.runs = None, []
+
+    def enqueue(self, plan, arguments, reads, writes):
+        self.runs.append((arguments, reads, writes))
+
+    def close(self):
+        Lane.close(self)
+
+
+Gpu.open_lane = NotingLane
+
+
+@pytest.fixture
+def dev(monkeypatch):
+    monkeypatch.setattr(cublaslt, "heuristic", lambda *_, **__: [lt.cublasLtMatmulHeuristicResult_t()])
+    device = Gpu()
+    yield device
+    device.close()
+
+
+def operands(dev, dtype="f32"):
+    shapes = {"a": (32, 16), "b": (16, 48), "c": (32, 48), "bias": (48,), "out": (32, 48)}
+    return {name: dev.array(np.ones(shape), dtype) for name, shape in shapes.items()}
+
+
+def taken_by(dev):
+    return dev.lane().runs
+
+
+VARIANTS = {
+    "plain": ("a", "b", "out"),
+    "no out": ("a", "b"),
+    "c": ("a", "b", "c", "out"),
+    "bias": ("a", "b", "bias", "out"),
+    "c and bias": ("a", "b", "c", "bias", "out"),
+}
+
+
+@pytest.mark.parametrize("names", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("numbers", [{}, {"alpha": 2.5}, {"alpha": 3, "beta": 0.5}, {"beta": 0.0}], ids=str)
+def test_a_repeated_call_hands_over_what_its_request_would(dev, names, numbers):
+    if "out" not in names and "c" not in names and numbers.get("beta"):
+        numbers = {}  # there would be nothing to scale
+    epilogue = Epilogue.RELU_BIAS if "bias" in names else Epilogue.NONE
+    for turn in range(3):
+        given = operands(dev)
+        chosen = {name: given[name] for name in names}
+        result = dp.matmul(chosen.pop("a"), chosen.pop("b"), epilogue=epilogue, **chosen, **numbers)
+        arguments, reads, writes = taken_by(dev)[-1]
+        fields = {name: given[name] for name in names} | {"out": result}
+        request = dp.MatmulRequest(**fields, epilogue=epilogue, **numbers)
+        assert arguments == request.arguments({})
+        assert set(writes) == {result}
+        assert set(reads) == {tensor for name, tensor in fields.items() if name != "out"}
+        assert len(taken_by(dev)) == turn + 1
+    assert len(dev.lane().shortcuts) == 1, "the second and third call were to take the short way"
+
+
+def test_the_scales_of_a_repeated_call_are_handed_over(dev):
+    a, b = dev.array(np.ones((32, 32)), "f8e4m3"), dev.array(np.ones((48, 32)), "f8e4m3").T
+    out, amax = dev.zeros((32, 48), "f8e4m3"), dev.zeros((1,))
+    scales = dp.Scales(a=dev.array([2.0], "f32"), b=0.5, d=dev.array([1.0], "f32"), amax_d=amax)
+    for _ in range(3):
+        dp.matmul(a, b, out=out, scales=scales)
+        arguments, reads, writes = taken_by(dev)[-1]
+        assert arguments == dp.MatmulRequest(a, b, out=out, scales=scales).arguments({})
+        assert set(writes) == {out, amax}
+        assert {scales.a, scales.d} <= set(reads)
+
+
+MISTAKES = {
+    "alpha is text": {"alpha": "2"},
+    "alpha is nothing": {"alpha": None},
+    "alpha is complex": {"alpha": 1j},
+    "alpha is true": {"alpha": True},
+    "beta is true": {"beta": True},
+    "beta is complex": {"beta": 1j},
+    "beta is a list": {"beta": [1.0]},
+    "alpha is an array": {"alpha": np.ones(2)},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_after_good_calls_is_still_a_bad_request(dev, mistake):
+    given = operands(dev)
+    for beta in (None, 1.0):
+        dp.matmul(given["a"], given["b"], c=given["c"], out=given["out"], beta=beta)
+    before = len(taken_by(dev))
+    with pytest.raises(dp.errors.BadRequest, match=next(iter(mistake))):
+        dp.matmul(given["a"], given["b"], c=given["c"], out=given["out"], **mistake)
+    assert len(taken_by(dev)) == before
+
+
+@pytest.mark.parametrize("mistake", [{"alpha": 0.5}, {"beta": 0.5}, {"alpha": float("nan")}], ids=str)
+def test_a_fraction_of_integers_is_refused_after_good_calls_too(dev, mistake):
+    a, b = dev.array(np.ones((32, 16)), "i8"), dev.array(np.ones((16, 48)), "i8")
+    c, out = dev.zeros((32, 48), "i32"), dev.zeros((32, 48), "i32")
+    for beta in (None, 2.0):
+        dp.matmul(a, b, c=c, out=out, beta=beta)
+    with pytest.raises(dp.errors.BadRequest, match="whole number"):
+        dp.matmul(a, b, c=c, out=out, **mistake)
+    dp.matmul(a, b, c=c, out=out, alpha=3.0, beta=2.0)
+    assert taken_by(dev)[-1][0][7:9] == (3.0, 2.0)
+
+
+def test_new_addresses_that_overlap_are_refused_after_good_calls(dev):
+    whole = dev.zeros((64, 16))
+    a, b, out = whole[:16], dev.zeros((16, 16)), dev.zeros((16, 16))
+    for _ in range(2):
+        dp.matmul(a, b, out=out)
+    with pytest.raises(dp.errors.BadRequest, match="overlaps a"):
+        dp.matmul(whole[16:32], b, out=whole[16:32])
+    assert len(taken_by(dev)) == 2
+
+
+def test_a_closed_device_takes_no_short_way(dev):
+    given = operands(dev)
+    for _ in range(2):
+        dp.matmul(given["a"], given["b"], out=given["out"])
+    dev.close()
+    with pytest.raises(dp.errors.StaleTensor):
+        dp.matmul(given["a"], given["b"], out=given["out"])
