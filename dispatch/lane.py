@@ -188,14 +188,15 @@ class CudaLane(Lane):
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
         """Run a plan at some addresses: by its library the first time, from the second on as a recorded call."""
-        replay = plan.replays.get(arguments)
-        if replay is None and plan.capture_safe and arguments in plan.seen:
-            replay = self.record(plan, arguments)
-        if self.captured:
+        if self.captured:  # nothing is recorded meanwhile: to instantiate a graph may end the caller's capture
             self._settle((*reads, *writes))
-        elif replay is not None:
-            self.launch(replay, reads, writes)
-            return
+        else:
+            replay = plan.replays.get(arguments)
+            if replay is None and plan.capture_safe and arguments in plan.seen:
+                replay = self.record(plan, arguments)
+            if replay is not None:
+                self.launch(replay, reads, writes)
+                return
         for tensor in reads:
             tensor.storage.use(self.stream, write=False)
         for tensor in writes:
