@@ -141,9 +141,10 @@ SCALARS = ("alpha", "beta")
 def fastest(lane: CudaLane, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int) -> int:
     """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    All race on one set of copies of the request's operands, the best few again on others: how fast an algorithm is can
-    depend on addresses (seen: by a tenth, for products of few rows), and only what is fast on all may win. The first
-    candidate, which is the library's own choice, stays unless another is faster by more than the noise.
+    All race on one set of copies of the request's operands, the best few again on others: the speed of an algorithm
+    can differ from run to run (seen: by a tenth, for products of few rows; perhaps by address), and only what is always
+    fast may win. The first candidate, which is the library's own choice, stays unless another is faster by more than
+    the noise.
     """
     bar = _progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
     rehearsals = [Rehearsal(lane, request)]

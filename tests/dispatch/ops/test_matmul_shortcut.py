@@ -6,11 +6,14 @@ What cuBLASLt's heuristic would answer is left out; everything before and behind
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
+from dispatch import lane
 from dispatch.device import HostDevice
 from dispatch.keys import Arch, Epilogue
 from dispatch.lane import CudaLane, Lane
@@ -153,6 +156,28 @@ def test_new_addresses_that_overlap_are_refused_after_good_calls(dev):
     with pytest.raises(dp.errors.BadRequest, match="overlaps a"):
         dp.matmul(whole[16:32], b, out=whole[16:32])
     assert len(taken_by(dev)) == 2
+
+
+class CapturedLane(NotingLane):
+    """Its stream is being captured by the caller."""
+
+    captured = True
+    enqueue = CudaLane.enqueue
+
+    def record(self, plan, arguments):
+        raise AssertionError("a record was made while the caller captured")
+
+
+def test_nothing_is_recorded_or_replayed_while_the_caller_captures(dev, monkeypatch):
+    ran = []
+    monkeypatch.setattr(cublaslt.CublasLtPlan, "enqueue", lambda _, arguments: ran.append(arguments))
+    monkeypatch.setattr(lane, "relaxed", nullcontext)
+    monkeypatch.setattr(Gpu, "open_lane", CapturedLane)
+    given = operands(dev)
+    for _ in range(3):  # without a capture the second would be recorded, and the third a replay
+        dp.matmul(given["a"], given["b"], out=given["out"])
+    assert len(ran) == 3
+    assert len(set(ran)) == 1
 
 
 def test_a_closed_device_takes_no_short_way(dev):
