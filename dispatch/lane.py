@@ -78,15 +78,11 @@ class Lane:
         refused: dict[Row, str] = {}
         for row in candidates(request, self.device.arch, self.versions):
             try:
-                return self.bind(row, request)
+                plan: Plan = row.call(request, self, row)
+                return plan
             except Refused as refusal:  # noqa: PERF203  # nearly always the first row binds
                 refused[row] = str(refusal)
         raise no_row(request, self.device.arch, self.versions, refused)
-
-    def bind(self, row: Row, request: Request) -> Plan:
-        """Let a row's function make its plan on this lane."""
-        plan: Plan = row.call(request, self, row)
-        return plan
 
     def outputs(self, request: Request) -> Operands:
         """Fresh memory for the outputs that a request leaves open."""
@@ -221,6 +217,12 @@ class CudaLane(Lane):
         """Whether the caller records this lane's stream into a graph of its own: then only plain calls may go on it."""
         return self.stream.foreign and self.stream.is_capturing()
 
+    def refuse_capture(self, what: str) -> None:
+        """Raise BadRequest where the caller captures the stream: what is written now would be part of his graph."""
+        if self.captured:
+            hint = "run the request once before the capture"
+            raise BadRequest("stream", "a stream under capture", f"none for the first run of {what}", hint)
+
     def capture(self, enqueue: Callable[[], None]) -> Replay:
         """Record what plans of this lane enqueue."""
         self.device.activate()
@@ -272,6 +274,7 @@ class CudaLane(Lane):
         key = (value, dtype.cuda)
         address = self._scalars.get(key)
         if address is None:
+            self.refuse_capture("a number that is read on the device")
             slot = len(self._scalars) % SCALARS_PER_PAGE
             if slot == 0:
                 self._pages.append(self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
@@ -290,6 +293,7 @@ class CudaLane(Lane):
     def zeros(self, nbytes: int) -> int:
         """The address of so many bytes of zeros, which nobody may write."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
+            self.refuse_capture("a product with k = 0")
             self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
             driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
         return self._zeros[-1].ptr

@@ -37,6 +37,7 @@ __all__ = [
 
 Number = int | float | complex
 Uses = tuple[Tensor, ...]
+MAX_SHORTCUTS = 4096  # on one lane; the oldest goes first, for each keeps its plan
 OneOutput = Literal[
     Epilogue.NONE,
     Epilogue.RELU,
@@ -209,5 +210,8 @@ def _by_request(key: Any, *fields: Any) -> Any:
     request = MatmulRequest(*fields)
     result = run(request)
     if key is not None and not request.device.is_host:
-        request.device.lane().shortcuts[key] = Shortcut(request.bound.plan, request)
+        shortcuts = request.device.lane().shortcuts
+        if len(shortcuts) >= MAX_SHORTCUTS:
+            shortcuts.pop(next(iter(shortcuts)))
+        shortcuts[key] = Shortcut(request.bound.plan, request)
     return result

@@ -224,6 +224,7 @@ class CublasLtPlan(Plan):
         known = lane.algorithms.get("matmul", problem.as_key())
         if known is not None and self._take(known):
             return
+        lane.refuse_capture("a request that is to be tuned")
         found = {bytes(result.algo): result for result in results}
         for terms, workspace in _modest(problem, limit):
             with suppress(Refused):  # nothing that makes do with less: there are the others

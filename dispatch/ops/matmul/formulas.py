@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.keys import F8E4M3, F8E5M2, I8, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul.scales import BLOCK, VECTOR
 from dispatch.tensor import Array, Tensor
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ __all__ = [
 
 Results = dict[str, Array]
 
-BLOCK = 128
-VECTOR = {ScaleMode.VEC16_UE4M3: 16, ScaleMode.VEC32_UE8M0: 32}
 GELU_INNER = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
 FP8_MAX = {F8E4M3: 448.0, F8E5M2: 57344.0}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
-from dispatch.ops.matmul.validate import broadcast, validate
+from dispatch.ops.matmul.validate import TENSORS, broadcast, validate
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
 
@@ -24,7 +24,6 @@ __all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
 
 Shape = tuple[int, ...]
 Number = int | float | complex
-TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 
 
 @dataclass(frozen=True, eq=False)

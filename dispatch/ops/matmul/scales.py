@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Tensor, c_strides
 
-__all__ = ["AMAX", "FACTORS", "FACTORS_AND_AMAX", "NO_SCALES", "Scales", "aux_shape", "scale_dtype", "scale_shape"]
+__all__ = [
+    "AMAX",
+    "BLOCK",
+    "FACTORS",
+    "FACTORS_AND_AMAX",
+    "NO_SCALES",
+    "Scales",
+    "aux_shape",
+    "scale_dtype",
+    "scale_shape",
+]
 
 Shape = tuple[int, ...]
 BLOCK = 128

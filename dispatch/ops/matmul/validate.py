@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["broadcast", "may_overlap", "overlap", "validate"]
+__all__ = ["TENSORS", "broadcast", "may_overlap", "overlap", "validate"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")

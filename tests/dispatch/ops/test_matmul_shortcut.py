@@ -15,8 +15,9 @@ import dispatch as dp
 from cudabind.sys import cublasLt as lt
 from dispatch import lane
 from dispatch.device import HostDevice
-from dispatch.keys import Arch, Epilogue
+from dispatch.keys import F32, Arch, Epilogue
 from dispatch.lane import CudaLane, Lane
+from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt
 
 
@@ -158,6 +159,14 @@ def test_new_addresses_that_overlap_are_refused_after_good_calls(dev):
     assert len(taken_by(dev)) == 2
 
 
+class NoOutcomes:
+    """An empty memory of autotune."""
+
+    @staticmethod
+    def get(_op, _key):
+        return None
+
+
 class CapturedLane(NotingLane):
     """Its stream is being captured by the caller."""
 
@@ -178,6 +187,28 @@ def test_nothing_is_recorded_or_replayed_while_the_caller_captures(dev, monkeypa
         dp.matmul(given["a"], given["b"], out=given["out"])
     assert len(ran) == 3
     assert len(set(ran)) == 1
+
+
+def test_what_would_write_its_own_memory_into_the_callers_graph_is_refused(dev, monkeypatch):
+    monkeypatch.setattr(lane, "relaxed", nullcontext)
+    monkeypatch.setattr(Gpu, "open_lane", CapturedLane)
+    captured = dev.lane()
+    captured._scalars, captured._zeros = {}, []
+    for write in (lambda: captured.scalar(0.5, F32), lambda: captured.zeros(64)):
+        with pytest.raises(dp.errors.BadRequest, match="once before the capture"):
+            write()
+    a, b = dev.array(np.ones((32, 16)), "f32"), dev.array(np.ones((16, 48)), "f32")
+    monkeypatch.setattr(CudaLane, "algorithms", NoOutcomes)
+    with pytest.raises(dp.errors.BadRequest, match="to be tuned"):
+        dp.matmul(a, b, autotune=True)
+
+
+def test_the_short_ways_are_bounded(dev, monkeypatch):
+    monkeypatch.setattr(matmul, "MAX_SHORTCUTS", 4)
+    b = dev.array(np.ones((16, 48)), "f32")
+    for rows in range(1, 10):
+        dp.matmul(dev.array(np.ones((rows, 16)), "f32"), b)
+        assert len(dev.lane().shortcuts) <= 4
 
 
 def test_a_closed_device_takes_no_short_way(dev):
