@@ -24,9 +24,9 @@ def describe(row: Library) -> dict[str, Any]:
     found |= {"functions": 0, "resolved": 0, "missing": [], "install": row.install, "problem": ""}
     try:
         dll = _load.open(row.name)
-    except CudaError as error:
+        module = importlib.import_module(row.module)
+    except (CudaError, ModuleNotFoundError) as error:
         return found | {"problem": str(error)}
-    module = importlib.import_module(row.module)
     symbols = module.symbols() if hasattr(module, "symbols") else _bind.symbols(module)
     missing = [name for name, symbol in symbols.items() if not hasattr(dll, symbol)]
     found |= {"path": _load.path(row.name), "version": _load.version(row.name), "install": ""}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudabind import LIBRARIES, Library
-from cudabind.errors import LibraryMismatch, LibraryNotFound, SymbolNotFound
+from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,29 +61,27 @@ def version(library: str) -> str:
 
 
 def _open(library: str) -> _Opened:
-    found = _opened.get(library)
+    row = LIBRARIES[library]
+    found = _opened.get(row.file)
     if found is not None:
         return found
     with _lock:
-        if library not in _opened:
-            row = LIBRARIES[library]
+        if row.file not in _opened:
             dll = _find(row)
-            opened = _Opened(dll, _origin(dll), _ask_version(dll, row))
-            _check_family(row, opened)
-            _opened[library] = opened
-        return _opened[library]
+            _opened[row.file] = _Opened(dll, _origin(dll), _ask_version(dll, row))
+        return _opened[row.file]
 
 
 def _find(row: Library) -> ctypes.CDLL:
     """Try each place in turn, remembering why each refused."""
-    variable = OVERRIDE.format(row.name.upper())
+    variable = OVERRIDE.format(row.file.upper())
     override = os.environ.get(variable)
     if override is not None:
         # An override is an order: falling back to another file would hide a mistake in it.
         return _open_override(row, variable, override)
     reasons = [f"{variable} is not set"]
     located = _ask_pathfinder(row, reasons)
-    for candidate in (located, row.soname):
+    for candidate in (located, *row.sonames.split()):
         if candidate is None:
             continue
         try:
@@ -98,7 +96,7 @@ def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
     if not file.is_absolute():
         raise _not_found(row, [f"{variable}={override} is not an absolute path"], f"set {variable} to an absolute path")
     if file.is_dir():
-        file /= row.soname
+        file /= row.sonames.split()[0]
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
@@ -109,7 +107,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> str | None:
     from cuda import pathfinder  # takes several ms to import, and is needed only where a library is called
 
     try:
-        found = pathfinder.load_nvidia_dynamic_lib(row.name)
+        found = pathfinder.load_nvidia_dynamic_lib(row.file)
     except (RuntimeError, ValueError) as error:  # not found, not usable, or a name that this pathfinder does not know
         reasons.append(f"cuda.pathfinder: {' '.join(str(error).split())}")
         return None
@@ -117,7 +115,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> str | None:
 
 
 def _not_found(row: Library, reasons: list[str], hint: str) -> LibraryNotFound:
-    text = f"{row.soname} was not found. Looked for it in: " + "; ".join(reasons) + "."
+    text = f"{row.sonames} was not found. Looked for it in: " + "; ".join(reasons) + "."
     return LibraryNotFound(row.name, text=text, hint=hint)
 
 
@@ -134,21 +132,9 @@ def _origin(dll: ctypes.CDLL) -> str:
     return os.path.realpath(os.fsdecode(entry.contents.l_name))
 
 
-def _check_family(row: Library, opened: _Opened) -> None:
-    for name, other in _opened.items():
-        if not row.family or LIBRARIES[name].family != row.family:
-            continue
-        if opened.version == other.version and Path(opened.path).parent == Path(other.path).parent:
-            continue
-        raise LibraryMismatch(
-            row.name,
-            text=f"{row.name} {opened.version} ({opened.path}) does not belong to "
-            f"{name} {other.version} ({other.path}), which is already in use.",
-            hint="install both from one place, or set both CUDABIND_*_PATH variables to one folder",
-        )
-
-
 def _ask_version(dll: ctypes.CDLL, row: Library) -> str:
+    if row.version_style == "with":
+        return _open(row.version).version
     try:
         function = dll[row.version]
     except AttributeError as error:
@@ -178,8 +164,26 @@ def _pair(function: Callable[..., int]) -> str:
     return f"{major.value}.{minor.value}"
 
 
+def _returned(function: Callable[..., int]) -> str:
+    """One number, 10000 major + 100 minor + patch, as cutensorGetVersion returns it."""
+    return _decimal_parts(function())
+
+
+def _decimal(function: Callable[..., int]) -> str:
+    """The same number in a result, as ncclGetVersion has it."""
+    value = ctypes.c_int()
+    function(ctypes.byref(value))
+    return _decimal_parts(value.value)
+
+
+def _decimal_parts(value: int) -> str:
+    return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
+
+
 VERSION_STYLES: dict[str, Callable[[Callable[..., int]], str]] = {
     "property": _property,
     "thousands": _thousands,
     "pair": _pair,
+    "returned": _returned,
+    "decimal": _decimal,
 }

@@ -73,6 +73,10 @@ class SymbolNotFound(CudaError):
     """The installed library does not export the function; the text names library, version and symbol."""
 
 
+class CublasError(CudaError):
+    """A cuBLAS or cublasXt call returned another status than ``CUBLAS_STATUS_SUCCESS``."""
+
+
 class CublasLtError(CudaError):
     """A cuBLASLt call returned another status than ``CUBLAS_STATUS_SUCCESS``."""
 
@@ -81,6 +85,38 @@ class CublasLtError(CudaError):
         "CUBLAS_STATUS_INVALID_VALUE": "set CUBLASLT_LOG_LEVEL=5 to have the library print every call's arguments",
         "CUBLAS_STATUS_NOT_SUPPORTED": "set CUBLASLT_LOG_LEVEL=2 to have the library print its reason",
     }
+
+
+class CudnnError(CudaError):
+    """A cuDNN call returned another status than ``CUDNN_STATUS_SUCCESS``."""
+
+
+class CufftError(CudaError):
+    """A cuFFT call returned another status than ``CUFFT_SUCCESS``."""
+
+
+class CurandError(CudaError):
+    """A cuRAND call returned another status than ``CURAND_STATUS_SUCCESS``."""
+
+
+class CusolverError(CudaError):
+    """A cuSOLVER call returned another status than ``CUSOLVER_STATUS_SUCCESS``."""
+
+
+class CusparseError(CudaError):
+    """A cuSPARSE call returned another status than ``CUSPARSE_STATUS_SUCCESS``."""
+
+
+class CusparseLtError(CudaError):
+    """A cuSPARSELt call returned another status than ``CUSPARSE_STATUS_SUCCESS``."""
+
+
+class CutensorError(CudaError):
+    """A cuTENSOR or cutensorMg call returned another status than ``CUTENSOR_STATUS_SUCCESS``."""
+
+
+class NcclError(CudaError):
+    """A NCCL call returned another status than ``ncclSuccess``."""
 
 
 class CudaDriverError(CudaError):
