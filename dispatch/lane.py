@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections import deque
 from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -52,7 +53,8 @@ class Lane:
         self.device: Device = stream.device
         self.closed = False
         self.plans: dict[tuple[Any, ...], Plan] = {}
-        self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts
+        self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts,
+        self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common
 
     @property
     def versions(self) -> Versions:
@@ -84,6 +86,11 @@ class Lane:
                 refused[row] = str(refusal)
         raise no_row(request, self.device.arch, self.versions, refused)
 
+    def rows_before(self, request: Request, plan: Plan) -> list[Row]:
+        """The rows that are asked before the plan's own for requests of the same dtypes."""
+        rows = TABLE.with_dtypes(request.op, request.signature().dtypes)
+        return list(takewhile(lambda row: row is not plan.row, rows))
+
     def outputs(self, request: Request) -> Operands:
         """Fresh memory for the outputs that a request leaves open."""
         return {name: self.empty(*made) for name, made in request.missing().items()}
@@ -113,6 +120,7 @@ class Lane:
         """Let all plans go; the next request chooses anew."""
         self.plans = {}  # another one, by which a bound request sees that it must choose anew
         self.shortcuts = {}
+        self.patterns = {}
 
     lose = close
 

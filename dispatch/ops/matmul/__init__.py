@@ -2,27 +2,27 @@
 
 `matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
 `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
-asked), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the table), formulas (what is
-right), forms and trial (what is tested).
+asked), shortcut (calls seen before), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the
+table), formulas (what is right), forms and trial (what is tested).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dispatch.keys import I8, Compute, Epilogue
+from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
+from dispatch.ops.matmul.shortcut import recognize, remember
 from dispatch.ops.matmul.validate import may_overlap
 from dispatch.request import run
 from dispatch.stream import current
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane, Lane
     from dispatch.ops.matmul.forms import Case
     from dispatch.request import Plan
     from dispatch.row import Row
-    from dispatch.tensor import Array
+    from dispatch.tensor import Array, Tensor
 
 __all__ = [
     "MatmulRequest",
@@ -36,8 +36,6 @@ __all__ = [
 ]
 
 Number = int | float | complex
-Uses = tuple[Tensor, ...]
-MAX_SHORTCUTS = 4096  # on one lane; the oldest goes first, for each keeps its plan
 OneOutput = Literal[
     Epilogue.NONE,
     Epilogue.RELU,
@@ -76,50 +74,6 @@ def cases(row: Row) -> list[Case]:
     from dispatch.ops.matmul import forms
 
     return forms.cases(row)
-
-
-class Shortcut:
-    """What `matmul` must know of a plan to run it again without making a request."""
-
-    __slots__ = (
-        "aux_written",
-        "bare",
-        "missing",
-        "plan",
-        "scale_arguments",
-        "scale_reads",
-        "scale_writes",
-        "several",
-        "whole",
-    )
-
-    def __init__(self, plan: Plan, request: MatmulRequest) -> None:
-        self.plan = plan
-        self.aux_written = request.epilogue.writes_aux
-        self.several = self.aux_written or request.epilogue.writes_bgrad
-        self.missing = request.missing()
-        self.whole = request.a.dtype is I8
-        self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
-        factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
-        self.scale_reads = tuple(t for t, written in factors if not written)
-        self.scale_writes = tuple(t for t, written in factors if written)
-        self.scale_arguments = request.scale_arguments()
-
-    def takes(self, alpha: Any, beta: Any) -> bool:
-        """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
-        kind, other = type(alpha), type(beta)
-        if (kind is not float and kind is not int) or (beta is not None and other is not float and other is not int):
-            return False
-        return not self.whole or (float(alpha).is_integer() and (beta is None or float(beta).is_integer()))
-
-    def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
-        """The tensors that are read and those that are written."""
-        if self.bare:
-            return (a, b), (out,)
-        read, written = (None, aux) if self.aux_written else (aux, None)
-        reads = tuple(t for t in (a, b, c, bias, read) if t is not None and t is not out)
-        writes = tuple(t for t in (out, written, bgrad) if t is not None)
-        return (*reads, *self.scale_reads), (*writes, *self.scale_writes)
 
 
 # fmt: off
@@ -171,6 +125,8 @@ def matmul(
             *(compute, out_dtype, scales, fast_accum, workspace, autotune),
         )
         shortcut = lane.shortcuts.get(key)
+        if shortcut is None and lane.patterns:
+            shortcut = recognize(lane, key)
     except (AttributeError, TypeError):  # an operand is no tensor: the request says which
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune)
@@ -210,8 +166,5 @@ def _by_request(key: Any, *fields: Any) -> Any:
     request = MatmulRequest(*fields)
     result = run(request)
     if key is not None and not request.device.is_host:
-        shortcuts = request.device.lane().shortcuts
-        if len(shortcuts) >= MAX_SHORTCUTS:
-            shortcuts.pop(next(iter(shortcuts)))
-        shortcuts[key] = Shortcut(request.bound.plan, request)
+        remember(request.device.lane(), key, request)
     return result

@@ -25,6 +25,7 @@ from dispatch.tuning import Algorithm, fastest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.row import Row
@@ -45,6 +46,8 @@ POINTERS = {
     "amax_d": Desc.CUBLASLT_MATMUL_DESC_AMAX_D_POINTER,
     "amax_aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_AMAX_POINTER,
 }
+# A pointer of the operation descriptor: its attribute, where its argument stands, and whether that is a number.
+Vector = tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]
 CTYPES: dict[str, Any] = {
     "f32": ctypes.c_float,
     "f64": ctypes.c_double,
@@ -58,7 +61,13 @@ def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
     """Bind a request to a lane: lower it, describe it, choose the algorithm. Raises Refused with cuBLASLt's reason."""
     if 0 in request.shape:
         return EmptyPlan(request, lane, row)
-    return CublasLtPlan(request, lane, row)
+    compute = row.compute or Compute.COMPUTE_32F
+    lowered = lower(request, compute)
+    limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
+    made = CublasLtPlan(lane, row, lowered, _vectors(request, lowered), scale_dtype(request.a.dtype, compute), limit)
+    if request.autotune:
+        made.tune(request)
+    return made
 
 
 @cache
@@ -111,6 +120,7 @@ class CublasLtPlan(Plan):
         "_calls",
         "_descriptors",
         "_lane",
+        "_limit",
         "_numbers",
         "_pointed",
         "_scale",
@@ -118,26 +128,29 @@ class CublasLtPlan(Plan):
         "lowered",
     )
 
-    def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
+    def __init__(
+        self, lane: CudaLane, row: Row, lowered: Lowered, vectors: Sequence[Vector], scale: Dtype, limit: int
+    ) -> None:
         super().__init__(row, capture_safe=True)
-        self._lane = lane
-        compute = row.compute or Compute.COMPUTE_32F
-        self.lowered: Lowered = lower(request, compute)
-        problem = self.lowered.problem
-        self._descriptors = Descriptors(problem)
-        self._vectors = _vectors(request, self.lowered)
+        self._lane, self._limit = lane, limit
+        self.lowered = lowered
+        problem = lowered.problem
+        self._descriptors = descriptors = Descriptors(problem)
+        self._vectors = vectors
         self._pointed: tuple[Argument, ...] = ()
-        for attribute, _, _ in self._vectors:  # the heuristic asks which pointers are set, not where they point to
-            self._descriptors.point(attribute, 256)
-        self._scale = scale_dtype(request.a.dtype, compute)
-        number = ctypes.c_void_p if problem.device_scalars else CTYPES[self._scale.name]
+        for attribute, _, _ in vectors:  # the heuristic asks which pointers are set, not where they point to
+            descriptors.point(attribute, 256)
+        self._scale = scale
+        number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
         self._numbers: tuple[Argument, ...] = ()
-        limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
-        results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES if request.autotune else 1)
-        self._calls = self._bind(results[0].algo, results[0].workspaceSize)
-        if request.autotune:
-            self._tune(request, results, limit)
+        (result,) = heuristic(lane.cublaslt, descriptors, problem, limit)
+        self._calls = self._bind(result.algo, result.workspaceSize)
+
+    def resized(self, problem: Problem) -> CublasLtPlan:
+        """The plan of a problem that differs from this one's in nothing but extents, steps and alignments."""
+        lowered = Lowered(problem, *self.lowered[1:])
+        return CublasLtPlan(self._lane, self.row, lowered, self._vectors, self._scale, self._limit)
 
     def _bind(
         self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
@@ -218,13 +231,14 @@ class CublasLtPlan(Plan):
         problem = self.lowered.problem
         return max(m.rows * m.cols for m in (problem.a, problem.b)) * 16  # the widest element
 
-    def _tune(self, request: MatmulRequest, results: list[lt.cublasLtMatmulHeuristicResult_t], limit: int) -> None:
+    def tune(self, request: MatmulRequest) -> None:
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
-        problem, lane = self.lowered.problem, self._lane
+        problem, lane, limit = self.lowered.problem, self._lane, self._limit
         known = lane.algorithms.get("matmul", problem.as_key())
         if known is not None and self._take(known):
             return
         lane.refuse_capture("a request that is to be tuned")
+        results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES)
         found = {bytes(result.algo): result for result in results}
         for terms, workspace in _modest(problem, limit):
             with suppress(Refused):  # nothing that makes do with less: there are the others
@@ -269,8 +283,7 @@ def _modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
         yield problem._replace(**{name: m._replace(alignment=ALIGNED) for name, m in matrices.items()}), limit
 
 
-def _vectors(request: MatmulRequest, lowered: Lowered) -> list[tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]]:
-    """The pointers of the operation descriptor: attribute, where its argument stands, and whether that is a number."""
+def _vectors(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
     found = []
     problem = lowered.problem
     if problem.bias_dtype >= 0:

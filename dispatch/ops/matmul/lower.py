@@ -140,7 +140,8 @@ def _problem(
         )
     mat_a = _matrix(request.a, request.a.dtype, (m, k), a, stride["a"])
     mat_b = _matrix(request.b, request.b.dtype, (k, n), b, stride["b"])
-    mat_c = _matrix(request.c, request.c_dtype, (m, n), c, stride["c"])
+    held = request.c if request.c is not None else request.out  # with beta and no c, out is C
+    mat_c = _matrix(held, request.c_dtype, (m, n), c, stride["c"])
     mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
     if k == 0:
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))

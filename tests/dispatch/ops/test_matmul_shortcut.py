@@ -7,6 +7,7 @@ What cuBLASLt's heuristic would answer is left out; everything before and behind
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from dispatch.keys import F32, Arch, Epilogue
 from dispatch.lane import CudaLane, Lane
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt
+from dispatch.ops.matmul import shortcut as short_ways
+from dispatch.ops.matmul.lower import lower
+from dispatch.table import TABLE
 
 
 class Gpu(HostDevice):
@@ -204,11 +208,107 @@ def test_what_would_write_its_own_memory_into_the_callers_graph_is_refused(dev, 
 
 
 def test_the_short_ways_are_bounded(dev, monkeypatch):
-    monkeypatch.setattr(matmul, "MAX_SHORTCUTS", 4)
+    monkeypatch.setattr(short_ways, "MAX_SHORTCUTS", 4)
     b = dev.array(np.ones((16, 48)), "f32")
     for rows in range(1, 10):
         dp.matmul(dev.array(np.ones((rows, 16)), "f32"), b)
         assert len(dev.lane().shortcuts) <= 4
+
+
+SHAPES = [(32, 16, 48), (33, 17, 49), (8, 256, 2), (2, 2, 2), (130, 64, 8)]
+DTYPES = {"f64": "f64", "f32": "f32", "bf16": "bf16", "f16": "f16", "c64": "c64"}
+
+
+def drawn(dev, rng, dtype, rows, columns, order):
+    """A dense operand in some order, of a larger one or whole, so that steps and alignments differ too."""
+    pad, skip = (int(x) for x in rng.integers(0, 4, 2))
+    extents = (rows, columns) if order == "row" else (columns, rows)
+    view = dev.zeros((extents[0] + 1, extents[1] + pad + skip), dtype)[1:, skip : skip + extents[1]]
+    return view if order == "row" else view.mT
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "orders", ["row row row", "row column row", "column column row", "column row column", "row row"]
+)
+@pytest.mark.parametrize("epilogue", [Epilogue.NONE, Epilogue.RELU, Epilogue.GELU_BIAS], ids=lambda e: e.name)
+def test_a_pattern_makes_the_problem_that_a_request_would(dev, monkeypatch, dtype, orders, epilogue):
+    in_order = dict(zip(("a", "b", "out"), orders.split(), strict=False))
+    if dtype == "c64" and epilogue is not Epilogue.NONE:
+        epilogue = Epilogue.NONE  # nothing else is fused for complex numbers
+    if epilogue is Epilogue.GELU_BIAS and in_order.get("out") == "column":
+        epilogue = Epilogue.GELU  # a bias does not run along the columns
+    rng = np.random.default_rng(3)
+    made, real = [], short_ways.recognize
+    monkeypatch.setattr(short_ways, "recognize", lambda *given: made.append(real(*given)) or made[-1])
+    monkeypatch.setattr(matmul, "recognize", short_ways.recognize)
+    for m, k, n in SHAPES:
+        for _ in range(3):
+            extents = {"a": (m, k), "b": (k, n), "out": (m, n)}
+            fields = {name: drawn(dev, rng, dtype, *extents[name], order) for name, order in in_order.items()}
+            if epilogue.adds_bias:
+                fields["bias"] = dev.zeros((n,), dtype)
+            request = dp.MatmulRequest(**fields, epilogue=epilogue)
+            result = dp.matmul(fields.pop("a"), fields.pop("b"), epilogue=epilogue, **fields)
+            assert result.shape == (m, n)
+            if made and made[-1] is not None:
+                plan = made.pop().plan
+                assert plan.lowered == lower(request, plan.row.compute)
+                made.append("seen")
+                assert taken_by(dev)[-1][0][:6] == request.arguments({"out": result})[:6]
+    assert made.count("seen") > len(SHAPES), "most calls were to be recognized by their pattern"
+
+
+def test_extents_that_do_not_fit_are_refused_after_good_calls(dev):
+    given = operands(dev)
+    dp.matmul(given["a"], given["b"], bias=given["bias"], out=given["out"], epilogue=Epilogue.BIAS)
+    wrong = {"b": dev.zeros((17, 48)), "out": dev.zeros((32, 47)), "bias": dev.zeros((47,))}
+    assert dev.lane().patterns
+    for name, tensor in wrong.items():
+        fields = {name_: given[name_] for name_ in ("a", "b", "bias", "out")} | {name: tensor}
+        with pytest.raises(dp.errors.BadRequest, match=name):
+            dp.matmul(fields.pop("a"), fields.pop("b"), epilogue=Epilogue.BIAS, **fields)
+    assert len(taken_by(dev)) == 1
+
+
+def test_operands_of_two_devices_are_refused_after_good_calls(dev):
+    other = Gpu()
+    dp.matmul(dev.zeros((32, 16)), dev.zeros((16, 48)))
+    with pytest.raises(dp.errors.BadRequest, match="b: got a tensor on"):
+        dp.matmul(dev.zeros((8, 16)), other.zeros((16, 48)))
+    other.close()
+
+
+def test_what_the_library_refuses_for_other_extents_is_explained_by_a_request(dev, monkeypatch):
+    dp.matmul(dev.zeros((32, 16)), dev.zeros((16, 48)))
+
+    def refuse(*_):
+        raise dp.errors.Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")
+
+    monkeypatch.setattr(cublaslt, "heuristic", refuse)
+    with pytest.raises(dp.errors.NoRow, match="finds no algorithm"):
+        dp.matmul(dev.zeros((8, 16)), dev.zeros((16, 48)))
+
+
+def test_rows_that_look_at_extents_have_no_pattern(dev):
+    for rows in (32, 64):
+        dp.matmul(dev.zeros((rows, 16), "i8"), dev.zeros((16, 48), "i8"))
+    assert not dev.lane().patterns
+    with pytest.raises(dp.errors.NoRow, match="multiple of 4"):
+        dp.matmul(dev.zeros((32, 18), "i8"), dev.zeros((18, 48), "i8"))
+
+
+def test_a_users_row_that_looks_at_extents_gets_every_request(dev):
+    asked = []
+    mine = replace(TABLE[1], rules=(lambda request: "needs m 8" if request.m != 8 else "",), call=TABLE[1].call)
+    with_rule = replace(mine, call=lambda *given: asked.append(given[0].m) or TABLE[1].call(*given))
+    dp.register(with_rule)
+    try:
+        for rows in (32, 16, 8):
+            dp.matmul(dev.zeros((rows, 16)), dev.zeros((16, 48)))
+    finally:
+        TABLE.unregister(with_rule)
+    assert asked == [8]
 
 
 def test_a_closed_device_takes_no_short_way(dev):

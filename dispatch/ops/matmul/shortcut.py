@@ -1,0 +1,186 @@
+"""The short ways of `matmul`: what it remembers of its calls, so that the next one needs no request.
+
+A Shortcut is for the very same layouts: the plan is at hand. A Pattern is for layouts that differ from those of an
+earlier call in their extents alone: the row is known, and only the plan is made. Whatever is unusual is left to a
+request, which validates and explains. This room launches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import Refused
+from dispatch.keys import I8
+from dispatch.ops.matmul.lower import Matrix
+from dispatch.ops.matmul.rules import bgrad_order, no_fast_accum, no_scales
+from dispatch.ops.matmul.scales import NO_SCALES
+from dispatch.ops.matmul.validate import MAX_EXTENT
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.matmul.cublaslt import CublasLtPlan
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.request import Plan
+    from dispatch.tensor import Layout, Tensor
+
+__all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
+
+MAX_SHORTCUTS = 4096  # on one lane; the oldest goes first, for each keeps its plan
+MAX_PATTERNS = 256  # on one lane; each keeps the plan of its first call
+Uses = tuple["Tensor", ...]
+Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
+OPERANDS = 7
+
+
+class Shortcut:
+    """What `matmul` must know of a plan to run it again without making a request."""
+
+    __slots__ = (
+        "aux_written",
+        "bare",
+        "missing",
+        "plan",
+        "scale_arguments",
+        "scale_reads",
+        "scale_writes",
+        "several",
+        "whole",
+    )
+
+    def __init__(self, plan: Plan, request: MatmulRequest) -> None:
+        self.plan = plan
+        self.aux_written = request.epilogue.writes_aux
+        self.several = self.aux_written or request.epilogue.writes_bgrad
+        self.missing = request.missing()
+        self.whole = request.a.dtype is I8
+        self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
+        factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
+        self.scale_reads = tuple(t for t, written in factors if not written)
+        self.scale_writes = tuple(t for t, written in factors if written)
+        self.scale_arguments = request.scale_arguments()
+
+    def takes(self, alpha: Any, beta: Any) -> bool:
+        """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
+        kind, other = type(alpha), type(beta)
+        if (kind is not float and kind is not int) or (beta is not None and other is not float and other is not int):
+            return False
+        return not self.whole or (float(alpha).is_integer() and (beta is None or float(beta).is_integer()))
+
+    def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
+        """The tensors that are read and those that are written."""
+        if self.bare:
+            return (a, b), (out,)
+        read, written = (None, aux) if self.aux_written else (aux, None)
+        reads = tuple(t for t in (a, b, c, bias, read) if t is not None and t is not out)
+        writes = tuple(t for t in (out, written, bgrad) if t is not None)
+        return (*reads, *self.scale_reads), (*writes, *self.scale_writes)
+
+    def resized(self, plan: Plan, shape: tuple[int, int]) -> Shortcut:
+        """The same for a plan of other extents, of a request without scales that misses nothing but D, if that."""
+        twin = Shortcut.__new__(Shortcut)
+        twin.plan = plan
+        twin.aux_written, twin.several, twin.whole, twin.bare = self.aux_written, self.several, self.whole, self.bare
+        twin.scale_reads = twin.scale_writes = twin.scale_arguments = ()
+        twin.missing = {name: (shape, (shape[1], 1), dtype) for name, (_, _, dtype) in self.missing.items()}
+        return twin
+
+
+class Pattern:
+    """The first call of many that differ in extents alone: two axes each, a forward epilogue, no C and no scales."""
+
+    __slots__ = ("_plan", "_shortcut")
+
+    def __init__(self, plan: CublasLtPlan, shortcut: Shortcut) -> None:
+        self._plan, self._shortcut = plan, shortcut
+
+    def resized(self, a: Layout, b: Layout, bias: Layout | None, out: Layout | None) -> Shortcut | None:
+        """The shortcut for other extents; None where they do not fit each other, or the library refuses them."""
+        (m, k), (rows, n) = a.shape, b.shape
+        shape = (m, n)
+        if rows != k or (out is not None and out.shape != shape) or (bias is not None and bias.shape != (n,)):
+            return None
+        if m > MAX_EXTENT or n > MAX_EXTENT or k > MAX_EXTENT:
+            return None
+        lowered = self._plan.lowered
+        known = lowered.problem
+        d = Matrix(known.d.dtype, n, m, n) if out is None else _matrix(out)
+        first, second = (_matrix(b), _matrix(a)) if lowered.exchanged else (_matrix(a), _matrix(b))
+        try:
+            # D is C's layout too: the rows that patterns are kept for take no C of another dtype.
+            plan = self._plan.resized(type(known)(first, second, d, d, *known[4:]))
+        except Refused:
+            return None
+        return self._shortcut.resized(plan, shape)
+
+
+def _matrix(layout: Layout) -> Matrix:
+    """The column-major matrix that a dense row-major or column-major operand of two axes is."""
+    (rows, columns), (down, right) = layout.shape, layout.strides
+    if right == 1:
+        return Matrix(layout.dtype.cuda, columns, rows, down, 0, layout.alignment)
+    return Matrix(layout.dtype.cuda, rows, columns, right, 0, layout.alignment)
+
+
+def recognize(lane: CudaLane, key: Key) -> Shortcut | None:
+    """The shortcut of a call whose layouts were never seen but whose pattern was; it is remembered."""
+    name = _pattern(key)
+    pattern = None if name is None else lane.patterns.get(name)
+    if pattern is None or lane.closed:
+        return None
+    a, b, _, bias, _, _, out = key[:OPERANDS]
+    for other in (b, bias, out):
+        if other is not None and other.device is not a.device:
+            return None
+    shortcut: Shortcut | None = pattern.resized(a, b, bias, out)
+    if shortcut is not None:
+        _keep(lane.shortcuts, key, shortcut, MAX_SHORTCUTS)
+    return shortcut
+
+
+def remember(lane: CudaLane, key: Key, request: MatmulRequest) -> None:
+    """Keep what the next call of the same key needs, and the next of the same pattern."""
+    plan = request.bound.plan
+    shortcut = Shortcut(plan, request)
+    _keep(lane.shortcuts, key, shortcut, MAX_SHORTCUTS)
+    name = _pattern(key)
+    if name is None or name in lane.patterns or request.autotune or request.scales is not NO_SCALES:
+        return
+    # Where a row before this one, or this one, looks at extents, other extents may be another row's.
+    if plan.row.rules and all(SIZELESS.issuperset(row.rules) for row in (*lane.rows_before(request, plan), plan.row)):
+        _keep(lane.patterns, name, Pattern(plan, shortcut), MAX_PATTERNS)
+
+
+SIZELESS = frozenset((bgrad_order, no_fast_accum, no_scales))  # the rules that do not look at extents
+ROW, COLUMN, LINE = range(3)
+
+
+def _pattern(key: Key) -> tuple[Any, ...] | None:
+    """What of a call's key is neither an extent nor a step; None for a call that has no pattern."""
+    a, b, c, bias, aux, bgrad, out = key[:OPERANDS]
+    if c is not None or aux is not None or bgrad is not None:
+        return None
+    kinds = (_kind(a), _kind(b), _kind(bias), _kind(out))
+    return None if None in kinds else (*kinds, *key[OPERANDS:])
+
+
+def _kind(layout: Layout | None) -> tuple[Any, ...] | None:
+    """Dtype and order of a dense operand; None where only `lower` can tell, as for a single row or column."""
+    if layout is None:
+        return ()
+    shape, strides = layout.shape, layout.strides
+    if len(shape) == 2:
+        (rows, columns), (down, right) = shape, strides
+        if rows > 1 and columns > 1:
+            if right == 1 and down >= columns:
+                return layout.dtype.cuda, ROW, layout.readonly
+            if down == 1 and right >= rows:
+                return layout.dtype.cuda, COLUMN, layout.readonly
+    elif len(shape) == 1 and strides[0] == 1 and shape[0] > 1:
+        return layout.dtype.cuda, LINE, layout.readonly
+    return None
+
+
+def _keep(memory: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    if len(memory) >= most:
+        memory.pop(next(iter(memory)))
+    memory[key] = value
