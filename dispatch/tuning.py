@@ -24,18 +24,19 @@ from cudabind import driver
 from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dispatch.lane import CudaLane
     from dispatch.replay import Replay
     from dispatch.request import Argument, Request
     from dispatch.tensor import Tensor
 
-__all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest"]
+__all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest", "steadiest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
 FINALISTS = 4  # of the first race that run in the others
-RACES = 4  # after the first
+RACES = 3  # after the first
+WARM_SECONDS = 0.15  # of work before a race is timed: the clocks fall under load, and not alike for all kernels
 BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far runs no further
@@ -141,27 +142,35 @@ SCALARS = ("alpha", "beta")
 def fastest(lane: CudaLane, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int) -> int:
     """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    All race on one set of copies of the request's operands, the best few again on others: the speed of an algorithm
-    can differ from run to run (seen: by a tenth, for products of few rows; perhaps by address), and only what is always
-    fast may win. The first candidate, which is the library's own choice, stays unless another is faster by more than
-    the noise.
+    All race on one set of copies of the request's operands, the best few again on others, because an algorithm's speed
+    differs from race to race (seen: by a tenth, for products of 256 rows). The first candidate, which is the library's
+    own choice, runs in every race: how the others did against it there is what counts.
     """
     bar = _progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
     rehearsals = [Rehearsal(lane, request)]
     times = _race(lane, rehearsals[0], run, range(count), bar)
-    finalists = {0, *sorted(times, key=times.__getitem__)[:FINALISTS]}
-    worst = {number: times.get(number, 0.0) for number in finalists}
+    finalists = sorted(times, key=times.__getitem__)[:FINALISTS]
+    ratios = {number: [times[number] / times[0]] for number in finalists}
     for _ in range(RACES):
         try:
             rehearsals.append(Rehearsal(lane, request))  # the others keep their memory, so that this gets another
         except OutOfMemory:
             break  # large operands on a small GPU: what has been seen must do
-        again = _race(lane, rehearsals[-1], run, finalists, bar)
-        worst = {number: max(seconds, worst[number]) for number, seconds in again.items()}
-        finalists = set(worst)
+        again = _race(lane, rehearsals[-1], run, sorted({0, *ratios}), bar)
+        ratios = {number: [*seen, again[number] / again[0]] for number, seen in ratios.items() if number in again}
     bar.close()
-    winner = min(worst, key=worst.__getitem__)
-    return 0 if worst.get(0, math.inf) <= worst[winner] * NOISE else winner
+    return steadiest(ratios)
+
+
+def steadiest(ratios: Mapping[int, Sequence[float]]) -> int:
+    """The candidate to take, by each one's times in the races over the first candidate's.
+
+    That is the one with the least mean, if it was faster than the first by more than the noise on the whole and slower
+    in no race; else the first, 0.
+    """
+    means = {number: statistics.fmean(seen) for number, seen in ratios.items() if max(seen) < NOISE}
+    winner = min(means, key=means.__getitem__, default=0)
+    return winner if means.get(winner, 1.0) * NOISE < 1 else 0
 
 
 def _race(
@@ -171,9 +180,11 @@ def _race(
     numbers: Iterable[int],
     bar: Any,
 ) -> dict[int, float]:
-    """The median time of each candidate that did not fall behind.
+    """The median time of the first candidate and of each other that did not fall behind.
 
-    Each is recorded as a graph of many runs, so that the host's time is not what is measured; the graphs take turns.
+    Each is recorded as a graph of many runs, so that the host's time is not what is measured. The graphs take turns,
+    every round beginning with another one, on a GPU that has been busy for a while: on a rested one the winner can be
+    another (seen on an H200: of two kernels one was faster by 2% at rest and slower by 4% under load).
     """
     timer = _Timer(lane)
     graphs: dict[int, tuple[Replay, int]] = {}
@@ -182,15 +193,20 @@ def _race(
         runs = max(rehearsal.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
         graphs[number] = lane.capture(partial(_burst, run, number, rehearsal, runs)), runs
         bar.update(1)
+    for _ in range(math.ceil(WARM_SECONDS / (BURST_SECONDS * len(graphs)))):
+        for replay, _ in graphs.values():
+            lane.launch(replay, (), ())
     times: dict[int, list[float]] = {number: [] for number in graphs}
     medians: dict[int, float] = {}
-    for _ in range(ROUNDS):
-        for number, samples in times.items():
+    for turn in range(ROUNDS):
+        left = list(times)
+        first = turn % len(left)
+        for number in (*left[first:], *left[:first]):
             replay, runs = graphs[number]
-            samples.append(timer.time(partial(lane.launch, replay, (), ())) / runs)
+            times[number].append(timer.time(partial(lane.launch, replay, (), ())) / runs)
         medians = {number: statistics.median(samples) for number, samples in times.items()}
         best = min(medians.values())
-        times = {number: samples for number, samples in times.items() if medians[number] <= best * DROP}
+        times = {n: samples for n, samples in times.items() if n == 0 or medians[n] <= best * DROP}
         bar.update(1)
     return {number: medians[number] for number in times}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dispatch.tuning import Algorithm, AlgorithmCache, cache_folder
+from dispatch.tuning import Algorithm, AlgorithmCache, cache_folder, steadiest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,3 +122,19 @@ def test_the_folder_is_the_users(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDABIND_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "cudabind"
+
+
+RACES = {
+    "nothing beats the library's choice": ({}, 0),
+    "a clear winner": ({3: [0.9, 0.91, 0.89], 0: [1.0, 1.0, 1.0]}, 3),
+    "the better of two": ({3: [0.9, 0.91, 0.89], 5: [0.88, 0.87, 0.9]}, 5),
+    "faster by no more than the noise": ({3: [0.995, 0.996, 0.994]}, 0),
+    "faster on the whole, slower in one race": ({3: [0.8, 0.8, 1.03]}, 0),
+    "the steady one, not the fastest": ({3: [0.7, 0.7, 1.03], 5: [0.95, 0.95, 0.96]}, 5),
+    "as slow as the noise in one race": ({3: [0.9, 0.9, 1.005]}, 3),
+}
+
+
+@pytest.mark.parametrize(("ratios", "taken"), RACES.values(), ids=RACES.keys())
+def test_another_algorithm_is_taken_only_where_it_is_always_as_fast(ratios, taken):
+    assert steadiest(ratios) == taken

@@ -45,16 +45,23 @@ def plan_of(request: dp.MatmulRequest) -> Plan:
     return request.device.lane().plan(request)
 
 
-def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng):
-    a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
-    out, expected = dev.empty((N, N)), product(a, b)
-    plan = plan_of(dp.MatmulRequest(a, b, out=out))
-    recorded = []
-    for _ in range(4):
-        out.copy_from(np.full((N, N), np.nan))
-        dp.matmul(a, b, out=out)
-        assert close(out, expected)
-        recorded.append(len(plan.replays))
+@pytest.mark.parametrize("way", ["matmul", "run"])
+def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng, way):
+    a, b, out = operand(dev, rng, N, N), operand(dev, rng, N, N), dev.empty((N, N))
+    expected, recorded = product(a, b), []
+    with dev.stream():  # a lane of its own, with no plans yet
+        for _ in range(4):
+            out.copy_from(np.full((N, N), np.nan))
+            request = dp.MatmulRequest(a, b, out=out)
+            if way == "run":
+                dp.run(request)
+                plan = plan_of(request)
+            else:
+                dp.matmul(a, b, out=out)
+                (short,) = dev.lane().shortcuts.values()
+                plan = short.plan
+            assert close(out, expected)
+            recorded.append(len(plan.replays))
     assert recorded == [0, 1, 1, 1]
     assert all(isinstance(replay, Replay) for replay in plan.replays.values())
 
