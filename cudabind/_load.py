@@ -1,39 +1,26 @@
-"""Finds and opens the shared libraries; the only file that knows a path.
+"""Finds and opens the shared libraries, each once per process; the only file that decides where one comes from.
 
 Called by `_bind` on the first call into a library and by `python -m cudabind list`. The order is the override
-`CUDABIND_<LIBRARY>_PATH`, then cuda.pathfinder, then the plain soname for the system's loader. It never looks in the
-current directory, never opens a relative path, and never lets two libraries of one family disagree.
+`CUDABIND_<LIBRARY>_PATH`, then cuda.pathfinder, then the plain sonames for the system's loader. It never looks in the
+current directory, never opens a relative path, and never lets libraries that belong together disagree (`_agree`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from cudabind import LIBRARIES, Library
-from cudabind.errors import LibraryNotFound, SymbolNotFound
+from cudabind import EXTRAS, LIBRARIES, Library, _agree, _dl
+from cudabind._agree import Opened
+from cudabind._version import STYLES
+from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["found_by", "install", "open", "open_override", "path", "version"]
 
-__all__ = ["OVERRIDE", "VERSION_STYLES", "open", "path", "version"]
-
-OVERRIDE = "CUDABIND_{}_PATH"
-RTLD_DI_LINKMAP = 2
-
-
-class _Opened(NamedTuple):
-    """A library in use: its handle, the file it came from, and its version."""
-
-    dll: ctypes.CDLL
-    path: str
-    version: str
-
-
-_opened: dict[str, _Opened] = {}
+_opened: dict[str, Opened] = {}  # by Library.file: modules of one file share it
 _lock = threading.RLock()
 
 
@@ -45,7 +32,7 @@ def open(library: str) -> ctypes.CDLL:  # noqa: A001 - the module is always name
 
     Raises:
         LibraryNotFound: it is in none of the places, which the error lists.
-        LibraryMismatch: a library of the same family is open from another place or in another version.
+        LibraryMismatch: it does not belong to another library that it works with.
     """
     return _open(library).dll
 
@@ -60,35 +47,90 @@ def version(library: str) -> str:
     return _open(library).version
 
 
-def _open(library: str) -> _Opened:
+def found_by(library: str) -> str:
+    """Why it is this file: the override's variable, cuda.pathfinder's word for the place, or the system's loader.
+
+    ``"was-already-loaded-from-elsewhere"`` is cuda.pathfinder's word for a copy that another package has brought along.
+    """
+    return _open(library).found_by
+
+
+def open_override(library: str) -> None:
+    """Open a library that cuda-python will ask for by soname, if there is an override: it then gets that file."""
+    if _agree.variable(LIBRARIES[library]) in os.environ:
+        _open(library)
+
+
+def install(library: str) -> str:
+    """What to install: the extra for CUDA 12 where cuda-python or the driver is of CUDA 12, else the one for 13."""
+    row = LIBRARIES[library]
+    if row.install != EXTRAS:
+        return row.install
+    from importlib import metadata  # takes several ms to import, and is needed only where something is missing
+
+    versions = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions.append(metadata.version("cuda-bindings"))
+    with contextlib.suppress(CudaError):
+        versions.append(_open("cuda").version)
+    of_12 = any(each.startswith("12.") for each in versions)
+    return f"pip install 'cudabind[{'cu12' if of_12 else 'cu13'}]'"
+
+
+def _open(library: str) -> Opened:
     row = LIBRARIES[library]
     found = _opened.get(row.file)
     if found is not None:
         return found
     with _lock:
         if row.file not in _opened:
-            dll = _find(row)
-            _opened[row.file] = _Opened(dll, _origin(dll), _ask_version(dll, row))
+            _open_overridden_needs(row)
+            dll, how = _find(row)
+            _agree.check_parts(row, dll)
+            opened = Opened(dll, _dl.origin(dll), how, _ask_version(dll, row))
+            _check(row, opened)
+            _opened[row.file] = opened  # published last: no thread may see what does not belong
         return _opened[row.file]
 
 
-def _find(row: Library) -> ctypes.CDLL:
-    """Try each place in turn, remembering why each refused."""
-    variable = OVERRIDE.format(row.file.upper())
+def _open_overridden_needs(row: Library) -> None:
+    """Bring overridden libraries in first: the loader links what follows with what it has under their sonames."""
+    for need in row.needs:
+        if _agree.variable(LIBRARIES[need]) in os.environ:
+            _open(need)
+
+
+def _check(row: Library, opened: Opened) -> None:
+    """Raise LibraryMismatch where the library does not belong to what it is linked with, or to what is open already."""
+    for need in (LIBRARIES[name] for name in row.needs):
+        _agree.check_linked(row, opened, need)
+        if need.file in _opened:
+            _agree.check_in_use(row, opened, need, _opened[need.file].path)
+    for user in LIBRARIES.values():
+        if row.file in user.needs and user.file in _opened:
+            _agree.check_in_use(user, _opened[user.file], row, opened.path)
+    if row.twin:
+        _agree.check_release(row, opened, LIBRARIES[row.twin], _open(row.twin))
+
+
+def _find(row: Library) -> tuple[ctypes.CDLL, str]:
+    """Try each place in turn, remembering why each refused; the handle, and which place it was."""
+    variable = _agree.variable(row)
     override = os.environ.get(variable)
     if override is not None:
         # An override is an order: falling back to another file would hide a mistake in it.
-        return _open_override(row, variable, override)
+        return _open_override(row, variable, override), variable
     reasons = [f"{variable} is not set"]
-    located = _ask_pathfinder(row, reasons)
+    located, how = _ask_pathfinder(row, reasons)
     for candidate in (located, *row.sonames.split()):
         if candidate is None:
             continue
         try:
-            return ctypes.CDLL(candidate)
+            return ctypes.CDLL(candidate), how if candidate == located else "the system's loader"
         except OSError as error:
+            _raise_unmet(row, error)
             reasons.append(f"the system's loader, {candidate}: {error}")
-    raise _not_found(row, reasons, f"{row.install}, or set {variable} to the library's absolute path")
+    raise _not_found(row, reasons, f"{install(row.name)}, or set {variable} to the library's absolute path")
 
 
 def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
@@ -96,94 +138,55 @@ def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
     if not file.is_absolute():
         raise _not_found(row, [f"{variable}={override} is not an absolute path"], f"set {variable} to an absolute path")
     if file.is_dir():
-        file /= row.sonames.split()[0]
+        names = row.sonames.split()
+        file /= next((name for name in names if (file / name).exists()), names[0])
+    if not row.module.startswith("cudabind.sys."):
+        _refuse_second_copy(row, variable, file)
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:
+        _raise_unmet(row, error)
         raise _not_found(row, [f"{variable}={override}: {error}"], f"correct {variable} or unset it") from error
 
 
-def _ask_pathfinder(row: Library, reasons: list[str]) -> str | None:
+def _refuse_second_copy(row: Library, variable: str, file: Path) -> None:
+    """cuda-python asks by soname and so would go on with the copy that came first, whatever the override says."""
+    used = _dl.loaded(file.name)
+    if used is not None and file.exists() and not os.path.samefile(used, file):
+        text = f"{variable} names {file}, but {used} is already in this process, and cuda-python calls that one."
+        raise LibraryMismatch(row.name, text=text, hint=f"set {variable} before Python starts, or unset it")
+
+
+def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
     from cuda import pathfinder  # takes several ms to import, and is needed only where a library is called
 
     try:
         found = pathfinder.load_nvidia_dynamic_lib(row.file)
     except (RuntimeError, ValueError) as error:  # not found, not usable, or a name that this pathfinder does not know
+        _raise_unmet(row, error)
         reasons.append(f"cuda.pathfinder: {' '.join(str(error).split())}")
-        return None
-    return str(found.abs_path)
+        return None, ""
+    return str(found.abs_path), str(found.found_via)
+
+
+def _raise_unmet(row: Library, error: Exception) -> None:
+    mismatch = _agree.unmet(row, str(error))
+    if mismatch is not None:
+        raise mismatch from error
 
 
 def _not_found(row: Library, reasons: list[str], hint: str) -> LibraryNotFound:
-    text = f"{row.sonames} was not found. Looked for it in: " + "; ".join(reasons) + "."
-    return LibraryNotFound(row.name, text=text, hint=hint)
-
-
-class _LinkMap(ctypes.Structure):
-    _fields_ = (("l_addr", ctypes.c_void_p), ("l_name", ctypes.c_char_p))
-
-
-def _origin(dll: ctypes.CDLL) -> str:
-    """Ask the system's loader which file a handle stands for: a soname alone does not tell."""
-    entry = ctypes.POINTER(_LinkMap)()
-    status = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(dll._handle), RTLD_DI_LINKMAP, ctypes.byref(entry))
-    if status != 0:
-        return dll._name
-    return os.path.realpath(os.fsdecode(entry.contents.l_name))
+    names = " or ".join(row.sonames.split())
+    return LibraryNotFound(row.name, text=f"{names} was not found. Looked for it in: {'; '.join(reasons)}.", hint=hint)
 
 
 def _ask_version(dll: ctypes.CDLL, row: Library) -> str:
-    if row.version_style == "with":
-        return _open(row.version).version
+    if not row.version:
+        return _open(row.twin).version
     try:
         function = dll[row.version]
     except AttributeError as error:
-        text = f"{_origin(dll)} does not export {row.version}, so it is not {row.name}."
-        raise SymbolNotFound(row.name, row.version, text=text, hint=row.install) from error
+        text = f"{_dl.origin(dll)} does not export {row.version}, so it is not {row.file}."
+        raise SymbolNotFound(row.name, row.version, text=text, hint=install(row.name)) from error
     function.restype = ctypes.c_int
-    return VERSION_STYLES[row.version_style](function)
-
-
-def _property(function: Callable[..., int]) -> str:
-    """Major, minor and patch by libraryPropertyType 0, 1, 2, as cublasLtGetProperty has it."""
-    value = ctypes.c_int()
-    return ".".join(str(value.value) for kind in range(3) if function(kind, ctypes.byref(value)) == 0)
-
-
-def _thousands(function: Callable[..., int]) -> str:
-    """One number, 1000 major + 10 minor, as cuDriverGetVersion has it."""
-    value = ctypes.c_int()
-    function(ctypes.byref(value))
-    return f"{value.value // 1000}.{value.value % 1000 // 10}"
-
-
-def _pair(function: Callable[..., int]) -> str:
-    """Major and minor in two results, as nvrtcVersion has it."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    function(ctypes.byref(major), ctypes.byref(minor))
-    return f"{major.value}.{minor.value}"
-
-
-def _returned(function: Callable[..., int]) -> str:
-    """One number, 10000 major + 100 minor + patch, as cutensorGetVersion returns it."""
-    return _decimal_parts(function())
-
-
-def _decimal(function: Callable[..., int]) -> str:
-    """The same number in a result, as ncclGetVersion has it."""
-    value = ctypes.c_int()
-    function(ctypes.byref(value))
-    return _decimal_parts(value.value)
-
-
-def _decimal_parts(value: int) -> str:
-    return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
-
-
-VERSION_STYLES: dict[str, Callable[[Callable[..., int]], str]] = {
-    "property": _property,
-    "thousands": _thousands,
-    "pair": _pair,
-    "returned": _returned,
-    "decimal": _decimal,
-}
+    return STYLES[row.version_style](function)

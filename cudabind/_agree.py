@@ -1,0 +1,111 @@
+"""Whether libraries belong together: what is linked, what is split into parts, and what must be of one release.
+
+Called by `_load` while it opens a library, before anybody calls one. Raises LibraryMismatch, which names both files. It
+looks only at what the system's loader tells (`_dl`), so it sees libraries that other packages have loaded, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudabind import LIBRARIES, Library, _dl
+from cudabind.errors import LibraryMismatch
+
+if TYPE_CHECKING:
+    import ctypes
+
+OVERRIDE = "CUDABIND_{}_PATH"
+HINT = (
+    "take both from one place: install them together, or set {} and {} to one folder. If another package has brought "
+    "the second into this process, take the first from that place, or use it before that package is imported"
+)
+UNMET = re.compile(r"(/[^:;]*): undefined symbol: ([^\s,;]+)(?:, version ([^\s,;]+))?")
+
+
+class Opened(NamedTuple):
+    """A library in use: its handle, the file it came from, how that was found, and its version."""
+
+    dll: ctypes.CDLL
+    path: str
+    found_by: str
+    version: str
+
+
+def check_parts(row: Library, dll: ctypes.CDLL) -> None:
+    """Whether the parts that a library loads by itself will be those beside it.
+
+    Asked before the library's first function runs, because that one loads parts: libcudnn.so.9 ends the process where
+    it finds none, and where a part of another release is in the process already it works with that one, unseen.
+    """
+    if not row.parts:
+        return
+    path = _dl.origin(dll)
+    beside = sorted(Path(path).parent.glob(row.parts))
+    if not beside:
+        text = f"{path} lies apart from its own parts: there is no {row.parts} beside it."
+        raise LibraryMismatch(row.name, text=text, hint=f"set {variable(row)} to a folder that holds all of them")
+    for part in beside:
+        used = _dl.loaded(part.name)
+        if used is not None and not os.path.samefile(used, part):
+            text = f"{path} does not belong to {used}, which is already in this process."
+            raise LibraryMismatch(row.name, text=text, hint=HINT.format(variable(row), "LD_LIBRARY_PATH"))
+
+
+def check_linked(row: Library, opened: Opened, need: Library) -> None:
+    """Whether a library is linked with the copy of another one that its own search path leads to."""
+    used = _dl.exporter(opened.dll, need.version)
+    if used is None or os.path.dirname(used) == os.path.dirname(opened.path):
+        return
+    folders = [os.path.dirname(opened.path), *_dl.search_path(opened.dll)]
+    own = next(
+        (file for folder in folders for name in need.sonames.split() if os.path.exists(file := f"{folder}/{name}")),
+        used,
+    )
+    if not os.path.samefile(own, used):
+        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {own}")
+
+
+def check_in_use(user: Library, opened: Opened, need: Library, path: str) -> None:
+    """Whether a library is linked with the very file that this process uses under the other library's name."""
+    used = _dl.exporter(opened.dll, need.version)
+    if used is not None and not os.path.samefile(used, path):
+        raise mismatch(user, opened, need, path, f"which is in use: it is linked with {used}")
+
+
+def check_release(row: Library, opened: Opened, twin: Library, other: Opened) -> None:
+    """Whether two libraries that NVIDIA releases together come from one folder and tell one version."""
+    if opened.version != other.version or os.path.dirname(opened.path) != os.path.dirname(other.path):
+        raise mismatch(row, opened, twin, other.path, "which is in use", other.version)
+
+
+def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, version: str = "") -> LibraryMismatch:
+    """The error that names two libraries, their versions and their files."""
+    first = f"{row.file} {opened.version} ({opened.path})"
+    second = f"{other.file} {version} ({path})" if version else f"{other.file} ({path})"
+    text = f"{first} does not belong to {second}, {why}."
+    return LibraryMismatch(row.name, text=text, hint=HINT.format(variable(row), variable(other)))
+
+
+def unmet(row: Library, message: str) -> LibraryMismatch | None:
+    """The error for what the loader says of a library that another one in the process is too old for, or None."""
+    found = UNMET.search(message)
+    if found is None:
+        return None
+    file, symbol, soname = found.groups()
+    used = _dl.loaded(soname) if soname else None
+    other = next((each for each in LIBRARIES.values() if soname in each.sonames.split()), None)
+    lacking = (
+        f"{used or soname}, which is already in this process, does" if soname else "the libraries in this process do"
+    )
+    text = f"{file} needs {symbol}, and {lacking} not have it: the two are of different releases."
+    return LibraryMismatch(
+        row.name, text=text, hint=HINT.format(variable(row), variable(other) if other else "the other")
+    )
+
+
+def variable(row: Library) -> str:
+    """The environment variable that overrides where a library comes from."""
+    return OVERRIDE.format(row.file.upper())
