@@ -1,7 +1,8 @@
 """`python -m cudabind list [--json]`: what is installed, where, in which version, and what is missing.
 
-Run by people who wonder why a call fails, and by checks. It opens every library that it can find and looks up every
-function of it; it calls none of them but those that tell the version.
+Run by people who wonder why a call fails, and by checks: the exit status is 1 where a library is there but cannot be
+used, and 0 otherwise, also where none is installed. It opens every library that it can find and looks up every function
+of it; it calls none of them but those that tell the version, and makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -9,41 +10,67 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
-from cudabind import LIBRARIES, Library, _bind, _load
-from cudabind.errors import CudaError
+from cudabind import LIBRARIES, Library, _agree, _bind, _load
+from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
+SHOWN = 8  # names of missing functions in the table; --json has all
 
 
 def describe(row: Library) -> dict[str, Any]:
-    """One library as plain data: library, module, path, version, functions, resolved, missing, install, problem."""
-    found: dict[str, Any] = {"library": row.name, "module": row.module, "path": None, "version": None}
-    found |= {"functions": 0, "resolved": 0, "missing": [], "install": row.install, "problem": ""}
+    """One library as plain data.
+
+    The keys are library, module, path, found_by, version, functions, resolved, missing (their names), install (what to
+    install where it is absent), problem (why it cannot be used) and note.
+    """
+    found: dict[str, Any] = {"library": row.name, "module": row.module, "path": None, "found_by": None, "version": None}
+    found |= {"functions": 0, "resolved": 0, "missing": [], "install": "", "problem": "", "note": ""}
+    try:
+        module = importlib.import_module(row.module)
+    except ModuleNotFoundError as error:
+        return found | {"problem": str(error), "install": row.install}
+    if hasattr(module, "note"):
+        found["note"] = module.note()
     try:
         dll = _load.open(row.name)
-        module = importlib.import_module(row.module)
-    except (CudaError, ModuleNotFoundError) as error:
-        return found | {"problem": str(error)}
-    symbols = module.symbols() if hasattr(module, "symbols") else _bind.symbols(module)
+        symbols = module.symbols() if hasattr(module, "symbols") else _bind.symbols(module)
+    except CudaError as error:
+        absent = isinstance(error, LibraryNotFound)
+        return found | {"problem": str(error), "install": _load.install(row.name) if absent else ""}
     missing = [name for name, symbol in symbols.items() if not hasattr(dll, symbol)]
-    found |= {"path": _load.path(row.name), "version": _load.version(row.name), "install": ""}
+    found |= {"path": _load.path(row.name), "found_by": _load.found_by(row.name), "version": _load.version(row.name)}
     return found | {"functions": len(symbols), "resolved": len(symbols) - len(missing), "missing": missing}
+
+
+def unusable(found: dict[str, Any]) -> bool:
+    """Whether a library is there but cannot be used, which mere absence is not; an override means to be there."""
+    return bool(found["problem"]) and (
+        not found["install"] or _agree.variable(LIBRARIES[found["library"]]) in os.environ
+    )
 
 
 def _print_table(found: list[dict[str, Any]]) -> None:
     lines = [COLUMNS]
     for row in found:
-        cells = [row["library"], row["version"] or "not found", str(row["functions"]), str(row["resolved"])]
-        lines.append((*cells, str(len(row["missing"])), row["path"] or f"install: {row['install']}"))
+        where = row["path"] or ("see below" if unusable(row) else f"install: {row['install']}")
+        version = row["version"] or ("unusable" if unusable(row) else "not found")
+        counts = (str(row["functions"]), str(row["resolved"]), str(len(row["missing"])))
+        lines.append((row["library"], version, *counts, where))
     widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
     for line in lines:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
     for row in found:
         if row["missing"]:
-            sys.stdout.write(f"{row['library']} does not export: {', '.join(row['missing'])}\n")
+            more = f" and {len(row['missing']) - SHOWN} more, see --json" if len(row["missing"]) > SHOWN else ""
+            sys.stdout.write(f"{row['library']} does not export: {', '.join(row['missing'][:SHOWN])}{more}\n")
+        if row["note"]:
+            sys.stdout.write(f"{row['library']}: {row['note']}\n")
+        if unusable(row):
+            sys.stdout.write(f"{row['problem']}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _print_table(found)
-    return 0
+    return 1 if any(unusable(row) for row in found) else 0
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 OVERRIDE = "CUDABIND_{}_PATH"
 HINT = (
-    "take both from one place: install them together, or set {} and {} to one folder. If another package has brought "
-    "the second into this process, take the first from that place, or use it before that package is imported"
+    "take both from one place: install them together, or set {} and {} to files of one release. If another package has "
+    "brought the second into this process, take the first from that place, or use it before that package is imported"
 )
 UNMET = re.compile(r"(/[^:;]*): undefined symbol: ([^\s,;]+)(?:, version ([^\s,;]+))?")
 
@@ -51,21 +51,24 @@ def check_parts(row: Library, dll: ctypes.CDLL) -> None:
         used = _dl.loaded(part.name)
         if used is not None and not os.path.samefile(used, part):
             text = f"{path} does not belong to {used}, which is already in this process."
-            raise LibraryMismatch(row.name, text=text, hint=HINT.format(variable(row), "LD_LIBRARY_PATH"))
+            hint = f"set {variable(row)} to {os.path.dirname(used)}, or use {row.name} before what brought that one in"
+            raise LibraryMismatch(row.name, text=text, hint=hint)
 
 
 def check_linked(row: Library, opened: Opened, need: Library) -> None:
-    """Whether a library is linked with the copy of another one that its own search path leads to."""
+    """Whether a library is linked with a copy of another one that its own search path leads to.
+
+    Any copy on that path will do: LD_LIBRARY_PATH is part of it, and may name a toolkit beside the wheels in use. Where
+    the path leads to none, the loader's own check of symbols must do.
+    """
     used = _dl.exporter(opened.dll, need.version)
-    if used is None or os.path.dirname(used) == os.path.dirname(opened.path):
+    if used is None:
         return
-    folders = [os.path.dirname(opened.path), *_dl.search_path(opened.dll)]
-    own = next(
-        (file for folder in folders for name in need.sonames.split() if os.path.exists(file := f"{folder}/{name}")),
-        used,
-    )
-    if not os.path.samefile(own, used):
-        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {own}")
+    name = next((soname for soname in need.sonames.split() if os.path.basename(used).startswith(soname)), "")
+    folders = dict.fromkeys([os.path.dirname(opened.path), *_dl.search_path(opened.dll)])
+    own = [file for folder in folders if os.path.isfile(file := os.path.join(folder, name))]
+    if own and not any(os.path.samefile(file, used) for file in own):
+        raise mismatch(row, opened, need, used, f"which is already in this process; its own is {own[0]}")
 
 
 def check_in_use(user: Library, opened: Opened, need: Library, path: str) -> None:
@@ -83,27 +86,29 @@ def check_release(row: Library, opened: Opened, twin: Library, other: Opened) ->
 
 def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, version: str = "") -> LibraryMismatch:
     """The error that names two libraries, their versions and their files."""
-    first = f"{row.file} {opened.version} ({opened.path})"
+    # A library that has a twin tells the version of the twin that it is linked with: libcublas does.
+    first = f"{row.file} ({opened.path})" if row.twin else f"{row.file} {opened.version} ({opened.path})"
     second = f"{other.file} {version} ({path})" if version else f"{other.file} ({path})"
     text = f"{first} does not belong to {second}, {why}."
     return LibraryMismatch(row.name, text=text, hint=HINT.format(variable(row), variable(other)))
 
 
 def unmet(row: Library, message: str) -> LibraryMismatch | None:
-    """The error for what the loader says of a library that another one in the process is too old for, or None."""
+    """The error where the loader says that a library needs what another one does not have, or None."""
     found = UNMET.search(message)
     if found is None:
         return None
     file, symbol, soname = found.groups()
     used = _dl.loaded(soname) if soname else None
-    other = next((each for each in LIBRARIES.values() if soname in each.sonames.split()), None)
-    lacking = (
-        f"{used or soname}, which is already in this process, does" if soname else "the libraries in this process do"
-    )
-    text = f"{file} needs {symbol}, and {lacking} not have it: the two are of different releases."
-    return LibraryMismatch(
-        row.name, text=text, hint=HINT.format(variable(row), variable(other) if other else "the other")
-    )
+    lacking = f"{used}, which is already in this process, does" if used else f"the {soname or 'one'} that it finds does"
+    text = f"{os.path.realpath(file)} needs {symbol}, and {lacking} not have it: the two are of different releases."
+    needing, needed = _row_of(os.path.basename(file)) or row, _row_of(soname) if soname else None
+    hint = HINT.format(variable(needing), variable(needed) if needed else "the other's")
+    return LibraryMismatch(row.name, text=text, hint=hint)
+
+
+def _row_of(soname: str) -> Library | None:
+    return next((row for row in LIBRARIES.values() if soname in row.sonames.split()), None)
 
 
 def variable(row: Library) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cudabind import LIBRARIES
+from cudabind import _load
 from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
@@ -23,11 +23,16 @@ NO_DRIVER = "no NVIDIA driver was found: install one, or use a device that needs
 class Call:
     """One function of cuda-python: a call checks the status and returns the value, a tuple of several, or None."""
 
-    __slots__ = ("__dict__", "_error", "_function")
+    # `_function` is what a call calls: at first the method that minds the override, then cuda-python's function.
+    __slots__ = ("__dict__", "_bound", "_error", "_function", "_library")
 
-    def __init__(self, name: str, function: Callable[..., Any], error: Callable[[str, int], CudaError]) -> None:
-        self._function = function
+    def __init__(
+        self, name: str, function: Callable[..., Any], error: Callable[[str, int], CudaError], library: str
+    ) -> None:
+        self._function: Callable[..., Any] = self._open_and_call
+        self._bound = function
         self._error = error
+        self._library = library
         self.__name__ = name
         self.__doc__ = function.__doc__
 
@@ -40,6 +45,11 @@ class Call:
             raise self._error(self.__name__, int(result[0]))
         return result[1] if len(result) == 2 else result[1:] or None
 
+    def _open_and_call(self, *args: Any, **kwargs: Any) -> Any:
+        _load.open_override(self._library)
+        self._function = self._bound
+        return self._bound(*args, **kwargs)
+
     def __repr__(self) -> str:
         return f"<cuda-python function {self.__name__}>"
 
@@ -47,7 +57,7 @@ class Call:
 def _unavailable(call: CudaError, error: RuntimeError) -> CudaError:
     """What cuda-python raises where a library or one of its functions is missing, as ours."""
     text = " ".join(str(error).split())
-    install = LIBRARIES[call.library].install
+    install = _load.install(call.library)
     if call.function in text:
         return SymbolNotFound(call.library, call.function, text=text, hint=f"a newer library may have it: {install}")
     hint = NO_DRIVER if call.library == "cuda" else install
@@ -60,15 +70,17 @@ class Calls:
     Args:
         module: cuda-python's module, imported at the first look-up.
         prefix: how the names of functions start; all other names pass through.
+        library: the name in `cudabind.LIBRARIES`.
         error: makes the error for a function's name and its status.
         make: the class of the calls.
     """
 
     def __init__(
-        self, module: str, prefix: str, error: Callable[[str, int], CudaError], make: type[Call] = Call
+        self, module: str, prefix: str, library: str, error: Callable[[str, int], CudaError], make: type[Call] = Call
     ) -> None:
         self._module = module
         self._prefix = prefix
+        self._library = library
         self._error = error
         self._make = make
 
@@ -84,7 +96,7 @@ class Calls:
     def look_up(self, name: str) -> Any:
         """The call or the type of that name; AttributeError where cuda-python has none."""
         value = getattr(importlib.import_module(self._module), name)
-        return self._make(name, value, self._error) if self._is_function(name, value) else value
+        return self._make(name, value, self._error, self._library) if self._is_function(name, value) else value
 
     def _is_function(self, name: str, value: object) -> bool:
         following = name[len(self._prefix) : len(self._prefix) + 1]

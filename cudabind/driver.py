@@ -90,7 +90,7 @@ def _bare(name: str, prototype: Any) -> Any:
     return function
 
 
-_calls = Calls("cuda.bindings.driver", "cu", error, DriverCall)
+_calls = Calls("cuda.bindings.driver", "cu", "cuda", error, DriverCall)
 
 
 def symbols() -> dict[str, str]:

@@ -12,7 +12,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cudabind import LIBRARIES, _load
+from cudabind import _load
 from cudabind.errors import LibraryNotFound, NvJitLinkError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _module() -> Any:
 def _call(function: str, *args: Any) -> Any:
     """Call by NVIDIA's name what cuda-python has under its own, and raise our error."""
     module = _module()
+    _load.open_override("nvJitLink")
     try:
         return getattr(module, NAMES[function])(*args)
     except module.nvJitLinkError as failed:
@@ -90,11 +91,15 @@ def _call(function: str, *args: Any) -> Any:
         raise NvJitLinkError("nvJitLink", function, int(failed.status), f"NVJITLINK_{name}") from failed
     except RuntimeError as missing:
         text = " ".join(str(missing).split())
-        raise LibraryNotFound("nvJitLink", function, text=text, hint=LIBRARIES["nvJitLink"].install) from missing
+        raise LibraryNotFound("nvJitLink", function, text=text, hint=_load.install("nvJitLink")) from missing
 
 
 def symbols() -> dict[str, str]:
-    """The exported symbol of each function: the header's inline functions call one that carries the version."""
+    """The exported symbol of each function: the header's inline functions call one that carries the version.
+
+    Raises:
+        LibraryNotFound: nvJitLink is not installed.
+    """
     version = _load.version("nvJitLink").replace(".", "_")
     return {name: name if name == "nvJitLinkVersion" else f"__{name}_{version}" for name in NAMES}
 

@@ -44,7 +44,7 @@ def error(function: str, status: int, log: str = "") -> NvrtcError:
     return NvrtcError("nvrtc", function, status, name, log=log)
 
 
-_calls = Calls("cuda.bindings.nvrtc", "nvrtc", error)
+_calls = Calls("cuda.bindings.nvrtc", "nvrtc", "nvrtc", error)
 
 
 def compile(  # noqa: A001 - the module is always named at the call: nvrtc.compile(…)

@@ -1,7 +1,8 @@
 """The CUDA runtime API over cuda-python: `runtime.cudaMalloc(n)` returns the address or raises CudaRuntimeError.
 
-Called by users; `dispatch` itself uses the driver API. Types and enums are cuda-python's own. cudaGetLastError and
-cudaPeekAtLastError return the status instead of raising it, because the status is what they are asked for.
+Called by users; `dispatch` itself uses the driver API. Types and enums are cuda-python's own, and so is the runtime: it
+is linked into cuda-python, whatever libcudart is installed. cudaGetLastError and cudaPeekAtLastError return the status
+instead of raising it, because the status is what they are asked for.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/cuda-runtime-api/
 """
@@ -28,7 +29,7 @@ def error(function: str, status: int) -> CudaRuntimeError:
     return CudaRuntimeError("cudart", function, status, name, text.decode())
 
 
-_calls = Calls("cuda.bindings.runtime", "cuda", error)
+_calls = Calls("cuda.bindings.runtime", "cuda", "cudart", error)
 
 
 def _ask(name: str) -> Any:
@@ -43,6 +44,14 @@ def _ask(name: str) -> Any:
 def symbols() -> dict[str, str]:
     """The exported symbol of each function, which is the function's name."""
     return {name: name for name in _calls.functions()}
+
+
+def note() -> str:
+    """What `python -m cudabind list` should say beside the libcudart that it found."""
+    from cuda.bindings import runtime
+
+    _, version = runtime.cudaRuntimeGetVersion()
+    return f"cudabind.runtime calls cuda-python's own copy of the runtime, {version // 1000}.{version % 1000 // 10}"
 
 
 def __getattr__(name: str) -> Any:
