@@ -29,10 +29,7 @@ def describe(row: Library) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"library": row.name, "module": row.module, "path": None, "found_by": None, "version": None}
     found |= {"functions": 0, "resolved": 0, "missing": [], "install": "", "problem": "", "note": ""}
-    try:
-        module = importlib.import_module(row.module)
-    except ModuleNotFoundError as error:
-        return found | {"problem": str(error), "install": row.install}
+    module = importlib.import_module(row.module)
     if hasattr(module, "note"):
         found["note"] = module.note()
     try:

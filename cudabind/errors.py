@@ -66,7 +66,7 @@ class CudaError(Exception):
     def __str__(self) -> str:
         where = f"{self.library}: {self.function}" if self.function else self.library
         status = f" failed with {self.name} ({self.status})" if self.status is not None else ""
-        text = f": {self.text.rstrip('.')}" if self.text else ""
+        text = f": {self.text.rstrip('.')}" if self.text not in ("", self.name) else ""  # some say nothing but the name
         lost = ". This process can make no further CUDA call: start a new one" if self.sticky else ""
         hint = f". Hint: {self.hint}" if self.hint else ""
         return f"{where}{status}{text}{lost}{hint}"
@@ -224,7 +224,7 @@ class NcclError(CudaError):
     """
 
     HINTS: ClassVar[dict[str, str]] = {
-        "ncclUnhandledCudaError": f"NCCL_DEBUG=WARN prints the CUDA call. {ASK_THE_DRIVER}",
+        "ncclUnhandledCudaError": f"NCCL_DEBUG=WARN prints the CUDA call; {ASK_THE_DRIVER}",
         "ncclSystemError": "a socket, shared memory or a device file failed: NCCL_DEBUG=WARN prints which",
         "ncclInternalError": "NCCL_DEBUG=WARN prints where; ncclGetLastError has the last message",
         "ncclInvalidArgument": "NCCL_DEBUG=WARN prints which argument",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib import metadata
 
 import pytest
 
@@ -110,6 +111,12 @@ def test_the_runtime_raises_with_its_own_words() -> None:
     assert (caught.value.status, caught.value.name) == (35, "cudaErrorInsufficientDriver")
     assert "driver version is insufficient" in caught.value.text
     assert runtime.cudaGetLastError() == runtime.cudaError_t.cudaErrorInsufficientDriver
+
+
+def test_the_runtime_is_cuda_pythons_own_and_of_its_cuda() -> None:
+    version = runtime.cudaRuntimeGetVersion()
+    assert str(version // 1000) == metadata.version("cuda-bindings").split(".")[0]
+    assert f"{version // 1000}.{version % 1000 // 10}" in runtime.note()
 
 
 @needs_nvrtc

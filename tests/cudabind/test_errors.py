@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
-from cudabind import errors
+import cudabind
+from cudabind import _load, errors
+from cudabind.errors import (
+    CublasError,
+    CublasLtError,
+    CudnnError,
+    CurandError,
+    CusolverError,
+    CusparseError,
+    CusparseLtError,
+    CutensorError,
+    NcclError,
+)
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CudaError)]
 
@@ -61,5 +77,90 @@ def test_only_what_loses_the_process_is_sticky(kind: type[errors.CudaError], sta
     assert ("start a new one" in str(error)) is sticky
 
 
-def test_a_librarys_own_status_is_never_sticky() -> None:
-    assert not errors.CublasLtError("cublasLt", "cublasLtMatmul", 700).sticky
+LIBRARY_ERRORS = [kind for kind in ALL if kind.HINTS and kind not in (errors.CudaDriverError, errors.CudaRuntimeError)]
+
+
+@pytest.mark.parametrize("kind", LIBRARY_ERRORS, ids=lambda kind: kind.__name__)
+def test_a_librarys_own_status_is_never_sticky(kind: type[errors.CudaError]) -> None:
+    for status in (1, 13, 700, 719):
+        assert not kind("lib", "libDo", status).sticky
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (errors.CublasError, "CUBLAS_STATUS_EXECUTION_FAILED"),
+        (errors.CublasLtError, "CUBLAS_STATUS_EXECUTION_FAILED"),
+        (errors.CudnnError, "CUDNN_STATUS_EXECUTION_FAILED"),
+        (errors.CufftError, "CUFFT_EXEC_FAILED"),
+        (errors.CurandError, "CURAND_STATUS_LAUNCH_FAILURE"),
+        (errors.CusolverError, "CUSOLVER_STATUS_EXECUTION_FAILED"),
+        (errors.CusparseError, "CUSPARSE_STATUS_EXECUTION_FAILED"),
+        (errors.CusparseLtError, "CUSPARSE_STATUS_EXECUTION_FAILED"),
+        (errors.CutensorError, "CUTENSOR_STATUS_EXECUTION_FAILED"),
+        (errors.NcclError, "ncclUnhandledCudaError"),
+    ],
+)
+def test_what_may_be_a_fault_says_how_to_find_out(kind: type[errors.CudaError], name: str) -> None:
+    assert "driver.cuCtxSynchronize()" in kind("lib", "libDo", 1, name).hint
+
+
+def test_every_hint_is_for_a_status_that_a_header_has() -> None:
+    """A hint under a name that no library gives would never be seen; the names are those of the bindings."""
+    sources = Path(str(cudabind.__file__)).parent.glob("sys/*.py")
+    known = {name for source in sources for name in re.findall(r"\w+", source.read_text())}
+    for module in ("driver", "runtime", "nvrtc", "nvjitlink"):
+        for value in vars(importlib.import_module(f"cuda.bindings.{module}")).values():
+            known.update(getattr(value, "__members__", ()))
+    known.update([f"NVJITLINK_{name}" for name in known])  # cuda-python leaves out that prefix
+    for kind in ALL:
+        assert set(kind.HINTS) <= known, kind
+
+
+def has(library: str) -> bool:
+    try:
+        _load.open(library)
+    except errors.LibraryNotFound:
+        return False
+    return True
+
+
+# The first call that needs a GPU: the library, the function, the kind of what it makes, more arguments, what is raised.
+# fmt: off
+RNG = (100,)  # CURAND_RNG_PSEUDO_DEFAULT
+FIRST_CALLS = [
+    ("cublas", "cublasCreate_v2", "cublasHandle_t", (), CublasError, "CUBLAS_STATUS_NOT_INITIALIZED"),
+    ("cublasLt", "cublasLtCreate", "cublasLtHandle_t", (), CublasLtError, "CUBLAS_STATUS_NOT_INITIALIZED"),
+    ("cudnn", "cudnnCreate", "cudnnHandle_t", (), CudnnError, "CUDNN_STATUS_NOT_INITIALIZED"),
+    ("curand", "curandCreateGenerator", "curandGenerator_t", RNG, CurandError, "CURAND_STATUS_INITIALIZATION_FAILED"),
+    ("cusolverDn", "cusolverDnCreate", "cusolverDnHandle_t", (), CusolverError, "CUSOLVER_STATUS_NOT_INITIALIZED"),
+    ("cusolverSp", "cusolverSpCreate", "cusolverSpHandle_t", (), CusolverError, "CUSOLVER_STATUS_NOT_INITIALIZED"),
+    ("cusparse", "cusparseCreate", "cusparseHandle_t", (), CusparseError, "CUSPARSE_STATUS_NOT_INITIALIZED"),
+    ("cusparseLt", "cusparseLtInit", "cusparseLtHandle_t", (), CusparseLtError, "CUSPARSE_STATUS_NOT_INITIALIZED"),
+    ("cutensor", "cutensorCreate", "cutensorHandle_t", (), CutensorError, "CUTENSOR_STATUS_CUDA_ERROR"),
+    ("nccl", "ncclCommInitAll", "ncclComm_t", (1, None), NcclError, "ncclUnhandledCudaError"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("library", "function", "kind", "more", "error", "name"), FIRST_CALLS)
+def test_without_a_driver_the_library_itself_says_so(
+    library: str, function: str, kind: str, more: tuple[object, ...], error: type[errors.CudaError], name: str
+) -> None:
+    if not has(library):
+        pytest.skip(f"{library} is not installed: {_load.install(library)}")
+    if has("cuda"):
+        pytest.skip("there is a driver here")
+    module = importlib.import_module(f"cudabind.sys.{library}")
+    made = getattr(module, kind)()
+    with pytest.raises(error) as caught:
+        getattr(module, function)(ctypes.byref(made), *more)
+    assert type(caught.value) is error
+    assert (caught.value.library, caught.value.function, caught.value.name) == (library, function, name)
+    assert caught.value.hint
+    assert not caught.value.sticky
+
+
+def test_the_name_is_not_said_twice() -> None:
+    error = errors.CudnnError("cudnn", "cudnnCreate", 2000, "CUDNN_STATUS_BAD_PARAM", "CUDNN_STATUS_BAD_PARAM", "try")
+    assert str(error) == "cudnn: cudnnCreate failed with CUDNN_STATUS_BAD_PARAM (2000). Hint: try"

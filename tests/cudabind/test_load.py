@@ -1,4 +1,4 @@
-"""Where a library is looked for, what is said when it is not there, and which libraries may not be mixed."""
+"""Where a library is looked for, what is said when it is not there, and which file is in use afterwards."""
 
 from __future__ import annotations
 
@@ -8,39 +8,50 @@ import shutil
 import subprocess
 import sys
 from ctypes.util import find_library
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import cudabind
-from cudabind import _load
-from cudabind.errors import LibraryMismatch, LibraryNotFound, SymbolNotFound
+from cudabind import _agree, _load
+from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 FAKES = {
-    "fakeA": cudabind.Library(
-        "fakeA", "none", "libfakeA.so.1", "fakeGetProperty", "property", "pip install fake", "fake"
-    ),
-    "fakeB": cudabind.Library(
-        "fakeB", "none", "libfakeB.so.1", "fakeGetProperty", "property", "pip install fake", "fake"
-    ),
-    "fakeC": cudabind.Library("fakeC", "none", "libfakeC.so.1", "fakeGetVersion", "thousands", "pip install fake"),
+    row.name: row
+    for row in (
+        cudabind.Library(
+            "fakeA",
+            "cudabind.sys.fakeA",
+            "libfakeA.so.2 libfakeA.so.1",
+            "fakeGetProperty",
+            "property",
+            "pip install fake",
+        ),
+        cudabind.Library(
+            "fakeC", "cudabind.sys.fakeC", "libfakeC.so.1", "fakeGetVersion", "thousands", "pip install fake"
+        ),
+    )
 }
 SOURCE = """
 int fakeGetProperty(int kind, int *value) {{ *value = kind == 0 ? {major} : kind; return 0; }}
 int fakeGetVersion(int *value) {{ *value = 1000 * {major} + 50; return 0; }}
 """
+LIB_FOLDERS = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+OPENED = [name for name, row in cudabind.LIBRARIES.items() if row.install == cudabind.EXTRAS]
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries of our own in the map, and nothing open yet."""
-    monkeypatch.setattr(_load, "LIBRARIES", FAKES)
+    for module in (_load, _agree):
+        monkeypatch.setattr(module, "LIBRARIES", FAKES)
     monkeypatch.setattr(_load, "_opened", {})
-    monkeypatch.setattr(_load, "_ask_pathfinder", lambda _row, _reasons: None)
+    monkeypatch.setattr(_load, "_ask_pathfinder", lambda _row, _reasons: (None, ""))
 
 
 @pytest.fixture
@@ -62,13 +73,26 @@ def build() -> Callable[[Path, str, int], Path]:
 def test_the_override_names_a_file_or_its_folder(
     tmp_path: Path, build: Callable[[Path, str, int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = build(tmp_path / "one", "libfakeA.so.1", 3)
-    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(library))
-    assert isinstance(_load.open("fakeA"), ctypes.CDLL)
-    assert _load.path("fakeA") == str(library)
-    assert _load.version("fakeA") == "3.1.2"
-    monkeypatch.setenv("CUDABIND_FAKEB_PATH", str(build(tmp_path / "one", "libfakeB.so.1", 3).parent))
-    assert _load.path("fakeB") == str(tmp_path / "one" / "libfakeB.so.1")
+    library = build(tmp_path / "one", "libfakeC.so.1", 3)
+    monkeypatch.setenv("CUDABIND_FAKEC_PATH", str(library))
+    assert isinstance(_load.open("fakeC"), ctypes.CDLL)
+    assert _load.path("fakeC") == str(library)
+    assert _load.found_by("fakeC") == "CUDABIND_FAKEC_PATH"
+    assert _load.version("fakeC") == "3.5"
+    build(tmp_path / "one", "libfakeA.so.1", 4)
+    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(tmp_path / "one"))
+    assert _load.path("fakeA") == str(tmp_path / "one" / "libfakeA.so.1")
+    assert _load.version("fakeA") == "4.1.2"
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_folder_with_two_versions_gives_the_newer_one(
+    tmp_path: Path, build: Callable[[Path, str, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path / "one", "libfakeA.so.1", 12)
+    build(tmp_path / "one", "libfakeA.so.2", 13)
+    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(tmp_path / "one"))
+    assert _load.version("fakeA") == "13.1.2"
 
 
 @pytest.mark.usefixtures("fakes")
@@ -99,45 +123,18 @@ def test_the_current_directory_is_never_looked_in(
 
 @pytest.mark.usefixtures("fakes")
 def test_absence_lists_every_place_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_load, "_ask_pathfinder", lambda _row, reasons: reasons.append("cuda.pathfinder: no"))
+    def nowhere(_row: cudabind.Library, reasons: list[str]) -> tuple[None, str]:
+        reasons.append("cuda.pathfinder: no")
+        return None, ""
+
+    monkeypatch.setattr(_load, "_ask_pathfinder", nowhere)
     with pytest.raises(LibraryNotFound) as caught:
         _load.open("fakeA")
-    for part in ("CUDABIND_FAKEA_PATH is not set", "cuda.pathfinder: no", "the system's loader, libfakeA.so.1"):
+    places = ("CUDABIND_FAKEA_PATH is not set", "cuda.pathfinder: no", "loader, libfakeA.so.2", "loader, libfakeA.so.1")
+    for part in places:
         assert part in caught.value.text
     assert "pip install fake" in caught.value.hint
     assert caught.value.status is None
-
-
-@pytest.mark.usefixtures("fakes")
-def test_two_of_a_family_must_come_from_one_place(
-    tmp_path: Path, build: Callable[[Path, str, int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(build(tmp_path / "one", "libfakeA.so.1", 3)))
-    monkeypatch.setenv("CUDABIND_FAKEB_PATH", str(build(tmp_path / "two", "libfakeB.so.1", 3)))
-    _load.open("fakeA")
-    with pytest.raises(LibraryMismatch, match=r"fakeB 3\.1\.2 .*/two/.* does not belong to fakeA 3\.1\.2 .*/one/"):
-        _load.open("fakeB")
-
-
-@pytest.mark.usefixtures("fakes")
-def test_two_of_a_family_must_agree_in_version(
-    tmp_path: Path, build: Callable[[Path, str, int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(build(tmp_path / "one", "libfakeA.so.1", 3)))
-    monkeypatch.setenv("CUDABIND_FAKEB_PATH", str(build(tmp_path / "one", "libfakeB.so.1", 4)))
-    _load.open("fakeA")
-    with pytest.raises(LibraryMismatch, match=r"fakeB 4\.1\.2 .* does not belong to fakeA 3\.1\.2"):
-        _load.open("fakeB")
-
-
-@pytest.mark.usefixtures("fakes")
-def test_libraries_of_no_family_may_come_from_anywhere(
-    tmp_path: Path, build: Callable[[Path, str, int], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDABIND_FAKEA_PATH", str(build(tmp_path / "one", "libfakeA.so.1", 3)))
-    monkeypatch.setenv("CUDABIND_FAKEC_PATH", str(build(tmp_path / "two", "libfakeC.so.1", 12)))
-    _load.open("fakeA")
-    assert _load.version("fakeC") == "12.5"
 
 
 @pytest.mark.usefixtures("fakes")
@@ -151,7 +148,58 @@ def test_a_file_that_is_another_library_is_refused(monkeypatch: pytest.MonkeyPat
         _load.open("fakeA")
 
 
-LIB_FOLDERS = ("/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+def test_what_to_install_is_the_extra_of_the_cuda_that_is_there() -> None:
+    cuda = metadata.version("cuda-bindings").split(".")[0]
+    assert cuda in ("12", "13")
+    if cuda == "13" and _driver().startswith("12."):
+        cuda = "12"
+    assert _load.install("cufft") == f"pip install 'cudabind[cu{cuda}]'"
+    assert _load.install("cuda") == "an NVIDIA GPU driver"
+
+
+def _driver() -> str:
+    try:
+        return _load.version("cuda")
+    except LibraryNotFound:
+        return ""
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_each_library_opens_from_one_file_that_the_process_has_mapped(name: str) -> None:
+    try:
+        path = _load.path(name)
+    except LibraryNotFound as missing:
+        pytest.skip(f"{name} is not installed: {missing.hint}")
+    row = cudabind.LIBRARIES[name]
+    assert os.path.basename(path).startswith(tuple(row.sonames.split()))
+    assert path in Path("/proc/self/maps").read_text()
+    assert _load.version(name).count(".") in (1, 2)
+    assert all(part.isdigit() for part in _load.version(name).split("."))
+    # What pip says of the wheel, where it comes from one: an account that the library has no part in.
+    wheel = next((each for each in metadata.distributions() if _holds(each, path)), None)
+    if wheel is not None:
+        assert wheel.version.startswith(_load.version(name))
+
+
+def _holds(wheel: metadata.Distribution, path: str) -> bool:
+    if not wheel.metadata["Name"].startswith("nvidia-"):
+        return False
+    return any(str(wheel.locate_file(file)) == path for file in wheel.files or () if ".so" in file.name)
+
+
+def test_what_another_package_has_loaded_is_used_and_named() -> None:
+    try:
+        path = _load.path("curand")
+    except LibraryNotFound as missing:
+        pytest.skip(f"curand is not installed: {missing.hint}")
+    code = (
+        f"import ctypes; ctypes.CDLL({path!r})\n"
+        "from cudabind import _load\n"
+        "print(_load.path('curand'), _load.found_by('curand'))"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CUDABIND_")}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert said.stdout.split() == [path, "was-already-loaded-from-elsewhere"]
 
 
 def test_importing_the_package_opens_no_library() -> None:
