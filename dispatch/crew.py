@@ -22,6 +22,8 @@ from dispatch.seat import BROKEN, CANCELLING, CLOSING, OPEN, Seat, again
 from dispatch.worker import CudaWorker, HostWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device import Device
     from dispatch.future import Future
     from dispatch.worker import Worker
@@ -60,14 +62,25 @@ class Crew:
         self._failures: list[Future] = []
         self._prune_at = PRUNE
         self._errors: list[BaseException] = []  # of callbacks
-        kind = HostWorker if device.is_host else CudaWorker
-        self.seats = [Seat(index, queue_size) for index in range(streams)]
-        for seat in self.seats:
-            seat.worker = kind(seat, self)
+        self.seats = self.make_seats(streams, queue_size)
         _crews.add(self)
         device.supervisors.add(self)
 
+    generation = 1
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        """Threads are of one generation."""
+
+    def make_seats(self, streams: int, queue_size: int) -> list[Seat]:
+        """The places, with their workers in them."""
+        kind = HostWorker if self.device.is_host else CudaWorker
+        seats = [Seat(index, queue_size) for index in range(streams)]
+        for seat in seats:
+            seat.worker = kind(seat, self)
+        return seats
+
     def start(self) -> None:
+        """Have the workers begin."""
         for seat in self.seats:
             if seat.worker is not None:
                 seat.worker.start()
@@ -261,7 +274,7 @@ class Crew:
         )
         self.ending = BROKEN
         for seat in self.seats:
-            left = [*seat.items, *(seat.worker.in_hand() if seat.worker is not None else [])]
+            left = [*seat.items, *seat.in_hand()]
             seat.items.clear()
             for future in left:
                 future.claim()

@@ -99,6 +99,9 @@ class Device:
                 f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next"
             )
 
+    def look(self, tensor: Tensor) -> None:
+        """Raise for a tensor whose elements must not be read; see TaintedTensor."""
+
     def fail(self, status: int, function: str) -> NoReturn:
         """Raise what a driver status means; a sticky one marks the device as lost."""
         raise DispatchError(f"{function} gave {status}")
@@ -111,7 +114,8 @@ class Device:
             if not self.alive:
                 return
             self.alive = False
-            _live.pop(self.name, None)
+            if _live.get(self.name) is self:
+                del _live[self.name]
         for lane in self.lanes():
             lane.close()
 

@@ -124,6 +124,10 @@ class Lane:
 
     lose = close
 
+    def run_into(self, request: Request, outputs: Operands) -> None:
+        """Enqueue a request with memory for the outputs that it leaves open."""
+        raise Closed("a lane without a device")
+
     def failed(self, status: int) -> NoReturn:
         """Raise what a launch ended in."""
         raise Closed(f"a lane without a GPU was given status {status}")
@@ -137,10 +141,12 @@ class HostLane(Lane):
     """Runs requests with NumPy, at once, on the calling thread."""
 
     def run(self, request: Request) -> Any:
-        plan = self.plan(request)
         outputs = self.outputs(request)
-        plan.run(request, outputs)
+        self.run_into(request, outputs)
         return request.result(outputs)
+
+    def run_into(self, request: Request, outputs: Operands) -> None:
+        self.plan(request).run(request, outputs)
 
 
 class CudaLane(Lane):
@@ -165,10 +171,21 @@ class CudaLane(Lane):
     def run(self, request: Request) -> Any:
         bound = request.bound
         if bound is None or bound.plans is not self.plans:
-            self.check()
-            bound = Bound(self, request)
-            object.__setattr__(request, "bound", bound)
+            bound = self._bind(request)
         return bound.run(request)
+
+    def _bind(self, request: Request) -> Bound:
+        self.check()
+        bound = Bound(self, request)
+        object.__setattr__(request, "bound", bound)
+        return bound
+
+    def run_into(self, request: Request, outputs: Operands) -> None:
+        bound = request.bound
+        if bound is None or bound.plans is not self.plans:
+            bound = self._bind(request)
+        arguments = request.arguments(outputs)
+        self.enqueue(bound.plan, arguments, bound.reads, (*bound.writes, *outputs.values()))
 
     def launch(self, replay: Replay, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call behind all uses of its tensors on other streams."""
@@ -361,7 +378,7 @@ class Bound:
                 lane.enqueue(self.plan, self.arguments, self.reads, self.writes)
             return self.result
         outputs = lane.outputs(request)
-        lane.enqueue(self.plan, request.arguments(outputs), self.reads, (*self.writes, *outputs.values()))
+        lane.run_into(request, outputs)
         return request.result(outputs)
 
 

@@ -7,6 +7,7 @@ library, no table and no op; it is the contract between them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.errors import WorkerFailed
@@ -86,6 +87,23 @@ class Request(ABC):
     @abstractmethod
     def describe(self) -> str:
         """One line: op, layouts and choices."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a second run would give the same as the first: no operand that is written is read as well."""
+        spans = [(t.storage, t.ptr + t.layout.low, t.ptr + t.layout.high, written) for _, t, written in self.tensors()]
+        return not any(
+            one[3] and not other[3] and one[0] is other[0] and one[1] < other[2] and other[1] < one[2]
+            for one in spans
+            for other in spans
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields, and nothing that was worked out from them or found for this process."""
+        state = vars(self)
+        if is_dataclass(self):
+            return {field.name: state[field.name] for field in fields(self) if field.name in state}
+        return {name: value for name, value in state.items() if name != "bound"}
 
 
 class Plan:

@@ -82,6 +82,10 @@ class Seat:
             self.gate.acquire(True, seconds)
         self.asleep = False
 
+    def in_hand(self) -> list[Future]:
+        """What has been taken from the queue and not been settled."""
+        return [] if self.worker is None else self.worker.in_hand()
+
     def vacate(self, keeper: Keeper) -> None:
         """End what is left in the queue; from now on whoever adds to it does the same."""
         self.vacant = True

@@ -20,7 +20,7 @@ from dispatch.future import FAILED, MISSED, Future, TimedFuture
 from dispatch.seat import BROKEN, CANCELLING, Seat, again
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from dispatch.request import Request
@@ -53,11 +53,15 @@ class Supervisor:
     Args:
         device: "cuda:0", "host", a Device, or None for the first GPU, or the host where there is none.
         streams: workers, each with a stream, library handles and a workspace of its own.
-        isolation: "thread": the workers are threads of this process; a GPU fault is final for it.
+        isolation: "thread": the workers are threads of this process; a GPU fault is final for it. "process": they are
+            threads of a child process, which a fault costs; the memory of `device`, another one than dispatch.device()
+            gives, outlives it. What was in flight runs again, one request at a time; only one that faults again fails.
         queue_size: requests that may wait for each worker.
         when_full: "block" until there is room, or "raise" QueueFull.
         placement: "affine": a request that has run before goes to the worker that knows it, unless many wait there, and
             all others where least is to be done. "fair": always where least is to be done.
+        setup: with "process", modules that the child imports first, for rows and requests of one's own.
+        spare: with "process", keep a second child that is ready, so that replacing one takes less time.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
 
@@ -75,14 +79,16 @@ class Supervisor:
         self,
         device: str | Device | None = None,
         streams: int = 4,
-        isolation: Literal["thread"] = "thread",
+        isolation: Literal["thread", "process"] = "thread",
         queue_size: int = 4096,
         when_full: Literal["block", "raise"] = "block",
         placement: Literal["affine", "fair"] = "affine",
         max_restarts: int = 3,
         max_seconds: float = 5.0,
+        setup: Sequence[str] = (),
+        spare: bool = False,
     ) -> None:
-        _one_of("isolation", isolation, ("thread",))
+        _one_of("isolation", isolation, ("thread", "process"))
         _one_of("when_full", when_full, ("block", "raise"))
         _one_of("placement", placement, ("affine", "fair"))
         _at_least("streams", streams, 1)
@@ -92,7 +98,16 @@ class Supervisor:
             raise BadRequest("max_seconds", repr(max_seconds), "a number of 0 or more")
         self.device = device if isinstance(device, Device) else find_device(device)
         self.device.check()
-        self._crew = crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)
+        crew: Crew
+        if isolation == "thread":
+            crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)
+        else:
+            from dispatch.isolate.crew import ProcessCrew
+            from dispatch.isolate.memory import shared
+
+            self.device = home = shared(self.device.name)
+            crew = ProcessCrew(home, streams, queue_size, max_restarts, max_seconds, setup, spare)
+        self._crew = crew
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         crew.start()
         self._dropped = weakref.finalize(self, crew.abandon)
@@ -178,6 +193,15 @@ class Supervisor:
         if not isinstance(worker, int) or not 0 <= worker < len(seats):
             raise BadRequest("worker", repr(worker), f"a number from 0 to {len(seats) - 1}")
         return seats[worker]
+
+    @property
+    def generation(self) -> int:
+        """How many sets of workers there have been: with "process", the number of the present child."""
+        return self._crew.generation
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        """Call `observer(generation)` whenever a child was replaced; with "thread" that never happens."""
+        self._crew.watch_generation(observer)
 
     def stats(self) -> Stats:
         """Counts and latencies at about this moment."""

@@ -252,6 +252,7 @@ class Tensor:
     def numpy(self) -> Array:
         """Copy out as a NumPy array, waiting for what writes the tensor; raises what that ended in."""
         self.device.check(self)
+        self.device.look(self)
         return self.device.copy_out(self)
 
     def copy_from(self, source: Any) -> Tensor:

@@ -120,6 +120,10 @@ class MatmulRequest(Request):
     def has_beta(self) -> bool:
         return isinstance(self.beta, Tensor) or self.beta != 0
 
+    @property
+    def repeatable(self) -> bool:
+        return not self.in_place and super().repeatable
+
     # -- the contract of Request ----------------------------------------------------------------------------------
     @property
     def device(self) -> Device:

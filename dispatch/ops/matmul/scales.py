@@ -6,7 +6,8 @@ https://docs.nvidia.com/cuda/cublas/#cublasltmatmulmatrixscale-t.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Tensor, c_strides
@@ -50,6 +51,11 @@ class Scales:
     b_mode: ScaleMode = ScaleMode.SCALAR_32F
     amax_d: Tensor | None = None
     amax_aux: Tensor | None = None
+
+    def __reduce__(self) -> Any:
+        if self is NO_SCALES:
+            return "NO_SCALES"  # the module constant: unpickling gives back the one instance
+        return Scales, tuple(getattr(self, field.name) for field in fields(self))
 
     def modes(self) -> tuple[ScaleMode | None, ScaleMode | None]:
         """The modes of A and B; None where there is no factor."""

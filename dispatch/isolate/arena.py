@@ -1,0 +1,102 @@
+"""Arena: blocks of memory cut from a few large chunks, best fit first.
+
+`memory.py` gives it chunks that another process can map, and hands its blocks out as storages. It knows numbers only:
+what a chunk is and where it lies is its owner's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Arena", "Block"]
+
+ALIGNMENT = 512  # as the driver's own allocator aligns
+MIB = 1 << 20
+GROWTH = 64 * MIB  # bytes of a chunk, unless a block needs more
+
+
+class Block(NamedTuple):
+    """A piece of a chunk, in bytes."""
+
+    chunk: int
+    offset: int
+    nbytes: int
+
+
+class Arena:
+    """The blocks of a growing number of chunks.
+
+    Guarantees: blocks that are out never overlap; a block given back joins its free neighbours at once; blocks are
+    taken and given back from any thread, by `give` also in a destructor that interrupts `take` on the same thread.
+    """
+
+    def __init__(self, grow: Callable[[int], tuple[int, int]]) -> None:
+        """`grow(nbytes)` makes a chunk of at least so many bytes and returns its number and its size."""
+        self._grow = grow
+        self._lock = threading.RLock()
+        self._by_size: list[tuple[int, int, int]] = []  # (nbytes, chunk, offset) of free blocks, sorted
+        self._starts: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a free block
+        self._ends: dict[tuple[int, int], int] = {}  # (chunk, end) -> its offset
+        self._sizes: dict[int, int] = {}
+        self._returned: list[Block] = []  # by destructors, until the next call takes the lock
+        self.used = 0
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least so many bytes; whatever `grow` raises where there is no room."""
+        nbytes = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+        with self._lock:
+            self._settle()
+            place = bisect_left(self._by_size, (nbytes, -1, -1))
+            if place == len(self._by_size):
+                chunk, size = self._grow(max(nbytes, GROWTH))
+                self._sizes[chunk] = size
+                self._add(chunk, 0, size)
+                place = bisect_left(self._by_size, (nbytes, -1, -1))
+            size, chunk, offset = self._by_size[place]
+            self._remove(chunk, offset, size)
+            if size > nbytes:
+                self._add(chunk, offset + nbytes, size - nbytes)
+            self.used += nbytes
+            return Block(chunk, offset, nbytes)
+
+    def give(self, block: Block) -> None:
+        """Take a block back; takes no lock, for a destructor may run anywhere."""
+        self._returned.append(block)
+
+    def empty_chunks(self) -> list[int]:
+        """The chunks with no block out, which are forgotten herewith."""
+        with self._lock:
+            self._settle()
+            free = [chunk for chunk, size in self._sizes.items() if self._starts.get((chunk, 0)) == size]
+            for chunk in free:
+                self._remove(chunk, 0, self._sizes.pop(chunk))
+            return free
+
+    def _settle(self) -> None:
+        while self._returned:
+            chunk, offset, nbytes = self._returned.pop()
+            self.used -= nbytes
+            before = self._ends.get((chunk, offset))
+            if before is not None:
+                self._remove(chunk, before, offset - before)
+                nbytes, offset = nbytes + offset - before, before
+            after = self._starts.get((chunk, offset + nbytes))
+            if after is not None:
+                self._remove(chunk, offset + nbytes, after)
+                nbytes += after
+            self._add(chunk, offset, nbytes)
+
+    def _add(self, chunk: int, offset: int, nbytes: int) -> None:
+        insort(self._by_size, (nbytes, chunk, offset))
+        self._starts[chunk, offset] = nbytes
+        self._ends[chunk, offset + nbytes] = offset
+
+    def _remove(self, chunk: int, offset: int, nbytes: int) -> None:
+        del self._by_size[bisect_left(self._by_size, (nbytes, chunk, offset))]
+        del self._starts[chunk, offset]
+        del self._ends[chunk, offset + nbytes]

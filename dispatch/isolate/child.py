@@ -1,0 +1,368 @@
+"""What runs in the child: a worker thread for each stream, each with a connection of its own to the parent.
+
+`launch.py` starts it by `main`. A worker reads requests from its connection, runs them as a supervisor's worker in the
+parent would, and writes back which ended, in the order in which they came. The child ends with a word on the control
+connection when the device is lost, and without one when the parent is gone. It owns no memory that must survive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRequest, DispatchError
+from dispatch.isolate import wire
+from dispatch.isolate.memory import AttachedCuda, AttachedHost, attached
+from dispatch.seat import OPEN, Seat
+from dispatch.worker import IN_FLIGHT, CudaWorker, Flight, HostWorker
+
+if TYPE_CHECKING:
+    from dispatch.isolate.wire import Link
+    from dispatch.request import Operands, Request
+    from dispatch.tensor import Tensor
+
+__all__ = ["DEFINE", "FORGET", "LOST", "main"]
+
+DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
+LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
+REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long at the latest
+PR_SET_PDEATHSIG = 1
+
+
+class Order:
+    """One request to run: its number, and the outputs that the parent made for it."""
+
+    __slots__ = ("_value", "number", "outputs")
+
+    def __init__(self, number: int, outputs: Operands | None) -> None:
+        self.number, self.outputs = number, outputs
+
+
+class ChildSeat(Seat):
+    """A worker's place; it sleeps until something comes in."""
+
+    __slots__ = ("link",)
+
+    def __init__(self, index: int, link: Link) -> None:
+        super().__init__(index, IN_FLIGHT)
+        self.link = link
+
+    def rest(self, seconds: float) -> None:
+        select.select([self.link.socket], [], [], None if seconds < 0 else seconds)
+
+
+class Station:
+    """What the child's workers share: the device, and the word to the parent (seat.Keeper)."""
+
+    def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket) -> None:
+        self.device = device
+        self.ending = OPEN
+        self.blocked = 0
+        self.turn = threading.Lock()
+        self._control = control
+        self._arrived = threading.Condition()
+
+    def tell(self, *message: Any) -> None:
+        """Say something on the control connection; nobody may be there to hear it."""
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)
+
+    def listen(self) -> None:
+        """Map the chunks that the parent makes, until it is gone."""
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
+            if not data:
+                os._exit(0)
+            number, nbytes = json.loads(data)
+            with self._arrived:
+                self.device.attach(number, nbytes, fds[0])
+                self._arrived.notify_all()
+
+    def tensor(self, place: Any, *layout: Any) -> Tensor:
+        """The tensor at a place, once its chunk is mapped: that comes on another connection than requests."""
+        if place[0] not in self.device.chunks:
+            with self._arrived:
+                self._arrived.wait_for(lambda: place[0] in self.device.chunks)
+        return self.device.at(place, *layout)
+
+    def leave(self, error: BaseException) -> None:
+        """The device is lost, and this process with it."""
+        self.tell("lost", str(self.device.fault or error), wire.pack_error(error).hex())
+        os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
+
+    def opened(self, lane: Any, seat: Seat) -> None:
+        """Its keeper knows the worker by its connection."""
+
+    def failed(self, future: Any, errors: list[BaseException]) -> None:
+        """Workers here report for themselves."""
+
+    callbacks_failed = make_room = lost = failed  # nothing of it happens here
+
+    def replace(self, worker: Any, defect: BaseException) -> bool:
+        return False
+
+    def reason(self) -> DispatchError:
+        return DispatchError("a child's worker has no queue")
+
+
+class _Remote:
+    """What child workers add to those of a thread: orders from a connection, reports to it, and a second life."""
+
+    seat: Any  # a ChildSeat
+    keeper: Any  # the Station
+    lane: Any
+    device: Any
+    _open: Any  # the worker's own
+    _serve: Any
+
+    def _main(self) -> None:
+        """Serve until the parent is gone; a defect costs what was planned, a fault the process."""
+        self.orders: deque[Any] = deque()
+        self.known: dict[int, Request | BaseException] = {}
+        self._open()
+        while True:
+            error = self._until_it_breaks()
+            self._mend(error)
+
+    def _until_it_breaks(self) -> BaseException:
+        try:
+            self._serve()
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the parent is gone
+        except BaseException as error:  # noqa: BLE001  # judged by `_mend`
+            return error
+        return EOFError()
+
+    def _mend(self, error: BaseException) -> None:
+        try:
+            self._settle()
+            self.lane.forget()
+        except BaseException as worse:  # noqa: BLE001
+            error = worse
+        if self.device.fault is not None:
+            self.keeper.leave(error)
+        self.keeper.tell("defect", self.seat.index, repr(error))
+
+    def _settle(self) -> None:
+        """Report all that has been run."""
+        raise NotImplementedError
+
+    def order(self) -> tuple[Order, Request] | None:
+        """The next request; None where what came was none, or one that cannot be run."""
+        entry = self.orders.popleft()
+        number = entry[0]
+        if number == DEFINE:
+            self.known[entry[1]] = self._defined(entry[2])
+            return None
+        if number == FORGET:
+            for name in entry[1]:
+                self.known.pop(name, None)
+            return None
+        request = self.known[entry[1]]
+        order = Order(number, None)
+        if isinstance(request, BaseException):
+            self._fail(order, request)
+            return None
+        if len(entry) > 2:
+            order.outputs = self._outputs(request, entry[2])
+        return order, request
+
+    def _defined(self, data: bytes) -> Request | BaseException:
+        try:
+            return wire.request_from(data, self.device, self.keeper.tensor)
+        except Exception as error:  # noqa: BLE001  # a class that cannot be imported here, or anything its making raises
+            hint = "its class must be importable in a new process; setup=('your.module',) is imported there first"
+            return BadRequest("request", repr(error), "one that another process can rebuild", hint)
+
+    def _fail(self, future: Any, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def _outputs(self, request: Request, places: tuple[Any, ...]) -> Operands:
+        missing = request.missing().items()
+        return {
+            name: self.keeper.tensor((*place, 0), dtype.name, shape, strides, False)
+            for place, (name, (shape, strides, dtype)) in zip(places, missing, strict=True)
+        }
+
+    def run(self, order: Order, request: Request) -> None:
+        if order.outputs is None:
+            self.lane.run(request)
+        else:
+            self.lane.run_into(request, order.outputs)
+
+
+class HostChild(_Remote, HostWorker):
+    """Runs orders on the host."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._report: list[Any] = []
+
+    def _serve(self) -> None:
+        link, report = self.seat.link, self._report
+        told = perf_counter()
+        while True:
+            if not self.orders:
+                if report:
+                    link.send(report)
+                    report.clear()
+                self.orders.extend(link.receive() or ())
+                told = perf_counter()
+            found = self.order()
+            if found is None:
+                continue
+            order, request = found
+            try:
+                self.run(order, request)
+                ran = True
+            except BaseException as error:  # noqa: BLE001  # a value until it is delivered
+                ran = self._rescue(order, request, error)  # type: ignore[arg-type]  # an order is to it what a future is
+            if ran:
+                report.append(order.number)
+            if perf_counter() - told > REPORT_SECONDS:
+                link.send(report)
+                report.clear()
+                told = perf_counter()
+
+    def _fail(self, future: Any, error: BaseException) -> None:
+        self._report.append((future.number, wire.pack_error(error)))
+
+    def _settle(self) -> None:
+        if self._report:
+            self.seat.link.send(self._report)
+            self._report.clear()
+
+
+class Trip(Flight):
+    """A flight that knows what to report of it."""
+
+    __slots__ = ("report",)
+
+    def __init__(self, event: ctypes.c_void_p) -> None:
+        super().__init__(event)
+        self.report: list[Any] = []
+
+
+class CudaChild(_Remote, CudaWorker):
+    """Runs orders on a stream of a GPU."""
+
+    def _serve(self) -> None:
+        seat, link, flights = self.seat, self.seat.link, self._flights
+        while True:
+            moved = False
+            if not self.orders and seat.busy < IN_FLIGHT:
+                self.orders.extend(link.receive(wait=not flights) or ())
+            if self.orders and seat.busy < IN_FLIGHT:
+                self._take()
+                moved = True
+            if flights and self._land():
+                moved = True
+            if moved:
+                self._looks = 0
+            elif flights:
+                self._pause()
+
+    def _take(self) -> None:
+        """Enqueue what has come, and record an event behind it."""
+        trip = Trip(self.device.event())
+        self._flights.append(trip)
+        with self.keeper.turn:
+            while self.orders:
+                found = self.order()
+                if found is None:
+                    continue
+                order, request = found
+                try:
+                    self.run(order, request)
+                    ran = True
+                except BaseException as error:  # noqa: BLE001  # a value until it is delivered
+                    ran = self._rescue(order, request, error)  # type: ignore[arg-type]  # as on the host
+                if ran:
+                    trip.futures.append(order)  # type: ignore[arg-type]
+                    trip.requests.append(request)
+                    trip.report.append(order.number)
+            self._record(trip)
+
+    def _record(self, flight: Flight) -> None:
+        report = flight.report  # type: ignore[attr-defined]
+        super()._record(flight)
+        if not flight.recorded and report:  # all failed; what was enqueued before is reported first
+            if self._flights:
+                self._flights[-1].report += report  # type: ignore[attr-defined]
+            else:
+                self.seat.link.send(report)
+
+    def _fail(self, future: Any, error: BaseException) -> None:
+        trip: Any = self._flights[-1]  # `_take` has put it there
+        trip.report.append((future.number, wire.pack_error(error)))
+
+    def _succeed(self, flight: Flight) -> None:
+        report = flight.report  # type: ignore[attr-defined]
+        if flight.recorded:
+            self.seat.busy -= len(flight.futures)
+        if report:
+            self.seat.link.send(report)
+            report.clear()
+
+    def _retry(self, future: Any, request: Request) -> BaseException | None:
+        if future.outputs is None:
+            return super()._retry(future, request)
+        return super()._retry(future, request.replace(**future.outputs))
+
+    def _settle(self) -> None:
+        self._settle_flights()
+        while self._flights:  # the one that was being filled
+            self.device.recycle(self._flights.popleft().event)
+        self.seat.busy = 0
+
+
+def main(words: str) -> None:
+    """Run as a child: `words` is JSON with device, control (fd), links (fds), setup (modules), parent (pid), warm."""
+    config = json.loads(words)
+    _die_with(config["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    control = socket.socket(fileno=config["control"])
+    device = attached(config["device"])
+    for module in config["setup"]:
+        importlib.import_module(module)
+    station = Station(device, control)
+    kind = HostChild if device.is_host else CudaChild
+    workers = []
+    for index, fd in enumerate(config["links"]):
+        seat = ChildSeat(index, wire.Link(socket.socket(fileno=fd)))
+        worker = kind(seat, station)  # type: ignore[arg-type]  # a Station is a Keeper, but for its device's class
+        workers.append(worker)
+    if config["warm"] and not device.is_host:
+        _warm(device)
+    for worker in workers:
+        worker.start()
+    station.tell("ready")
+    station.listen()
+
+
+def _warm(device: Any) -> None:
+    """Load what the first product would load, so that a spare child is as quick as one that has run."""
+    from dispatch import MatmulRequest, run
+
+    a = device.zeros((64, 64))
+    run(MatmulRequest(a, a))
+    device.synchronize()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with the parent, also where this one is stopped or hangs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)

@@ -1,0 +1,448 @@
+"""ProcessCrew: the policy over workers that run in a child process, and the warden, the one thread that carries it out.
+
+supervisor.py holds it as it holds a Crew of threads. The warden starts children, reads what they report, and replaces
+one that is lost: then what was in flight runs again, one request at a time, so that the one that faults is known.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.crew import Crew
+from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
+from dispatch.future import TimedFuture
+from dispatch.isolate import wire
+from dispatch.isolate.launch import Child
+from dispatch.isolate.recovery import Sent, unsafe_to_repeat, written
+from dispatch.isolate.seat import RemoteSeat
+from dispatch.seat import BROKEN, CANCELLING, OPEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
+
+__all__ = ["ProcessCrew"]
+
+TICK = 0.25  # seconds between looks at whether a child with work to do was stopped
+HANG_SECONDS = 1.0  # a request that runs so long, while one behind it is past its deadline, is taken to hang
+DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
+
+
+class Loss(NamedTuple):
+    """Why a child is to be replaced; `proven` where the device itself said that a request faulted."""
+
+    why: str
+    error: BaseException | None = None
+
+    @property
+    def proven(self) -> bool:
+        return isinstance(self.error, DispatchError)
+
+
+class ProcessCrew(Crew):
+    """The workers of one supervisor, in a child.
+
+    Guarantees: only the warden starts, reads and ends children, and settles what they were given. A request is settled
+    by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`.
+    """
+
+    device: Any  # a SharedHost or SharedCuda
+    seats: list[Any]  # RemoteSeats
+
+    def __init__(
+        self,
+        device: SharedHost | SharedCuda,
+        streams: int,
+        queue_size: int,
+        max_restarts: int,
+        max_seconds: float,
+        setup: Sequence[str] = (),
+        spare: bool = False,
+    ) -> None:
+        self.numbers, self.names = itertools.count(1), itertools.count(1)
+        self.generation = 0
+        self._setup, self._wants_spare = tuple(setup), spare
+        self._child: Child | None = None
+        self._spare: Child | None = None
+        self._observers: list[Callable[[int], object]] = []
+        self._deadlines: list[tuple[float, int, RemoteSeat, TimedFuture]] = []
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
+        super().__init__(device, streams, queue_size, max_restarts, max_seconds)
+        self.homes = {seat: seat for seat in self.seats}
+        self._warden = threading.Thread(target=self._watch, name=f"dispatch {device} warden", daemon=True)
+
+    def make_seats(self, streams: int, queue_size: int) -> list[Any]:
+        return [RemoteSeat(index, queue_size, self) for index in range(streams)]
+
+    def start(self) -> None:
+        self._warden.start()
+        self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    # -- what any thread may call ---------------------------------------------------------------------------------
+    def ring(self) -> None:
+        """Have the warden look."""
+        with suppress(OSError, ValueError):  # it has ended, and looks at nothing any more
+            os.eventfd_write(self._bell, 1)
+
+    def end(self, ending: int, refusal: DispatchError) -> None:
+        super().end(ending, refusal)
+        self.ring()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.ring()
+
+    def is_own_thread(self) -> bool:
+        return threading.current_thread() is self._warden
+
+    def join(self, seconds: float | None = None) -> None:
+        if not self.is_own_thread():
+            self._warden.join(seconds)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        for child in (self._child, self._spare):
+            if child is not None:
+                child.disconnect()
+
+    def watch_deadline(self, future: TimedFuture, number: int, seat: RemoteSeat) -> None:
+        with self.lock:
+            heapq.heappush(self._deadlines, (future.deadline, number, seat, future))
+        self.ring()
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        self._observers.append(observer)
+
+    def _new_chunk(self, number: int, chunk: Chunk) -> None:
+        """Have the children map what the parent has made, from whichever thread it was made in."""
+        for child in (self._child, self._spare):
+            if child is not None:
+                child.attach(number, chunk)
+
+    # -- the warden -------------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        try:
+            self.device.on_chunk = self._new_chunk
+            self._take_child()
+            self._connect()
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+            self.end(BROKEN, WorkerFailed(f"no child process could be started: {error}"))
+            self._started.set()
+            return
+        self._started.set()
+        try:
+            while not self._is_over():
+                self._turn()
+        except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
+            broken = WorkerFailed(f"the warden of {self.device} broke: {error!r}")
+            broken.__cause__ = error
+            self.end(BROKEN, broken)
+        self._finish()
+
+    def _is_over(self) -> bool:
+        if self.ending == OPEN:
+            return False
+        if self.ending == BROKEN:
+            return True
+        queued = any(seat.items for seat in self.seats) if self.ending < CANCELLING else False
+        return not queued and not any(seat.sent for seat in self.seats)
+
+    def _finish(self) -> None:
+        """End the children, and whatever has not been settled."""
+        for seat in self.seats:
+            with seat.pumping:
+                seat.link = None
+            for sent in list(seat.sent.values()):
+                self._give_up(sent, self.reason())
+            seat.vacate(self)
+        for child in (self._child, self._spare):
+            if child is not None:
+                child.kill() if self.ending == BROKEN else child.close()
+        self._child = self._spare = None
+        self.device.on_chunk = None
+        os.close(self._bell)
+        self._bell = -1
+
+    def _turn(self) -> None:
+        """Wait until something happens, and deal with it."""
+        child = self._present()
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        poll.register(child.control, select.POLLIN)
+        by_fd = {link.socket.fileno(): seat for link, seat in zip(child.links, self.seats, strict=True)}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        control = child.control.fileno()
+        while child is self._child and not self._is_over():
+            loss: Loss | None = None
+            heard = False
+            for fd, _ in poll.poll(self._patience()):
+                if fd == self._bell:
+                    os.eventfd_read(self._bell)
+                    for seat in self.seats:
+                        seat.wake()
+                elif fd == control:
+                    heard = True
+                else:
+                    loss = loss or self._read(by_fd[fd])
+            if loss is not None or heard:  # what was reported before is settled before a loss is
+                loss = self._last_words(child) or loss
+            loss = loss or self._late() or self._stopped(child)
+            if loss is not None:
+                self._recover(loss)
+
+    def _patience(self) -> float | None:
+        """Milliseconds that the warden may sleep."""
+        with self.lock:
+            while self._deadlines and self._deadlines[0][3]._status:
+                heapq.heappop(self._deadlines)
+            due = self._deadlines[0][0] - monotonic() if self._deadlines else None
+        tick = TICK if any(seat.sent for seat in self.seats) else None
+        waits = [max(wait, 0.001) for wait in (due, tick) if wait is not None]
+        return min(waits) * 1000 if waits else None
+
+    def _read(self, seat: RemoteSeat) -> Loss | None:
+        """Settle what a worker reports, and send it more."""
+        link = seat.link
+        try:
+            while link is not None:
+                message = link.receive(wait=False)
+                if message is None:
+                    break
+                seat.report(message)
+        except (EOFError, OSError):
+            return Loss("the child process died")
+        if seat.items:
+            seat.wake()
+            if self.blocked and len(seat.items) <= seat.limit // 2:
+                self.make_room()
+        return None
+
+    def _hear(self, child: Child) -> Loss | None:
+        said = child.hear()
+        if said is None:
+            return Loss("the child process died")
+        if said[0] == "lost":
+            return Loss(said[1], wire.error_from(bytes.fromhex(said[2])))
+        if said[0] == "defect":
+            self._allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
+        return None
+
+    def _stopped(self, child: Child) -> Loss | None:
+        if any(seat.sent for seat in self.seats) and child.is_stopped():
+            return Loss("the child process was stopped")
+        return None
+
+    def _late(self) -> Loss | None:
+        """Deal with requests that run beyond their deadline: one that hangs costs the child."""
+        now = monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            with self.lock:
+                _, number, seat, future = self._deadlines[0]
+                if future._status or number not in seat.sent:
+                    heapq.heappop(self._deadlines)
+                    continue
+            oldest = next(iter(seat.sent))
+            if oldest != number and now - seat.since < HANG_SECONDS:
+                return None  # it may only be late: another look at the next tick
+            with self.lock:
+                heapq.heappop(self._deadlines)
+            text = "it had not ended when the time it was submitted with was over, and its process was replaced"
+            sent = seat.sent.pop(number)
+            self._give_up(sent, DeadlineExceeded(text))
+            return Loss("a request hung beyond its deadline")
+        return None
+
+    def _give_up(self, sent: Sent, error: BaseException) -> None:
+        """Fail a request that was in flight; what it writes may be half written."""
+        sent.seat.sent.pop(sent.number, None)
+        for tensor in written(sent):
+            self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
+        sent.seat.fail(sent.future, error)
+
+    # -- replacing a child --------------------------------------------------------------------------------------------
+    def _take_child(self) -> None:
+        """Have a child that is ready: the spare one, or a new one."""
+        child, self._spare = self._spare, None
+        if child is None:
+            child = self._launch(warm=False)
+        child.wait_until_ready()
+        self._child = child
+        self.generation += 1
+        for seat in self.seats:
+            seat.defined, seat.forget = set(), []
+            seat.since = monotonic()
+        if self._wants_spare:
+            self._spare = self._launch(warm=True)
+
+    def _launch(self, *, warm: bool) -> Child:
+        return Child(self.device, len(self.seats), self._setup, warm=warm)
+
+    def _recover(self, loss: Loss) -> None:
+        """Replace the child; run what was in flight again, as far as that is safe; go on."""
+        for seat in self.seats:
+            with seat.pumping:  # nobody sends until there is a child
+                seat.link = None
+        if not self._renew(loss):
+            return
+        suspects = sorted((sent for seat in self.seats for sent in seat.sent.values()), key=lambda sent: sent.number)
+        unsafe = unsafe_to_repeat(suspects)
+        for sent in suspects:
+            if sent.number in unsafe:
+                text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[sent.number]}"
+                self._give_up(sent, self._fault(sent, text, loss))
+        for sent in suspects:
+            if sent.number not in unsafe and not self._repeat(sent):
+                return
+        self._connect()
+        self._tell_observers()
+
+    def _connect(self) -> None:
+        """Let the seats send to the present child."""
+        for seat, link in zip(self.seats, self._present().links, strict=True):
+            seat.link = link
+            seat.wake()
+
+    def _present(self) -> Child:
+        if self._child is None:
+            raise WorkerFailed("there is no child process")
+        return self._child
+
+    def _renew(self, loss: Loss) -> bool:
+        """Another child in place of the present one; False where the circuit is open now."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+        cause = loss.error or WorkerFailed(loss.why)
+        if not self._allow(cause):
+            return False
+        try:
+            self._take_child()
+        except DispatchError as error:
+            error.__cause__ = cause
+            self.end(BROKEN, error)
+            return False
+        return True
+
+    def _repeat(self, sent: Sent) -> bool:
+        """Run one request that was in flight alone; False where the circuit is open now."""
+        seat: RemoteSeat = sent.seat
+        if self.device.taints:
+            try:
+                for _, tensor, is_written in sent.request.tensors():
+                    if not is_written:
+                        self.device.look(tensor)
+            except DispatchError as error:
+                self._give_up(sent, error)
+                return True
+        for _ in range(DEATHS):
+            loss = self._alone(sent)
+            if loss is None:
+                return True
+            if sent.number not in seat.sent or loss.proven:  # it hung, or faulted
+                if sent.number in seat.sent:
+                    self._give_up(sent, self._fault(sent, loss.why, loss))
+                return self._renew(loss)
+            if not self._renew(loss):
+                return False
+        why = f"{DEATHS} processes in a row died while it ran alone"
+        self._give_up(sent, self._fault(sent, why, Loss(why)))
+        return True
+
+    def _alone(self, sent: Sent) -> Loss | None:
+        """Send a request to a child that has nothing else to do, and wait for its end."""
+        child, seat = self._present(), sent.seat
+        link = child.links[seat.index]
+        seat.link = link
+        started = monotonic()
+        try:
+            seat.again(sent)
+            while sent.number in seat.sent:
+                readable, _, _ = select.select([link.socket, child.control], [], [], TICK)
+                if link.socket in readable:
+                    message = link.receive(wait=False)
+                    if message is not None:
+                        seat.report(message)
+                elif child.control in readable:
+                    loss = self._hear(child)
+                    if loss is not None:
+                        return loss
+                elif self._overdue(sent, started):
+                    text = "it ran beyond its deadline, or without an end before others that had one, also alone"
+                    self._give_up(sent, DeadlineExceeded(text))
+                    return Loss("a request hung")
+                elif child.is_stopped():
+                    return Loss("the child process was stopped")
+        except (EOFError, OSError):
+            said = self._last_words(child)
+            return said or Loss("the child process died")
+        finally:
+            seat.link = None
+        return None
+
+    def _overdue(self, sent: Sent, started: float) -> bool:
+        future = sent.future
+        if isinstance(future, TimedFuture):
+            return monotonic() > max(future.deadline, started + HANG_SECONDS)
+        waiting = any(isinstance(other.future, TimedFuture) for other in sent.seat.sent.values())
+        return waiting and monotonic() > started + HANG_SECONDS
+
+    def _last_words(self, child: Child) -> Loss | None:
+        """What a child that is gone said of it, if it did."""
+        try:
+            while select.select([child.control], [], [], 0)[0]:
+                loss = self._hear(child)
+                if loss is not None:
+                    return loss
+        except OSError:
+            pass
+        return None
+
+    def _fault(self, sent: Sent, why: str, loss: Loss) -> DeviceFault:
+        fault = DeviceFault(f"{sent.request.describe()}: {why} (restart {self.restarts} of {self.device})")
+        fault.__cause__ = loss.error
+        return fault
+
+    def _allow(self, cause: BaseException) -> bool:
+        """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
+        now = monotonic()
+        with self.lock:
+            if self.ending >= CANCELLING:
+                return False
+            self._breaks.append(now)
+            while self._breaks[0] < now - self._max_seconds:
+                self._breaks.popleft()
+            if len(self._breaks) <= self._max_restarts:
+                self.restarts += 1
+                return True
+            text = (
+                f"the child of {self.device} was lost {len(self._breaks)} times in {self._max_seconds:g} s"
+                f" (max_restarts={self._max_restarts}), the last time with {cause}; make a new supervisor"
+            )
+        broken = WorkerFailed(text)
+        broken.__cause__ = cause
+        self.end(BROKEN, broken)
+        return False
+
+    def _tell_observers(self) -> None:
+        errors: list[BaseException] = []
+        for observer in list(self._observers):
+            try:
+                observer(self.generation)
+            except Exception as error:  # noqa: BLE001, PERF203  # delivered when the supervisor is closed
+                errors.append(error)
+        if errors:
+            self.callbacks_failed(errors)

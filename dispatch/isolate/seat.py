@@ -1,0 +1,211 @@
+"""RemoteSeat: a worker's place in the parent, whose worker is a thread of the child.
+
+Who submits sends, too: waking a remote seat sends what is queued, as far as the child has room, so that no thread of
+the parent is in the way. The crew's warden reads what comes back. Nothing here decides about restarts.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRequest, DeadlineExceeded
+from dispatch.future import DONE, FAILED, MISSED, TimedFuture
+from dispatch.isolate import wire
+from dispatch.isolate.child import DEFINE, FORGET
+from dispatch.isolate.recovery import Sent, written
+from dispatch.request import Request
+from dispatch.seat import CANCELLING, Seat
+
+if TYPE_CHECKING:
+    from dispatch.future import Future
+    from dispatch.isolate.crew import ProcessCrew
+    from dispatch.isolate.wire import Link
+    from dispatch.request import Operands
+
+__all__ = ["RemoteSeat", "Wired"]
+
+WINDOW = 256  # requests that a worker of the child may have at once
+BATCH = 128  # in one message
+MESSAGE_BYTES = 1 << 16  # after which a message is closed
+PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
+
+
+class Wired:
+    """What a request keeps of its way to a child (`Request.bound`): its name there, and what it is packed as.
+
+    `plans` and `lane` are what a lane and a supervisor look for in what they keep there themselves.
+    """
+
+    __slots__ = ("crew", "data", "lane", "name", "plans")
+
+    def __init__(self, crew: ProcessCrew, request: Request, seat: RemoteSeat) -> None:
+        self.crew, self.lane, self.plans = crew, seat, None
+        self.name = next(crew.names)
+        self.data = wire.pack_request(request, crew.device)
+
+    def __del__(self) -> None:
+        for seat in self.crew.seats:
+            if self.name in seat.defined:
+                seat.forget.append(self.name)
+
+
+class RemoteSeat(Seat):
+    """A place whose worker is in the child.
+
+    Guarantees: `sent` holds every request that the child was given and has not reported on, in order. Only who holds
+    `pumping` sends; who does not get it leaves that to the holder, who looks at the queue again after letting go.
+    """
+
+    __slots__ = ("crew", "defined", "forget", "link", "pumping", "sent", "since")
+
+    def __init__(self, index: int, limit: int, crew: ProcessCrew) -> None:
+        super().__init__(index, limit)
+        self.crew = crew
+        self.link: Link | None = None  # None while there is no child
+        self.sent: dict[int, Sent] = {}
+        self.defined: set[int] = set()  # names of requests that the present child's worker knows
+        self.forget: list[int] = []
+        self.pumping = threading.Lock()
+        self.since = 0.0  # when the child's worker began with the oldest of `sent`, at the earliest
+        self.asleep = True
+
+    def wake(self) -> None:
+        """Send what is queued, as far as the child has room."""
+        while self.pumping.acquire(False):
+            self.asleep = False
+            try:
+                self._send()
+            finally:
+                self.asleep = True
+                self.pumping.release()
+            if not self.items or not self._has_room():
+                return
+
+    def _has_room(self) -> bool:
+        if self.link is None or self.crew.ending >= CANCELLING:
+            return False
+        flying = len(self.sent)
+        return flying < WINDOW and (flying < PATIENT or len(self.items) >= PATIENT)
+
+    def _send(self) -> None:
+        while self.items and self._has_room():
+            message: list[Any] = []
+            size = 0
+            if self.forget:
+                names, self.forget = self.forget, []
+                self.defined.difference_update(names)
+                message.append((FORGET, names))
+            for _ in range(min(len(self.items), BATCH, WINDOW - len(self.sent))):
+                size += self._add(message)
+                if size > MESSAGE_BYTES:
+                    break
+            if message and self.link is not None:
+                try:
+                    self.link.send(message)
+                except OSError:  # the child is gone: the warden sees it, and deals with what was sent
+                    return
+
+    def _add(self, message: list[Any]) -> int:
+        """Take the next request from the queue into a message; returns about how many bytes that adds."""
+        try:
+            future = self.items.popleft()
+        except IndexError:  # cancelled by another thread meanwhile
+            return 0
+        request = future.claim()
+        if request is MISSED:
+            self.cancelled += 1
+            return 0
+        try:
+            if isinstance(future, TimedFuture) and future.expired:
+                raise DeadlineExceeded("the time it was submitted with was over before it could start; it was not run")
+            return self._entry(future, request, message)
+        except BaseException as error:  # noqa: BLE001  # a value until it is delivered
+            self.fail(future, error)
+            return 0
+
+    def _entry(self, future: Future, request: Any, message: list[Any]) -> int:
+        crew = self.crew
+        wired = getattr(request, "bound", None)
+        if type(wired) is not Wired or wired.crew is not crew:
+            wired = self._wire(request)
+        if crew.device.taints:
+            for _, tensor, is_written in request.tensors():
+                if not is_written:
+                    crew.device.look(tensor)
+        outputs: Operands = {}
+        missing = request.missing()
+        if missing:
+            lane = crew.device.lane()
+            outputs = {name: lane.empty(*made) for name, made in missing.items()}
+        size = 32
+        if wired.name not in self.defined:
+            message.append((DEFINE, wired.name, wired.data))
+            self.defined.add(wired.name)
+            size += len(wired.data)
+        number = next(crew.numbers)
+        if outputs:
+            message.append((number, wired.name, tuple(tuple(tensor.storage.keep) for tensor in outputs.values())))
+        else:
+            message.append((number, wired.name))
+        future._value = request.result(outputs)
+        if not self.sent:
+            self.since = monotonic()
+        self.sent[number] = Sent(number, future, request, outputs, self)
+        self.busy = len(self.sent)
+        if isinstance(future, TimedFuture):
+            crew.watch_deadline(future, number, self)
+        return size
+
+    def _wire(self, request: Any) -> Wired:
+        if not isinstance(request, Request):
+            hint = "such as dispatch.MatmulRequest(a=a, b=b)"
+            raise BadRequest("request", type(request).__name__, "a dispatch.Request", hint)
+        wired = Wired(self.crew, request, self)
+        object.__setattr__(request, "bound", wired)
+        return wired
+
+    def again(self, sent: Sent) -> None:
+        """Send one request once more; the warden waits for it, and nothing else is on its way."""
+        wired = sent.request.bound
+        entry: tuple[Any, ...] = (sent.number, wired.name)
+        if sent.outputs:
+            entry = (*entry, tuple(tuple(tensor.storage.keep) for tensor in sent.outputs.values()))
+        self.defined.add(wired.name)
+        self.since = monotonic()
+        if self.link is not None:
+            self.link.send([(DEFINE, wired.name, wired.data), entry])
+
+    def in_hand(self) -> list[Future]:
+        return [sent.future for sent in list(self.sent.values())]
+
+    # -- what the warden does with reports --------------------------------------------------------------------------
+    def report(self, message: list[Any]) -> None:
+        """End what the child's worker says has ended: a number for each success, with an error for each failure."""
+        device = self.crew.device
+        for item in message:
+            if type(item) is int:
+                sent = self.sent.pop(item, None)
+                if sent is None:  # its deadline was over, and it has failed with that
+                    continue
+                if device.taints:
+                    for tensor in written(sent):
+                        device.overwritten(tensor)
+                future = sent.future
+                self.done += 1
+                future._status = DONE
+                if future._waiting is not None:
+                    errors = future._waiting.tell(future)
+                    if errors:
+                        self.crew.callbacks_failed(errors)
+            else:
+                sent = self.sent.pop(item[0], None)
+                if sent is not None:
+                    self.fail(sent.future, wire.error_from(item[1]))
+        self.busy = len(self.sent)
+        self.since = monotonic()
+
+    def fail(self, future: Future, error: BaseException) -> None:
+        self.failed += 1
+        self.crew.failed(future, future.settle(FAILED, error))

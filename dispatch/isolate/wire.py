@@ -1,0 +1,144 @@
+"""Messages between the parent and its child: lists of plain values, one frame each, over a Unix socket.
+
+A frame is its length and the list in `marshal`'s form, which for small tuples of integers costs a third of pickle's
+time; both ends are the same interpreter. Requests and errors cross as pickles inside, in which a tensor is a reference
+to the shared memory: no array ever crosses. This room knows what is sent, not why.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import pickle
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.device import Device
+from dispatch.errors import BadRequest, DispatchError, WorkerFailed
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.request import Request
+
+__all__ = ["Link", "Place", "error_from", "pack_error", "pack_request", "place_of", "request_from"]
+
+LENGTH = struct.Struct("<I")
+READ = 1 << 16  # bytes asked of the socket at once
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: chunk, offset and bytes of its block, and the offset of its first element in that."""
+
+    chunk: int
+    offset: int
+    nbytes: int
+    start: int
+
+
+class Link:
+    """One end of a connection; frames go out whole and come in as they are complete."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._come = bytearray()
+
+    def send(self, message: list[Any]) -> int:
+        """Send one frame, waiting for room in the socket; returns its bytes. OSError where the other end is gone."""
+        body = marshal.dumps(message)
+        self.socket.sendall(LENGTH.pack(len(body)) + body)
+        return len(body) + LENGTH.size
+
+    def receive(self, *, wait: bool = True) -> list[Any] | None:
+        """The next frame; None if there is none and `wait` is false. EOFError where the other end is gone."""
+        while True:
+            come = self._come
+            if len(come) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(come)[0]
+                if len(come) >= end:
+                    message: list[Any] = marshal.loads(memoryview(come)[LENGTH.size : end])
+                    self._come = come[end:]
+                    return message
+            try:
+                data = self.socket.recv(READ, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise EOFError("the other process is gone")
+            self._come += data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+# -- what crosses inside ------------------------------------------------------------------------------------------
+def place_of(tensor: Tensor) -> Place:
+    """Where a tensor of shared memory lies; its storage keeps its block."""
+    chunk, offset, nbytes = tensor.storage.keep
+    return Place(chunk, offset, nbytes, tensor.ptr - tensor.storage.base)
+
+
+class _Packer(pickle.Pickler):
+    """Writes a tensor as its place and its layout."""
+
+    def __init__(self, target: io.BytesIO, home: Device) -> None:
+        super().__init__(target, protocol=pickle.HIGHEST_PROTOCOL)
+        self._home = home
+
+    def persistent_id(self, thing: Any) -> Any:
+        if isinstance(thing, Tensor):
+            layout = thing.layout
+            if layout.device is not self._home:
+                hint = "make its tensors on the supervisor's own device: sup.device.array(x)"
+                raise BadRequest("request", f"a tensor on {layout.device!r}", f"tensors on {self._home!r}", hint)
+            return (place_of(thing), layout.dtype.name, layout.shape, layout.strides, layout.readonly)
+        if isinstance(thing, Device):
+            return ()
+        return None
+
+
+def pack_request(request: Request, home: Device) -> bytes:
+    """A request as bytes; BadRequest for one that another process cannot rebuild."""
+    target = io.BytesIO()
+    try:
+        _Packer(target, home).dump(request)
+    except DispatchError:
+        raise
+    except Exception as error:
+        hint = "its class must be importable by name, and its fields picklable"
+        raise BadRequest("request", type(request).__name__, f"one that pickles ({error})", hint) from error
+    return target.getvalue()
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, home: Device, tensor: Callable[..., Tensor]) -> None:
+        super().__init__(source)
+        self._home, self._tensor = home, tensor
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._tensor(*pid) if pid else self._home
+
+
+def request_from(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> Request:
+    """The request of `pack_request`, its tensors made by `tensor(place, dtype, shape, strides, readonly)`."""
+    request: Request = _Unpacker(io.BytesIO(data), home, tensor).load()
+    return request
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An error as bytes, with its cause; one that does not pickle as WorkerFailed in its words."""
+    try:
+        data = pickle.dumps((error, error.__cause__))
+        pickle.loads(data)  # an error whose __init__ takes other arguments than its args fails only here
+    except Exception:  # noqa: BLE001  # whatever the pickling of a foreign error raises
+        return pickle.dumps((WorkerFailed(f"{type(error).__name__}: {error}"), None))
+    return data
+
+
+def error_from(data: bytes) -> BaseException:
+    error: BaseException
+    error, cause = pickle.loads(data)
+    error.__cause__ = cause
+    return error
