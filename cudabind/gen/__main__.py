@@ -1,86 +1,65 @@
 """`python -m cudabind.gen [LIBRARY…] [--check]`: write `cudabind/sys`, or say what would change.
 
-Run by developers after raising a pin, and by CI with --check. It reads NVIDIA's headers from the wheels of the `gen`
-extra and the compiler's own headers from gcc; it never touches a module without a row.
+Run by developers after raising a pin, and by CI with --check. NVIDIA's headers come out of the pinned wheels, and the
+compiler's own from gcc; no NVIDIA package need be installed. It never touches a module without a row.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen import layout
+from cudabind.gen import layout, sources
 from cudabind.gen.emit import EmitError, emit
 from cudabind.gen.layout import LayoutError
 from cudabind.gen.libraries import ROWS, Row
-from cudabind.gen.parse import HeaderError, parse
+from cudabind.gen.merge import MergeError
+from cudabind.gen.parse import HeaderError
+from cudabind.gen.wheels import WheelError
 
 if TYPE_CHECKING:
-    from cudabind.gen.model import Header
+    from collections.abc import Iterable
+    from types import ModuleType
+
+    from cudabind.gen.merge import Merged
 
 SYS = Path(__file__).parent.parent / "sys"
 
 
-def include_folders(package: str) -> list[Path]:
-    """The folders to parse a wheel's headers with: the wheel's own, CUDA's, and the compiler's last.
-
-    Raises:
-        HeaderError: the wheel or gcc is not installed.
-    """
-    wheel = [folder for each in (package, "nvidia-cuda-runtime") for folder in _wheel_include(each)]
-    try:
-        found = subprocess.run(["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True)
-    except OSError as error:
-        raise HeaderError("gcc's own headers (stddef.h, stdint.h) are needed to parse NVIDIA's: install gcc") from error
-    return [*dict.fromkeys(wheel), Path(found.stdout.strip())]
-
-
-def _wheel_include(package: str) -> list[Path]:
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError as error:
-        raise HeaderError(f"{package} is not installed: pip install cudabind[gen]") from error
-    headers = {Path(str(file.locate())) for file in files if file.suffix == ".h"}
-    return sorted({parent for file in headers for parent in file.parents if parent.name == "include"})
-
-
-def header_of(row: Row) -> Header:
-    """Parse the headers of a row."""
-    return parse(row.headers, include_folders(row.wheel[0]), row.prefixes, row.types)
-
-
-def generate(row: Row, header: Header) -> str:
-    """The text of a row's module.
+def generate(rows: Iterable[Row], merged: dict[str, Merged]) -> dict[str, str]:
+    """The texts of modules, by module; a row comes after those it uses.
 
     Raises:
         LayoutError: ctypes cannot lay a struct out as the compiler does.
         EmitError: the header and the row do not agree.
     """
-    rows = {other.module: other for other in ROWS}
-    imported = {name: module for module in row.uses for name in header_of(rows[module]).types}
-    text = emit(row, header, imported)
-    if not row.symbols:
-        layout.check(text, header)
-    return text
+    texts: dict[str, str] = {}
+    modules: dict[str, ModuleType] = {}
+    for row in rows:
+        header = merged[row.module].header
+        imported = {name: module for module in row.uses for name in merged[module].header.types}
+        texts[row.module] = text = emit(row, merged[row.module], imported, _source(row))
+        modules[row.module] = layout.load(row.module, text, uses=modules)
+        if not row.symbols:
+            layout.check(modules[row.module], header, imported)
+    return texts
 
 
-def wrong_wheel(row: Row) -> str:
-    """What is wrong with the installed headers, or ``""``: another version makes another module."""
-    package, pinned = row.wheel
-    installed = metadata.version(package)
-    if installed == pinned:
-        return ""
-    return f"{row.module}: {package} {installed} is installed, but the module is generated from {pinned}"
+def _source(row: Row) -> str:
+    """The wheels that a module comes from, in words: the CUDA 12 package, then the CUDA 13 package's versions."""
+    versions: dict[str, list[str]] = {}
+    for release in sources.releases(row):
+        wheel = sources.wheel(row.wheel, release)
+        versions.setdefault(wheel.package, []).append(wheel.version)
+    return "; ".join(f"{package} {', '.join(numbers)}" for package, numbers in versions.items())
 
 
-def differences(row: Row, text: str) -> str:
+def differences(module: str, text: str) -> str:
     """How the module on disk differs from the text, as a unified diff."""
-    file = SYS / f"{row.module}.py"
+    file = SYS / f"{module}.py"
     old = file.read_text().splitlines(keepends=True) if file.exists() else []
     return "".join(difflib.unified_diff(old, text.splitlines(keepends=True), str(file), "generated"))
 
@@ -94,31 +73,36 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(options.library) - {row.module for row in ROWS}
     if unknown:
         parser.error(f"no row in cudabind/gen/libraries.py for {', '.join(sorted(unknown))}")
-    failed = False
-    for row in ROWS:
-        if options.library and row.module not in options.library:
-            continue
-        failed |= not _run(row, check=options.check)
-    return int(failed)
-
-
-def _run(row: Row, *, check: bool) -> bool:
     try:
-        problem = wrong_wheel(row)
-        text = generate(row, header_of(row))
-    except (HeaderError, LayoutError, EmitError, metadata.PackageNotFoundError) as error:
-        sys.stderr.write(f"{row.module}: {error}\n")
-        return False
-    if problem:
-        sys.stderr.write(f"{problem}: pip install cudabind[gen], or raise the pin.\n")
-        return False
-    changed = differences(row, text)
-    if check:
-        sys.stdout.write(changed or f"{row.module}: as generated\n")
-        return not changed
-    (SYS / f"{row.module}.py").write_text(text)
-    sys.stdout.write(f"{row.module}: {'written' if changed else 'unchanged'}\n")
-    return True
+        rows = _with_uses(options.library or [row.module for row in ROWS])
+        texts = generate(rows, sources.merged(rows))
+    except (EmitError, HeaderError, LayoutError, MergeError, WheelError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    wanted = {module: text for module, text in texts.items() if module in (options.library or texts)}
+    same = [_check(module, text) if options.check else _write(module, text) for module, text in wanted.items()]
+    return int(options.check and not all(same))
+
+
+def _with_uses(modules: Iterable[str]) -> tuple[Row, ...]:
+    """The rows of modules and of all that these use, in the order of ROWS."""
+    wanted = set(modules)
+    for row in reversed(ROWS):  # a row uses only those before it
+        wanted.update(row.uses if row.module in wanted else ())
+    return tuple(row for row in ROWS if row.module in wanted)
+
+
+def _check(module: str, text: str) -> bool:
+    changed = differences(module, text)
+    sys.stdout.write(changed or f"{module}: as generated\n")
+    return not changed
+
+
+def _write(module: str, text: str) -> bool:
+    changed = differences(module, text)
+    (SYS / f"{module}.py").write_text(text)
+    sys.stdout.write(f"{module}: {'written' if changed else 'unchanged'}\n")
+    return not changed
 
 
 if __name__ == "__main__":

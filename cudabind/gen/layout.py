@@ -14,19 +14,41 @@ from typing import TYPE_CHECKING
 from cudabind.gen.model import Header, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-NAME = "cudabind_generated"
+    from collections.abc import Collection, Iterator
 
 
-def load(text: str) -> ModuleType:
-    """The generated text as a module, under a name of its own."""
-    module = ModuleType(NAME)
-    sys.modules[NAME] = module  # decorators look their module up by name
+class _Library:
+    """Stands for a library of some version, so that a module is as it is with that one loaded."""
+
+    def __init__(self, version: str | None) -> None:
+        self._version = version
+
+    def version(self) -> str | None:
+        return self._version
+
+
+def load(name: str, text: str, version: str | None = None, uses: dict[str, ModuleType] | None = None) -> ModuleType:
+    """The text of a generated module as a module, without any library.
+
+    Args:
+        name: the module's name in `cudabind.sys`.
+        text: the text, as generated or as read from its file.
+        version: the version of the library that counts as loaded; None is the newest.
+        uses: modules that the text imports, where not the installed ones are meant.
+    """
+    module = ModuleType(name)
+    installed = {f"cudabind.sys.{each}": found for each, found in (uses or {}).items()}
+    kept = {each: sys.modules.get(each) for each in installed}
+    sys.modules.update(installed)
     try:
-        exec(compile(text, NAME, "exec"), vars(module))
+        exec(compile(text, name, "exec"), vars(module))
     finally:
-        del sys.modules[NAME]
+        for each, found in kept.items():
+            if found is None:
+                del sys.modules[each]
+            else:
+                sys.modules[each] = found
+    vars(module)["_lib"] = _Library(version)
     return module
 
 
@@ -34,10 +56,9 @@ class LayoutError(Exception):
     """ctypes lays a struct out in another way than the compiler; one sentence for each size and field."""
 
 
-def check(text: str, header: Header) -> None:
-    """Raise LayoutError where a struct of the text differs from the header's."""
-    module = load(text)
-    records = [declared for declared in header.types.values() if isinstance(declared, Record)]
+def check(module: ModuleType, header: Header, imported: Collection[str] = ()) -> None:
+    """Raise LayoutError where a struct of a loaded module is not the header's; imported ones are checked at home."""
+    records = [each for name, each in header.types.items() if isinstance(each, Record) and name not in imported]
     wrong = [problem for record in records for problem in _record(record, getattr(module, record.name))]
     if wrong:
         raise LayoutError("; ".join(wrong))

@@ -1,12 +1,51 @@
-"""What is generated: one row per module of `cudabind/sys`, and nothing else.
+"""What is generated: one row per module of `cudabind/sys`, one per pinned wheel, and nothing else.
 
-Read by `python -m cudabind.gen`. A new library is a new row here, one in `cudabind.LIBRARIES` (how it is found) and its
-error class in `cudabind.errors`. What a header declares and the module leaves out stands in the row with its reason.
+Read by `python -m cudabind.gen`. A new library is a row in WHEELS, a row in ROWS, one in `cudabind.LIBRARIES` (how it
+is found) and its error class in `cudabind.errors`. What a header declares and its module leaves out stands in the row
+with its reason; headers of the wheels that have no row stand in HEADERS_LEFT_OUT with theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# CUDA releases, oldest first. A library between two columns counts as the older one. So a struct that changed between
+# two needs a column for the first release that has it as it is now: 13.1 is here for cublasLtMatrixLayoutOpaque_t.
+RELEASES = ("12.9", "13.0", "13.1", "13.5")
+
+
+class Pins(NamedTuple):
+    """The package that a library's headers come from, for each major version of CUDA, and its version per release."""
+
+    library: str
+    cu12: str
+    cu13: str
+    versions: tuple[str, str, str, str]
+
+
+# fmt: off
+WHEELS = (
+    #    library       CUDA 12                     CUDA 13                     12.9          13.0         13.1         13.5
+    Pins("runtime",    "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime",    ("12.9.79",    "13.0.96",   "13.1.80",   "13.5.37")),
+    Pins("crt",        "nvidia-cuda-nvcc-cu12",    "nvidia-cuda-crt",        ("12.9.86",    "13.0.88",   "13.1.80",   "13.5.37")),
+    Pins("cccl",       "nvidia-cuda-cccl-cu12",    "nvidia-cuda-cccl",       ("12.9.27",    "13.0.85",   "13.1.78",   "13.3.5.0.6")),
+    Pins("cublas",     "nvidia-cublas-cu12",       "nvidia-cublas",          ("12.9.1.4",   "13.1.0.3",  "13.2.0.9",  "13.10.0.20")),
+    Pins("cudnn",      "nvidia-cudnn-cu12",        "nvidia-cudnn-cu13",      ("9.10.2.21",  "9.19.0.56", "9.23.2.1",  "9.28.0.42")),
+    Pins("cufft",      "nvidia-cufft-cu12",        "nvidia-cufft",           ("11.4.1.4",   "12.0.0.61", "12.1.0.31", "12.5.0.14")),
+    Pins("curand",     "nvidia-curand-cu12",       "nvidia-curand",          ("10.3.10.19", "10.4.0.35", "10.4.1.34", "10.4.5.25")),
+    Pins("cusolver",   "nvidia-cusolver-cu12",     "nvidia-cusolver",        ("11.7.5.82",  "12.0.4.66", "12.0.7.41", "12.4.1.2")),
+    Pins("cusparse",   "nvidia-cusparse-cu12",     "nvidia-cusparse",        ("12.5.10.65", "12.6.3.3",  "12.7.2.19", "12.9.4.2")),
+    Pins("cusparseLt", "nvidia-cusparselt-cu12",   "nvidia-cusparselt-cu13", ("0.7.1",      "0.8.0",     "0.8.1",     "0.10.0")),
+    Pins("cutensor",   "cutensor-cu12",            "cutensor-cu13",          ("2.2.0",      "2.3.1",     "2.5.0",     "2.8.1")),
+    Pins("nccl",       "nvidia-nccl-cu12",         "nvidia-nccl-cu13",       ("2.26.5",     "2.28.9",    "2.29.7",    "2.32.3")),
+)
+# fmt: on
+
+# Wheels whose library calls itself by another version than the wheel's first three numbers.
+TOLD: dict[tuple[str, str], str] = {("cutensor", "2.8.1"): "2.8.0"}
+
+BASE = ("runtime", "crt", "cccl")  # the wheels that every library's headers include
 
 
 @dataclass(frozen=True)
@@ -14,33 +53,37 @@ class Row:
     """One generated module.
 
     Attributes:
-        module: the module's name in `cudabind.sys`, which is the library's name.
-        headers: what to include; everything these files declare is generated.
-        wheel: the PyPI package that the headers come from, and the version generated from.
+        module: the module's name in `cudabind.sys`.
+        headers: what to include; everything these files declare is generated. An older version need not have them all.
+        wheel: the row of WHEELS that the headers come from.
         docs: NVIDIA's documentation of the library.
         prefixes: how the functions' names start; other functions in the headers are not the library's.
         status: the enum of the statuses, or ``""`` where there are no functions.
         success: its enumerator for success, which the check relies on being 0.
         text: the function that puts a status into words, or ``""``.
         error: the error class of `cudabind.errors`.
+        library: the name in `cudabind.LIBRARIES`, where it is not the module's.
         uses: modules whose types are imported instead of generated again.
+        needs: further rows of WHEELS that the headers include.
         types: generate just these types: for headers that are shared by many libraries.
         symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
         elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
         left_out: declared functions that are not generated, each with the reason.
-        not_exported: generated functions that the wheel's library does not export, each with what is known of it.
+        not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
     """
 
     module: str
     headers: tuple[str, ...]
-    wheel: tuple[str, str]
+    wheel: str
     docs: str
     prefixes: tuple[str, ...] = ()
     status: str = ""
     success: str = ""
     text: str = ""
     error: str = ""
+    library: str = ""
     uses: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     symbols: bool = False
     elements: tuple[str, ...] = ()
@@ -49,12 +92,16 @@ class Row:
 
 
 _SIZED_INIT = "inline in the header: call {} with the size of the descriptor's Opaque struct"
+_CUBLAS = "https://docs.nvidia.com/cuda/cublas/"
+_CUSPARSE = "https://docs.nvidia.com/cuda/cusparse/"
+_CUSOLVER = "https://docs.nvidia.com/cuda/cusolver/"
+_CUTENSOR = "https://docs.nvidia.com/cuda/cutensor/latest/"
 
 ROWS: tuple[Row, ...] = (
     Row(
         module="cuda_types",
         headers=("library_types.h", "driver_types.h", "cuComplex.h"),
-        wheel=("nvidia-cuda-runtime", "13.5.37"),
+        wheel="runtime",
         docs="https://docs.nvidia.com/cuda/cuda-runtime-api/",
         types=(
             "cudaDataType",
@@ -68,6 +115,8 @@ ROWS: tuple[Row, ...] = (
             "cudaEmulationSpecialValuesSupport",
             "cudaEmulationSpecialValuesSupport_t",
             "cudaStream_t",
+            "cudaEvent_t",
+            "cudaGraph_t",
             "cuFloatComplex",
             "cuComplex",
             "cuDoubleComplex",
@@ -77,22 +126,50 @@ ROWS: tuple[Row, ...] = (
     Row(
         module="cuda_symbols",
         headers=("cuda.h",),
-        wheel=("nvidia-cuda-runtime", "13.5.37"),
+        wheel="runtime",
         docs="https://docs.nvidia.com/cuda/cuda-driver-api/",
         prefixes=("cu",),
         symbols=True,
     ),
     Row(
+        module="cublas_types",
+        headers=("cublas_v2.h", "cublas_api.h"),
+        wheel="cublas",
+        docs=_CUBLAS,
+        types=(
+            "cublasStatus_t",
+            "cublasComputeType_t",
+            "cublasFillMode_t",
+            "cublasDiagType_t",
+            "cublasSideMode_t",
+            "cublasOperation_t",
+        ),
+    ),
+    Row(
+        module="cusparse_types",
+        headers=("cusparse.h",),
+        wheel="cusparse",
+        docs=_CUSPARSE,
+        types=("cusparseStatus_t", "cusparseMatDescr_t", "cusparseOperation_t", "cusparseOrder_t"),
+    ),
+    Row(
+        module="cusolver_types",
+        headers=("cusolver_common.h",),
+        wheel="cusolver",
+        docs=_CUSOLVER,
+        types=("cusolverStatus_t", "cusolverEigMode_t"),
+    ),
+    Row(
         module="cublasLt",
         headers=("cublasLt.h",),
-        wheel=("nvidia-cublas", "13.10.0.20"),
-        docs="https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api",
+        wheel="cublas",
+        docs=f"{_CUBLAS}#using-the-cublaslt-api",
         prefixes=("cublasLt",),
         status="cublasStatus_t",
         success="CUBLAS_STATUS_SUCCESS",
         text="cublasLtGetStatusString",
         error="CublasLtError",
-        uses=("cuda_types",),
+        uses=("cuda_types", "cublas_types"),
         left_out={
             name: _SIZED_INIT.format(f"{name}_internal")
             for name in (
@@ -108,4 +185,193 @@ ROWS: tuple[Row, ...] = (
             "cublasLtDisableCpuInstructionsSetMask": "declared, but not among the symbols of libcublasLt.so 13.10.0",
         },
     ),
+    Row(
+        module="cublas",
+        headers=("cublas_v2.h", "cublas_api.h"),
+        wheel="cublas",
+        docs=f"{_CUBLAS}#using-the-cublas-api",
+        prefixes=("cublas",),
+        status="cublasStatus_t",
+        success="CUBLAS_STATUS_SUCCESS",
+        text="cublasGetStatusString",
+        error="CublasError",
+        uses=("cuda_types", "cublas_types"),
+    ),
+    Row(
+        module="cublas_legacy",
+        headers=("cublas.h",),
+        wheel="cublas",
+        docs=f"{_CUBLAS}#using-the-cublas-legacy-api",
+        prefixes=("cublas",),
+        status="cublasStatus_t",
+        success="CUBLAS_STATUS_SUCCESS",
+        error="CublasError",
+        library="cublas",
+        uses=("cuda_types", "cublas_types"),
+    ),
+    Row(
+        module="cublasXt",
+        headers=("cublasXt.h",),
+        wheel="cublas",
+        docs=f"{_CUBLAS}#using-the-cublasxt-api",
+        prefixes=("cublasXt",),
+        status="cublasStatus_t",
+        success="CUBLAS_STATUS_SUCCESS",
+        error="CublasError",
+        uses=("cuda_types", "cublas_types"),
+    ),
+    Row(
+        module="cudnn",
+        headers=(
+            *("cudnn.h", "cudnn_version.h", "cudnn_graph.h", "cudnn_ops.h", "cudnn_cnn.h", "cudnn_adv.h"),
+            *("cudnn_backend.h", "cudnn_subquadratic_ops.h", "cudnn_gnn_ops.h"),
+        ),
+        wheel="cudnn",
+        docs="https://docs.nvidia.com/deeplearning/cudnn/backend/latest/",
+        prefixes=("cudnn",),
+        status="cudnnStatus_t",
+        success="CUDNN_STATUS_SUCCESS",
+        text="cudnnGetErrorString",
+        error="CudnnError",
+        uses=("cuda_types",),
+    ),
+    Row(
+        module="cufft",
+        headers=("cufft.h", "cudalibxt.h", "cufftXt.h"),
+        wheel="cufft",
+        docs="https://docs.nvidia.com/cuda/cufft/",
+        prefixes=("cufft",),
+        status="cufftResult_t",
+        success="CUFFT_SUCCESS",
+        error="CufftError",
+        uses=("cuda_types",),
+    ),
+    Row(
+        module="curand",
+        headers=("curand.h",),
+        wheel="curand",
+        docs="https://docs.nvidia.com/cuda/curand/",
+        prefixes=("curand",),
+        status="curandStatus",
+        success="CURAND_STATUS_SUCCESS",
+        error="CurandError",
+        uses=("cuda_types",),
+    ),
+    Row(
+        module="cusparse",
+        headers=("cusparse.h",),
+        wheel="cusparse",
+        docs=_CUSPARSE,
+        prefixes=("cusparse",),
+        status="cusparseStatus_t",
+        success="CUSPARSE_STATUS_SUCCESS",
+        text="cusparseGetErrorString",
+        error="CusparseError",
+        uses=("cuda_types", "cusparse_types"),
+    ),
+    Row(
+        module="cusparseLt",
+        headers=("cusparseLt.h",),
+        wheel="cusparseLt",
+        docs="https://docs.nvidia.com/cuda/cusparselt/",
+        prefixes=("cusparseLt",),
+        status="cusparseStatus_t",
+        success="CUSPARSE_STATUS_SUCCESS",
+        text="cusparseLtGetErrorString",
+        error="CusparseLtError",
+        uses=("cuda_types", "cusparse_types"),
+        needs=("cusparse",),
+    ),
+    Row(
+        module="cusolverDn",
+        headers=("cusolver_common.h", "cusolverDn.h"),
+        wheel="cusolver",
+        docs=f"{_CUSOLVER}#using-the-cusolver-api",
+        prefixes=("cusolver",),
+        status="cusolverStatus_t",
+        success="CUSOLVER_STATUS_SUCCESS",
+        error="CusolverError",
+        uses=("cuda_types", "cublas_types", "cusolver_types"),
+        needs=("cublas",),
+    ),
+    Row(
+        module="cusolverSp",
+        headers=("cusolverSp.h", "cusolverSp_LOWLEVEL_PREVIEW.h"),
+        wheel="cusolver",
+        docs=f"{_CUSOLVER}#cusolversp-sparse-lapack",
+        prefixes=("cusolver",),
+        status="cusolverStatus_t",
+        success="CUSOLVER_STATUS_SUCCESS",
+        error="CusolverError",
+        uses=("cuda_types", "cusparse_types", "cusolver_types"),
+        needs=("cublas", "cusparse"),
+    ),
+    Row(
+        module="cusolverRf",
+        headers=("cusolverRf.h",),
+        wheel="cusolver",
+        docs=f"{_CUSOLVER}#cusolverrf-refactorization",
+        prefixes=("cusolver",),
+        status="cusolverStatus_t",
+        success="CUSOLVER_STATUS_SUCCESS",
+        error="CusolverError",
+        uses=("cusolver_types",),
+    ),
+    Row(
+        module="cusolverMg",
+        headers=("cusolverMg.h",),
+        wheel="cusolver",
+        docs=f"{_CUSOLVER}#using-the-cusolvermg-api",
+        prefixes=("cusolver",),
+        status="cusolverStatus_t",
+        success="CUSOLVER_STATUS_SUCCESS",
+        error="CusolverError",
+        uses=("cuda_types", "cublas_types", "cusolver_types"),
+        needs=("cublas",),
+    ),
+    Row(
+        module="cutensor",
+        headers=("cutensor.h", "cutensor/types.h"),
+        wheel="cutensor",
+        docs=f"{_CUTENSOR}api/cutensor.html",
+        prefixes=("cutensor",),
+        status="cutensorStatus_t",
+        success="CUTENSOR_STATUS_SUCCESS",
+        text="cutensorGetErrorString",
+        error="CutensorError",
+        uses=("cuda_types",),
+    ),
+    Row(
+        module="cutensorMg",
+        headers=("cutensorMg.h",),
+        wheel="cutensor",
+        docs=f"{_CUTENSOR}api/cutensorMg.html",
+        prefixes=("cutensorMg",),
+        status="cutensorStatus_t",
+        success="CUTENSOR_STATUS_SUCCESS",
+        error="CutensorError",
+        uses=("cuda_types", "cutensor"),
+    ),
+    Row(
+        module="nccl",
+        headers=("nccl.h",),
+        wheel="nccl",
+        docs="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html",
+        prefixes=("nccl", "pnccl"),
+        status="ncclResult_t",
+        success="ncclSuccess",
+        text="ncclGetErrorString",
+        error="NcclError",
+        uses=("cuda_types",),
+    ),
 )
+
+HEADERS_LEFT_OUT: dict[str, str] = {
+    "nvblas.h": "interposes on Fortran's BLAS in programs that are linked with it",
+    "cufftw.h": "FFTW's functions, for C programs that are relinked; cufft has them all under its own names",
+    "cufft_device.h": "needs a C++ compiler, and calls its own interface experimental",
+    "cusparse_v2.h": "includes cusparse.h and declares nothing",
+    "cusparseLt_cusparse_stub.h": "those parts of cusparse.h that cusparseLt.h needs",
+    "cutensorMp.h": "a library of its own, of several processes, which needs NCCL or MPI",
+    "nccl_device.h": "device code, and structs that only device code of the same version can use",
+}

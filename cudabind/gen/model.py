@@ -83,14 +83,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Handle:
+    """An opaque pointer; ``base`` is the handle for a const object, which also takes this one, or ``""``."""
+
     name: str
+    base: str = ""
 
 
 @dataclass(frozen=True)
 class Callback:
     name: str
     result: CType
-    parameters: tuple[CType, ...]
+    parameters: tuple[tuple[str, CType], ...]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Alias:
     target: CType
 
 
+Constant: TypeAlias = int | float | str
 Declaration: TypeAlias = Enum | Record | Handle | Callback | Alias
 
 
@@ -110,5 +114,6 @@ class Header:
 
     types: dict[str, Declaration] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
-    constants: dict[str, int | float | str] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    variables: dict[str, CType] = field(default_factory=dict)  # exported by the library
     renames: dict[str, str] = field(default_factory=dict)  # `#define cublasCreate cublasCreate_v2`

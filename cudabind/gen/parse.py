@@ -17,6 +17,7 @@ from cudabind.gen.model import (
     ArrayOf,
     Callback,
     CType,
+    Declaration,
     Enum,
     Field,
     Function,
@@ -74,13 +75,14 @@ def parse(
     Raises:
         HeaderError: with libclang's words.
     """
-    source = "".join(f"#include <{header}>\n" for header in headers)
+    source = including(headers)
     unit = translate(source, include)
     reader = _Reader(set(headers))
     if types:
         reader.take_types(unit.cursor, set(types))
         return reader.header
     reader.take_all(unit.cursor, prefixes)
+    reader.order_handles()
     names = macros.names(unit.cursor, reader.is_home)
     for name, probe in macros.probes(translate(source + macros.probe(names), include, strict=False)).items():
         function = macros.renamed(probe)
@@ -90,6 +92,11 @@ def parse(
         if value is not None:
             reader.header.constants[name] = value
     return reader.header
+
+
+def including(headers: Iterable[str]) -> str:
+    """The C text that includes headers. Some of NVIDIA's write `alignas`, which C has from stdalign.h."""
+    return "".join(f"#include <{header}>\n" for header in ("stdalign.h", *headers))
 
 
 def translate(source: str, include: Sequence[Path], strict: bool = True) -> TranslationUnit:
@@ -114,6 +121,7 @@ class _Reader:
     def __init__(self, home: set[str]) -> None:
         self.header = Header()
         self._home = home
+        self._handles: dict[str, tuple[str, bool]] = {}  # the record each points to, and whether that is const
         self._names: dict[int, str] = {}  # an enum or record without a tag goes by its first typedef
 
     def is_home(self, cursor: Cursor) -> bool:
@@ -129,9 +137,6 @@ class _Reader:
                 CursorKind.STRUCT_DECL,
             ):
                 self._type(cursor.type)
-        missing = wanted - self.header.types.keys()
-        if missing:
-            raise HeaderError(f"the headers declare no type {', '.join(sorted(missing))}")
 
     def take_all(self, root: Cursor, prefixes: tuple[str, ...]) -> None:
         self._name_typedefs(root)
@@ -145,6 +150,27 @@ class _Reader:
                 self._type(cursor.type)
             elif cursor.kind is CursorKind.ENUM_DECL and cursor.is_definition():
                 self._enum(cursor)
+            elif cursor.kind is CursorKind.VAR_DECL:
+                self._variable(cursor)
+
+    def order_handles(self) -> None:
+        """Give each handle the one for a const object of its kind as its base, and put the base first."""
+        const_of = {record: name for name, (record, const) in self._handles.items() if const and record}
+        ordered: dict[str, Declaration] = {}
+        for name, declared in self.header.types.items():
+            record, const = self._handles.get(name, ("", True))
+            base = "" if const else const_of.get(record, "")
+            if base:
+                ordered.setdefault(base, Handle(base))
+            ordered.setdefault(name, Handle(name, base) if base else declared)
+        self.header.types = ordered
+
+    def _variable(self, cursor: Cursor) -> None:
+        value = macros.evaluate(cursor)
+        if value is None:
+            self.header.variables[cursor.spelling] = self._type(cursor.type)
+        else:
+            self.header.constants[cursor.spelling] = value
 
     def _name_typedefs(self, root: Cursor) -> None:
         for cursor in root.get_children():
@@ -154,10 +180,8 @@ class _Reader:
                     self._names.setdefault(declaration.hash, cursor.spelling)
 
     def _function(self, cursor: Cursor) -> None:
-        parameters = tuple(
-            (argument.spelling or f"arg{index}", self._parameter(argument.type))
-            for index, argument in enumerate(cursor.get_arguments())
-        )
+        arguments = list(cursor.get_arguments())
+        parameters = self._parameters([each.spelling for each in arguments], [each.type for each in arguments])
         inline = cursor.is_definition() and cursor.storage_class is StorageClass.STATIC
         self.header.functions[cursor.spelling] = Function(
             cursor.spelling, self._type(cursor.result_type), parameters, inline
@@ -200,7 +224,7 @@ class _Reader:
         known = self.header.types.get(name)
         underlying = declaration.underlying_typedef_type
         if known is None and underlying.get_canonical().kind is TypeKind.POINTER:
-            known = self._pointer_typedef(name, underlying)
+            known = self._pointer_typedef(declaration)
         if isinstance(known, Handle):
             return Named(name, "handle", name)
         if isinstance(known, Callback):
@@ -218,8 +242,9 @@ class _Reader:
             return Named(name, "pointer", name)
         return target
 
-    def _pointer_typedef(self, name: str, underlying: Type) -> Handle | Callback | None:
+    def _pointer_typedef(self, declaration: Cursor) -> Handle | Callback | None:
         """A handle where the pointer's target is opaque or a record, a callback where it is a function."""
+        name, underlying = declaration.spelling, declaration.underlying_typedef_type
         if underlying.kind is TypeKind.TYPEDEF or (
             underlying.kind is TypeKind.ELABORATED and underlying.get_named_type().kind is TypeKind.TYPEDEF
         ):
@@ -227,13 +252,21 @@ class _Reader:
         pointee = underlying.get_canonical().get_pointee()
         made: Handle | Callback | None = None
         if pointee.kind in FUNCTIONS:
-            parameters = tuple(self._parameter(argument) for argument in pointee.argument_types())
-            made = Callback(name, self._type(pointee.get_result()), parameters)
+            names = [child.spelling for child in declaration.get_children() if child.kind is CursorKind.PARM_DECL]
+            made = Callback(name, self._type(pointee.get_result()), self._parameters(names, pointee.argument_types()))
         elif pointee.kind in (TypeKind.RECORD, TypeKind.VOID):
             made = Handle(name)
+            record = pointee.get_declaration().spelling if pointee.kind is TypeKind.RECORD else ""
+            self._handles[name] = (record, pointee.is_const_qualified())
         if made is not None:
             self.header.types[name] = made
         return made
+
+    def _parameters(self, names: Sequence[str], types: Iterable[Type]) -> tuple[tuple[str, CType], ...]:
+        kinds = [self._parameter(kind) for kind in types]
+        # A callback type need not name its parameters.
+        spelled = names if len(names) == len(kinds) else [""] * len(kinds)
+        return tuple((name or f"arg{i}", kind) for i, (name, kind) in enumerate(zip(spelled, kinds, strict=True)))
 
     def _enum(self, cursor: Cursor) -> CType:
         cursor = cursor.get_definition() or cursor

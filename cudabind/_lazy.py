@@ -1,0 +1,230 @@
+"""Enums, structs, handles and callback types that a generated module only declares, and that are made at first use.
+
+A module has up to a thousand enumerators; making its enums took most of its import. It writes plain class statements on
+the bases below and ends in `lazy(globals())`. What differs between versions of a library goes by the one that is
+loaded: this file opens a library only to ask for that version, and calls nothing else of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import re
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from cudabind import _types
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from ctypes import Structure, Union
+    from enum import IntEnum
+
+    from cudabind._types import Callback, Handle
+
+__all__ = ["Callback", "Handle", "IntEnum", "Module", "Structure", "Union", "key", "lazy"]
+
+# One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
+_lock = threading.RLock()
+
+
+class Declaration:
+    """What a class statement of a generated module leaves behind until somebody uses the name."""
+
+    __slots__ = ("base", "body", "made", "name")
+
+    def __init__(self, base: type[_Base], name: str, body: dict[str, Any]) -> None:
+        self.base = base
+        self.name = name
+        self.body = body
+        self.made: Any = None
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type[_Base]]:
+        """Let `class cusparseSpMatDescr_t(cusparseConstSpMatDescr_t)` be declared while the base is not made yet."""
+        return (self.base,)
+
+
+class _Declaring(type):
+    """Makes a class statement on one of the bases a Declaration."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        if body["__module__"] == __name__:  # the bases themselves
+            return super().__new__(mcls, name, bases, body)
+        return Declaration(bases[0], name, body)
+
+
+class _Base(metaclass=_Declaring):
+    """How a Declaration is made: `body` is the class statement's namespace, `module` tells what its names mean."""
+
+    @staticmethod
+    def make(declared: Declaration, module: Module) -> Any:
+        raise NotImplementedError
+
+
+class _IntEnum(_Base):
+    @staticmethod
+    def make(declared: Declaration, module: Module) -> Any:
+        members = [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
+        return enum.IntEnum(declared.name, members, module=module.name, qualname=declared.name)
+
+
+class _Structure(_Base):
+    base: type = ctypes.Structure
+
+    @classmethod
+    def make(cls, declared: Declaration, module: Module) -> Any:
+        hints = declared.body.get("__annotations__", {})
+        fields = [(name, *_types.field(module.evaluate(hint))) for name, hint in hints.items()]
+        return _class(declared.name, (cls.base,), {**declared.body, "_fields_": fields})
+
+
+class _Union(_Structure):
+    base = ctypes.Union
+
+
+class _Handle(_Base):
+    @staticmethod
+    def make(declared: Declaration, module: Module) -> Any:
+        above = [module.make(base) for base in declared.body.get("__orig_bases__", ())] or [_types.Handle]
+        body = {"__module__": module.name, "__qualname__": declared.name}
+        return _class(declared.name, tuple(above), body)
+
+
+class _Callback(_Base):
+    """A callback type: the signature of its `__call__` is the C function's."""
+
+    @staticmethod
+    def make(declared: Declaration, module: Module) -> Any:
+        hints = dict(declared.body["__call__"].__annotations__)
+        result = _types.argument(module.evaluate(hints.pop("return")))
+        arguments = tuple(_types.argument(module.evaluate(hint)) for hint in hints.values())
+        body = {"_flags_": _types.Callback._flags_, "_restype_": result, "_argtypes_": arguments}
+        body |= {"__module__": module.name, "__qualname__": declared.name}
+        return _class(declared.name, (_types.Callback,), body)
+
+
+if not TYPE_CHECKING:
+    IntEnum, Structure, Union, Handle, Callback = _IntEnum, _Structure, _Union, _Handle, _Callback
+
+
+def _class(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+    """A class of ctypes, whose classes have classes of their own."""
+    metaclass: Any = type(bases[0])
+    return metaclass(name, bases, body)
+
+
+def enumerators(body: dict[str, Any]) -> list[tuple[str, int]]:
+    """The members among the names of a class statement."""
+    return [(key, value) for key, value in body.items() if not key.startswith("__")]
+
+
+def key(version: str) -> tuple[int, ...]:
+    """A version to compare: "13.10.0" is newer than "13.2"."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)]
+    return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+class Module:
+    """The names of one generated module that are not made yet.
+
+    `BEFORE` in the module has a row for what an older library has instead: name, the version from which on it is as the
+    module says, and what it was before: a number, or the name of another declaration.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.name: str = names["__name__"]
+        self._names = names
+        self._before: dict[str, list[tuple[str, Any]]] = {}
+        for name, version, value in names.get("BEFORE", ()):
+            self._before.setdefault(name, []).append((version, value))
+        self._waiting = {n: v for n, v in names.items() if isinstance(v, Declaration) or n in self._before}
+        self._variables = {n: hint for n, hint in names.get("__annotations__", {}).items() if n not in names}
+        self._guessed: set[str] = set()  # made as in the newest version, because no library was found
+        self._guessing = False
+        for name in self._waiting:
+            del names[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """A name as an annotation means it, for `eval`. An enum is only made where its members are wanted."""
+        if name in self._names:
+            return self._names[name]
+        waiting = self._waiting.get(name)
+        if isinstance(waiting, Declaration) and waiting.base is _IntEnum:
+            return ctypes.c_int
+        if waiting is None:
+            raise KeyError(name)
+        return self.resolve(name)
+
+    def evaluate(self, hint: str) -> Any:
+        """What an annotation of the module stands for."""
+        return eval(hint, {}, cast("Mapping[str, object]", self))
+
+    def names(self) -> list[str]:
+        """Every name of the module, made or not: its `__dir__`."""
+        return sorted({*self._names, *self._waiting, *self._variables})
+
+    def resolve(self, name: str) -> Any:
+        """Make what a name declares, once: the module's `__getattr__`.
+
+        Raises:
+            AttributeError: the module declares no such name.
+        """
+        with _lock:
+            if name in self._names:  # another thread was faster
+                return self._names[name]
+            if name in self._variables:
+                value = self._names["_lib"].variable(name, self.evaluate(self._variables[name]))
+            elif name in self._waiting:
+                value = self._make(name)
+            else:
+                raise AttributeError(f"module {self.name!r} has no attribute {name!r}")
+            self._names[name] = value
+            return value
+
+    def settle(self) -> None:
+        """Forget what was guessed while no library was found: now there is one, and it may be an older one."""
+        if self._guessed:
+            with _lock:
+                for name in self._guessed:
+                    self._names.pop(name, None)
+                self._guessed.clear()
+
+    def older(self, name: str, newest: Any) -> Any:
+        """What a name is in the version that is loaded."""
+        if name not in self._before:
+            return newest
+        version = self._names["_lib"].version()
+        if version is None:
+            self._guessing = True
+            return newest
+        rows = [(key(before), value) for before, value in self._before[name] if key(version) < key(before)]
+        return min(rows)[1] if rows else newest
+
+    def make(self, declared: Declaration) -> Any:
+        """The class that a Declaration stands for."""
+        if declared.made is None:
+            made = declared.base.make(declared, self)
+            if self._guessing:
+                return made
+            declared.made = made
+        return declared.made
+
+    def _make(self, name: str) -> Any:
+        outer, self._guessing = self._guessing, False
+        newest = self._waiting[name]
+        value = self.older(name, newest)
+        if isinstance(value, str) and not isinstance(newest, str):
+            value = self.resolve(value)
+        value = self.make(value) if isinstance(value, Declaration) else value
+        if self._guessing:
+            self._guessed.add(name)
+        self._guessing |= outer
+        return value
+
+
+def lazy(names: dict[str, Any]) -> Module:
+    """Hand over the declarations of a module, at its end: they leave its names, and come back made when first used."""
+    module = Module(names)
+    names["__getattr__"] = module.resolve
+    names["__dir__"] = module.names
+    return module

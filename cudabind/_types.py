@@ -1,0 +1,102 @@
+"""The C types that the generated modules write signatures and fields in: each one a type for mypy and one for ctypes.
+
+Called by generated modules for their annotations, and by `_bind` and `_lazy`, which read those annotations back. It
+knows no library, and makes no call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from _ctypes import CFuncPtr
+from ctypes import Array
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+
+T = TypeVar("T", bound=Any)
+
+# C's arithmetic types, by width: a Python number for mypy, the ctypes class for the call.
+int8_t = Annotated[int, ctypes.c_int8]
+uint8_t = Annotated[int, ctypes.c_uint8]
+int16_t = Annotated[int, ctypes.c_int16]
+uint16_t = Annotated[int, ctypes.c_uint16]
+int32_t = Annotated[int, ctypes.c_int32]
+uint32_t = Annotated[int, ctypes.c_uint32]
+int64_t = Annotated[int, ctypes.c_int64]
+uint64_t = Annotated[int, ctypes.c_uint64]
+size_t = Annotated[int, ctypes.c_size_t]
+long_t = Annotated[int, ctypes.c_long]
+ulong_t = Annotated[int, ctypes.c_ulong]
+char = Annotated[bytes, ctypes.c_char]
+bool_t = Annotated[bool, ctypes.c_bool]
+float32 = Annotated[float, ctypes.c_float]
+float64 = Annotated[float, ctypes.c_double]
+# A NUL-terminated text that the library reads. A function that returns one is annotated `str`.
+char_p = Annotated[bytes | ctypes.c_char_p | None, ctypes.c_char_p]
+# A pointer inside a struct, read back as an address.
+address = Annotated[int | None, ctypes.c_void_p]
+
+if TYPE_CHECKING:
+    from ctypes import _CArgObject, _Pointer, c_void_p
+    from typing import TypeAlias
+
+    void_p: TypeAlias = int | bytes | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
+    # Ptr: to a struct or a handle in host memory; ctypes checks its type, and takes the object itself by reference.
+    Ptr: TypeAlias = T | _Pointer[T] | Array[T] | _CArgObject | None
+    # Mem: to numbers that may lie on the device; an address will do, so ctypes checks nothing.
+    Mem: TypeAlias = int | c_void_p | _Pointer[T] | Array[T] | _CArgObject | None
+else:
+    void_p = ctypes.c_void_p
+
+    class Ptr:
+        def __class_getitem__(cls, pointee):
+            return ctypes.POINTER(pointee)
+
+    class Mem:
+        def __class_getitem__(cls, _pointee):
+            return ctypes.c_void_p
+
+
+class Handle(ctypes.c_void_p):
+    """Base of the opaque handles: a pointer whose type ctypes and mypy both check."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value or 0:#x})"
+
+
+class Callback(CFuncPtr):
+    """Base of the callback types: construct one from a Python function, and keep it alive while the library has it."""
+
+    _flags_ = 1  # FUNCFLAG_CDECL
+
+
+class Bits(int):
+    """The width of a bit-field, inside ``Annotated[uint32_t, Bits(3)]``."""
+
+
+def argument(hint: Any) -> Any:
+    """The ctypes type of an argument or a result."""
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    if hint is str:
+        return ctypes.c_char_p
+    if isinstance(hint, type) and issubclass(hint, IntEnum):
+        return ctypes.c_int
+    return hint
+
+
+def field(hint: Any) -> tuple[Any, ...]:
+    """The ctypes type of a struct's field, and its width where it is a bit-field."""
+    if get_origin(hint) is not Annotated:
+        return (hint,)
+    extra = hint.__metadata__
+    if isinstance(extra[-1], Bits):
+        return (extra[0], int(extra[-1]))
+    kind = get_args(hint)[0]
+    if get_origin(kind) is not Array:
+        return (extra[0],)
+    element = kind
+    while get_origin(element) is Array:
+        element = get_args(element)[0]
+    for length in reversed(extra):  # C's outermost dimension is written first
+        element = element * length
+    return (element,)
