@@ -194,8 +194,9 @@ class SysLibrary:
 
     def _symbol(self, name: str, names: dict[str, Any]) -> Any:
         dll = _load.open(self.name)
+        module: Module = names["_names"]
         try:
-            return dll[name]
+            return dll[module.older(name, name)]
         except AttributeError as error:
             raise self._missing(name, names) from error
 

@@ -128,7 +128,7 @@ class Module:
     """The names of one generated module that are not made yet.
 
     `BEFORE` in the module has a row for what an older library has instead: name, the version from which on it is as the
-    module says, and what it was before: a number, or the name of another declaration.
+    module says, and what it was before: a number, the name of another declaration, or a function's symbol.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -137,7 +137,11 @@ class Module:
         self._before: dict[str, list[tuple[str, Any]]] = {}
         for name, version, value in names.get("BEFORE", ()):
             self._before.setdefault(name, []).append((version, value))
-        self._waiting = {n: v for n, v in names.items() if isinstance(v, Declaration) or n in self._before}
+        self._waiting = {
+            name: value
+            for name, value in names.items()
+            if isinstance(value, Declaration) or (name in self._before and not hasattr(value, "__wrapped__"))
+        }
         self._variables = {n: hint for n, hint in names.get("__annotations__", {}).items() if n not in names}
         self._guessed: set[str] = set()  # made as in the newest version, because no library was found
         self._guessing = False

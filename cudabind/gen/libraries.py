@@ -68,6 +68,7 @@ class Row:
         types: generate just these types: for headers that are shared by many libraries.
         symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
         elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
+        inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
         left_out: declared functions that are not generated, each with the reason.
         not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
     """
@@ -87,11 +88,18 @@ class Row:
     types: tuple[str, ...] = ()
     symbols: bool = False
     elements: tuple[str, ...] = ()
+    inline_as: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     not_exported: dict[str, str] = field(default_factory=dict)
 
 
+_NOT_A_SYMBOL = "declared, but not among the symbols of {}"
 _SIZED_INIT = "inline in the header: call {} with the size of the descriptor's Opaque struct"
+_LOGGER = ("SetCallback", "SetFile", "OpenFile", "SetLevel", "SetMask", "ForceDisable")
+_CUSPARSE_SIZES = (
+    *("bsrsv2", "bsrsm2", "csrilu02", "bsrilu02", "csric02", "bsric02"),
+    *("gebsr2gebsc", "csr2gebsr", "gebsr2gebsr"),
+)
 _CUBLAS = "https://docs.nvidia.com/cuda/cublas/"
 _CUSPARSE = "https://docs.nvidia.com/cuda/cusparse/"
 _CUSOLVER = "https://docs.nvidia.com/cuda/cusolver/"
@@ -182,7 +190,7 @@ ROWS: tuple[Row, ...] = (
             )
         },
         not_exported={
-            "cublasLtDisableCpuInstructionsSetMask": "declared, but not among the symbols of libcublasLt.so 13.10.0",
+            "cublasLtDisableCpuInstructionsSetMask": _NOT_A_SYMBOL.format("libcublasLt.so"),
         },
     ),
     Row(
@@ -245,6 +253,7 @@ ROWS: tuple[Row, ...] = (
         success="CUFFT_SUCCESS",
         error="CufftError",
         uses=("cuda_types",),
+        inline_as={"cufftXtSetJITCallback": "__cufftXtSetJITCallback_12_7"},
     ),
     Row(
         module="curand",
@@ -256,6 +265,9 @@ ROWS: tuple[Row, ...] = (
         success="CURAND_STATUS_SUCCESS",
         error="CurandError",
         uses=("cuda_types",),
+        not_exported=dict.fromkeys(
+            ("curandGenerateBinomial", "curandGenerateBinomialMethod"), _NOT_A_SYMBOL.format("libcurand.so")
+        ),
     ),
     Row(
         module="cusparse",
@@ -268,6 +280,13 @@ ROWS: tuple[Row, ...] = (
         text="cusparseGetErrorString",
         error="CusparseError",
         uses=("cuda_types", "cusparse_types"),
+        not_exported=dict.fromkeys(
+            (
+                *(f"cusparse{kind}{name}_bufferSizeExt" for name in _CUSPARSE_SIZES for kind in "SDCZ"),
+                "cusparseXgebsr2csr",
+            ),
+            _NOT_A_SYMBOL.format("libcusparse.so"),
+        ),
     ),
     Row(
         module="cusparseLt",
@@ -293,6 +312,9 @@ ROWS: tuple[Row, ...] = (
         error="CusolverError",
         uses=("cuda_types", "cublas_types", "cusolver_types"),
         needs=("cublas",),
+        not_exported=dict.fromkeys(
+            (f"cusolverDnLogger{name}" for name in _LOGGER), _NOT_A_SYMBOL.format("libcusolver.so")
+        ),
     ),
     Row(
         module="cusolverSp",

@@ -25,7 +25,7 @@ from cudabind.gen.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -57,17 +57,22 @@ class Merged:
     before: list[Before] = field(default_factory=list)
 
 
-def merge(versions: Sequence[tuple[str, Header]]) -> Merged:
-    """Merge headers, which are given oldest first, each with its library's version.
+def merge(versions: Sequence[tuple[str, Header]], inline_as: Mapping[str, str] | None = None) -> Merged:
+    """Merge headers.
+
+    Args:
+        versions: the headers, oldest first, each with its library's version.
+        inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
 
     Raises:
         MergeError: two versions differ in a way that there is no rule for.
     """
-    return _Merger(versions).merge()
+    return _Merger(versions, inline_as or {}).merge()
 
 
 class _Merger:
-    def __init__(self, versions: Sequence[tuple[str, Header]]) -> None:
+    def __init__(self, versions: Sequence[tuple[str, Header]], inline_as: Mapping[str, str]) -> None:
+        self._inline_as = inline_as
         self._versions = [version for version, _ in versions]
         self._headers = [header for _, header in versions]
         self._newest = self._headers[-1]
@@ -75,8 +80,8 @@ class _Merger:
 
     def merge(self) -> Merged:
         header = self._merged.header
-        for name, functions in self._each([self._exported(header) for header in self._headers]):
-            header.functions[name] = self._function(functions)
+        for name, functions in self._each([header.functions for header in self._headers]):
+            header.functions[name] = self._function(name, functions)
         for name, declared in self._each([header.types for header in self._headers]):
             self._type(name, declared)
         for name, values in self._each([header.constants for header in self._headers]):
@@ -88,11 +93,6 @@ class _Merger:
         for name, targets in self._each([header.renames for header in self._headers]):
             header.renames[name] = self._same(name, targets)
         return self._merged
-
-    def _exported(self, header: Header) -> dict[str, Function]:
-        """The functions, less those that are inline here and exported by newer libraries."""
-        inline = {name for name, function in self._newest.functions.items() if function.inline}
-        return {name: f for name, f in header.functions.items() if not f.inline or name in inline}
 
     def _each(self, sections: Sequence[dict[str, T]]) -> Iterable[tuple[str, list[tuple[str, T]]]]:
         """Each name with its versions, newest first; the newest header's names come first, in its order."""
@@ -128,11 +128,18 @@ class _Merger:
                 raise MergeError(f"{name} is {value} in {version} and {values[0][1]} in {values[0][0]}")
         return values[0][1]
 
-    def _function(self, functions: list[tuple[str, Function]]) -> Function:
+    def _function(self, name: str, functions: list[tuple[str, Function]]) -> Function:
         """One signature must do for all versions: only the parameters' names may differ."""
         shapes = [(v, (self._shape(f.result), *(self._shape(kind) for _, kind in f.parameters))) for v, f in functions]
-        self._same(functions[0][1].name, shapes)
-        return functions[0][1]
+        self._same(name, shapes)
+        newest = functions[0][1]
+        inline = [version for version, function in functions if function.inline]
+        if inline and not newest.inline:
+            # A symbol of that name may be there in the old library, too, and be another function.
+            if name not in self._inline_as:
+                raise MergeError(f"{name} is inline in {inline[0]}: give the symbol that it calls in inline_as")
+            self._merged.before.append(Before(name, self._next(inline[0]), self._inline_as[name]))
+        return newest
 
     def _type(self, name: str, declared: list[tuple[str, Declaration]]) -> None:
         newest = declared[0][1]

@@ -97,7 +97,8 @@ def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
         if missing:
             raise HeaderError(f"{row.module}: not in release {RELEASES[-1]}: {', '.join(sorted(missing))}")
         try:
-            made[row.module] = merge([(version(row, each), parsed[row.module, each]) for each in releases(row)])
+            versions = [(version(row, each), parsed[row.module, each]) for each in releases(row)]
+            made[row.module] = merge(versions, row.inline_as)
         except MergeError as error:
             raise MergeError(f"{row.module}: {error}") from error
     return made

@@ -44,12 +44,12 @@ from cudabind.sys.cuda_types import (
 
 SINCE: dict[str, str] = {
     "CUFFT_PLAN_NULL": "12.0.0",
-    "cufftXtSetJITCallback": "12.0.0",
 }
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
+    ("cufftXtSetJITCallback", "12.0.0", "__cufftXtSetJITCallback_12_7"),
     ("CUFFT_VER_MAJOR", "12.0.0", 11),
     ("CUFFT_VER_MINOR", "12.5.0", 1),
     ("CUFFT_VER_MINOR", "12.1.0", 0),

@@ -24,7 +24,10 @@ from cudabind.sys.cuda_types import (
 SINCE: dict[str, str] = {}
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "curandGenerateBinomial": "declared, but not among the symbols of libcurand.so",
+    "curandGenerateBinomialMethod": "declared, but not among the symbols of libcurand.so",
+}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("CURAND_VER_MINOR", "10.4.0", 3),
     ("CURAND_VER_PATCH", "10.4.5", 1),

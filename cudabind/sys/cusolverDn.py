@@ -90,7 +90,14 @@ UNTIL: dict[str, str] = {
     "cusolverDnGesvd": "11.7.5",
 }
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "cusolverDnLoggerSetCallback": "declared, but not among the symbols of libcusolver.so",
+    "cusolverDnLoggerSetFile": "declared, but not among the symbols of libcusolver.so",
+    "cusolverDnLoggerOpenFile": "declared, but not among the symbols of libcusolver.so",
+    "cusolverDnLoggerSetLevel": "declared, but not among the symbols of libcusolver.so",
+    "cusolverDnLoggerSetMask": "declared, but not among the symbols of libcusolver.so",
+    "cusolverDnLoggerForceDisable": "declared, but not among the symbols of libcusolver.so",
+}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("CUSOLVER_VER_MAJOR", "12.0.4", 11),
     ("CUSOLVER_VER_MINOR", "12.4.1", 0),
