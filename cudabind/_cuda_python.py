@@ -56,7 +56,7 @@ class Call:
 
 def _unavailable(call: CudaError, error: RuntimeError) -> CudaError:
     """What cuda-python raises where a library or one of its functions is missing, as ours."""
-    text = " ".join(str(error).split())
+    text = _load.in_short(error)
     install = _load.install(call.library)
     if call.function in text:
         return SymbolNotFound(call.library, call.function, text=text, hint=f"a newer library may have it: {install}")

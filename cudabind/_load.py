@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cudabind._agree import Opened
 from cudabind._version import STYLES
 from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
 
-__all__ = ["found_by", "install", "open", "open_override", "path", "version"]
+__all__ = ["found_by", "in_short", "install", "open", "open_override", "path", "version"]
 
 _opened: dict[str, Opened] = {}  # by Library.file: modules of one file share it
 _lock = threading.RLock()
@@ -75,6 +76,15 @@ def install(library: str) -> str:
         versions.append(_open("cuda").version)
     of_12 = any(each.startswith("12.") for each in versions)
     return f"pip install 'cudabind[{'cu12' if of_12 else 'cu13'}]'"
+
+
+def in_short(error: Exception) -> str:
+    """What cuda.pathfinder says of a search in vain, with the folders it names but not all that lies in them."""
+    text = str(error)
+    folders = re.findall(r'^ *listdir\("(.*)"\):$', text, re.MULTILINE)
+    if not folders:
+        return " ".join(text.split())
+    return f"{text.splitlines()[0]}, also in {', '.join(dict.fromkeys(folders))}"
 
 
 def _open(library: str) -> Opened:
@@ -164,7 +174,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
         found = pathfinder.load_nvidia_dynamic_lib(row.file)
     except (RuntimeError, ValueError) as error:  # not found, not usable, or a name that this pathfinder does not know
         _raise_unmet(row, error)
-        reasons.append(f"cuda.pathfinder: {' '.join(str(error).split())}")
+        reasons.append(f"cuda.pathfinder: {in_short(error)}")
         return None, ""
     return str(found.abs_path), str(found.found_via)
 

@@ -90,7 +90,7 @@ def _call(function: str, *args: Any) -> Any:
         name = str(failed).split(" ", maxsplit=1)[0]
         raise NvJitLinkError("nvJitLink", function, int(failed.status), f"NVJITLINK_{name}") from failed
     except RuntimeError as missing:
-        text = " ".join(str(missing).split())
+        text = _load.in_short(missing)
         raise LibraryNotFound("nvJitLink", function, text=text, hint=_load.install("nvJitLink")) from missing
 
 

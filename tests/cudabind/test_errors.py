@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,3 +167,54 @@ def test_without_a_driver_the_library_itself_says_so(
 def test_the_name_is_not_said_twice() -> None:
     error = errors.CudnnError("cudnn", "cudnnCreate", 2000, "CUDNN_STATUS_BAD_PARAM", "CUDNN_STATUS_BAD_PARAM", "try")
     assert str(error) == "cudnn: cudnnCreate failed with CUDNN_STATUS_BAD_PARAM (2000). Hint: try"
+
+
+# In a process of its own: after a fault no CUDA call of a process works again.
+FAULT = """
+import ctypes, json, sys
+from cudabind import driver, nvrtc
+from cudabind.errors import CudaError
+from cudabind.sys import cublas, cufft, curand
+
+def outcome(call, *arguments):
+    try:
+        return [call(*arguments), None]
+    except CudaError as error:
+        return [error.sticky, "driver.cuCtxSynchronize()" in error.hint]
+
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)))
+handle, generator, plan = cublas.cublasHandle_t(), curand.curandGenerator_t(), ctypes.c_int32()
+cublas.cublasCreate_v2(ctypes.byref(handle))
+curand.curandCreateGenerator(ctypes.byref(generator), 100)
+cufft.cufftPlan1d(ctypes.byref(plan), 64, cufft.cufftType.CUFFT_C2C, 1)
+memory, one = int(driver.cuMemAlloc(1 << 16)), ctypes.c_float(1)
+calls = {
+    "cublas": (cublas.cublasSscal_v2, handle, 64, ctypes.byref(one), memory, 1),
+    "cufft": (cufft.cufftExecC2C, plan, memory, memory, -1),
+    "curand": (curand.curandGenerateUniform, generator, memory, 64),
+}
+before = {name: outcome(*call) for name, call in calls.items()} | {"driver": outcome(driver.cuCtxSynchronize)}
+major = driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0)
+source = 'extern "C" __global__ void bad(int *p) { p[threadIdx.x] = 1; }'
+module = driver.cuModuleLoadData(nvrtc.compile(source, options=[f"-arch=compute_{major}0"]).code)
+bad = driver.cuModuleGetFunction(module, b"bad")
+driver.cuLaunchKernel(bad, 1, 1, 1, 32, 1, 1, 0, 0, ((8,), (ctypes.c_void_p,)), 0)
+fault = outcome(driver.cuCtxSynchronize)
+after = {name: outcome(*call) for name, call in calls.items()} | {"driver": outcome(driver.cuCtxSynchronize)}
+json.dump({"before": before, "fault": fault, "after": after}, sys.stdout)
+"""
+
+
+@pytest.mark.gpu
+def test_after_a_fault_only_the_driver_says_that_the_process_is_lost() -> None:
+    for library in ("cuda", "nvrtc", "cublas", "cufft", "curand"):
+        if not has(library):
+            pytest.skip(f"{library} is not installed: {_load.install(library)}")
+    done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert all(outcome == [None, None] for outcome in said["before"].values())
+    lost, ask = [True, False], [False, True]
+    assert said["fault"] == lost
+    assert said["after"] == {"cublas": ask, "cufft": ask, "curand": ask, "driver": lost}

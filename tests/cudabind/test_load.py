@@ -137,6 +137,26 @@ def test_absence_lists_every_place_and_what_to_install(monkeypatch: pytest.Monke
     assert caught.value.status is None
 
 
+def test_a_folder_searched_in_vain_is_named_but_not_listed(tmp_path: Path) -> None:
+    """cuda.pathfinder lists all that lies in CUDA_PATH, which in a toolkit is more than a screen can hold."""
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libunrelated.so.1").touch()
+    code = (
+        "import sys\n"
+        "from cuda.pathfinder import load_nvidia_dynamic_lib\n"
+        "from cudabind import _load\n"
+        "try:\n    load_nvidia_dynamic_lib('cufftMp')\n"  # one that no extra of ours brings
+        "except RuntimeError as error:\n    print(error, _load.in_short(error), sep='\\n---\\n')"
+    )
+    env = {**os.environ, "CUDA_PATH": str(tmp_path), "CUDA_HOME": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    if "libunrelated" not in said.stdout:
+        pytest.skip("this cuda.pathfinder knows no cufftMp, finds one, or lists no folders")
+    short = said.stdout.split("\n---\n")[1]
+    assert f"also in {tmp_path / 'lib64'}" in short
+    assert "libunrelated" not in short
+
+
 @pytest.mark.usefixtures("fakes")
 def test_a_file_that_is_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     libm = find_library("m")
