@@ -140,6 +140,7 @@ def export(
     BufferError, as the protocol asks, for a dtype that DLPack lacks, for a copy, and for another device.
     """
     tensor.device.check(tensor)
+    tensor.device.look(tensor)
     if tensor.dtype not in CODES:
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
@@ -243,6 +244,7 @@ def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
     if tensor.device.is_host:
         raise AttributeError("a tensor on the host has no __cuda_array_interface__")
     tensor.device.check(tensor)
+    tensor.device.look(tensor)
     if tensor.dtype.numpy.kind == "V" or tensor.dtype.numpy.isbuiltin != 1:
         raise AttributeError(f"__cuda_array_interface__ has no type string for {tensor.dtype}; use from_dlpack")
     users = list(tensor.storage.users())

@@ -62,6 +62,7 @@ class Supervisor:
             all others where least is to be done. "fair": always where least is to be done.
         setup: with "process", modules that the child imports first, for rows and requests of one's own.
         spare: with "process", keep a second child that is ready, so that replacing one takes less time.
+        hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
 
@@ -87,6 +88,7 @@ class Supervisor:
         max_seconds: float = 5.0,
         setup: Sequence[str] = (),
         spare: bool = False,
+        hang_seconds: float = 1.0,
     ) -> None:
         _one_of("isolation", isolation, ("thread", "process"))
         _one_of("when_full", when_full, ("block", "raise"))
@@ -106,7 +108,7 @@ class Supervisor:
             from dispatch.isolate.memory import shared
 
             self.device = home = shared(self.device.name)
-            crew = ProcessCrew(home, streams, queue_size, max_restarts, max_seconds, setup, spare)
+            crew = ProcessCrew(home, streams, queue_size, max_restarts, max_seconds, setup, spare, hang_seconds)
         self._crew = crew
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         crew.start()
@@ -117,7 +119,7 @@ class Supervisor:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
         `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
-        with DeadlineExceeded. `worker` is the number of the worker to run it. Raises QueueFull, Closed after close(),
+        with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the number of the worker to run it. Raises QueueFull, Closed after close(),
         DeviceFault where the device is lost, WorkerFailed where the circuit is open.
         """
         crew = self._crew

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import select
 import threading
@@ -31,16 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessCrew"]
 
-TICK = 0.25  # seconds between looks at whether a child with work to do was stopped
-HANG_SECONDS = 1.0  # a request that runs so long, while one behind it is past its deadline, is taken to hang
+TICK = 0.25  # seconds between looks at whether the child was stopped
 DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
 
 
 class Loss(NamedTuple):
-    """Why a child is to be replaced; `proven` where the device itself said that a request faulted."""
+    """Why a child is to be replaced; `proven` where the device itself said that a request faulted.
+
+    `hanging` are the requests of which one may be without an end: those that the workers had been with the longest.
+    """
 
     why: str
     error: BaseException | None = None
+    hanging: frozenset[int] = frozenset()
 
     @property
     def proven(self) -> bool:
@@ -66,7 +70,9 @@ class ProcessCrew(Crew):
         max_seconds: float,
         setup: Sequence[str] = (),
         spare: bool = False,
+        hang_seconds: float = 1.0,
     ) -> None:
+        self._hang_seconds = hang_seconds
         self.numbers, self.names = itertools.count(1), itertools.count(1)
         self.generation = 0
         self._setup, self._wants_spare = tuple(setup), spare
@@ -204,15 +210,13 @@ class ProcessCrew(Crew):
             if loss is not None:
                 self._recover(loss)
 
-    def _patience(self) -> float | None:
-        """Milliseconds that the warden may sleep."""
+    def _patience(self) -> float:
+        """Milliseconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
         with self.lock:
             while self._deadlines and self._deadlines[0][3]._status:
                 heapq.heappop(self._deadlines)
-            due = self._deadlines[0][0] - monotonic() if self._deadlines else None
-        tick = TICK if any(seat.sent for seat in self.seats) else None
-        waits = [max(wait, 0.001) for wait in (due, tick) if wait is not None]
-        return min(waits) * 1000 if waits else None
+            due = self._deadlines[0][0] - monotonic() if self._deadlines else TICK
+        return min(max(due, 0.001), TICK) * 1000
 
     def _read(self, seat: RemoteSeat) -> Loss | None:
         """Settle what a worker reports, and send it more."""
@@ -255,15 +259,14 @@ class ProcessCrew(Crew):
                 if future._status or number not in seat.sent:
                     heapq.heappop(self._deadlines)
                     continue
-            oldest = next(iter(seat.sent))
-            if oldest != number and now - seat.since < HANG_SECONDS:
+            if next(iter(seat.sent)) != number and now - seat.since < self._hang_seconds:
                 return None  # it may only be late: another look at the next tick
             with self.lock:
                 heapq.heappop(self._deadlines)
             text = "it had not ended when the time it was submitted with was over, and its process was replaced"
-            sent = seat.sent.pop(number)
-            self._give_up(sent, DeadlineExceeded(text))
-            return Loss("a request hung beyond its deadline")
+            self._give_up(seat.sent[number], DeadlineExceeded(text))
+            oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
+            return Loss("a request hung beyond its deadline", hanging=oldest)
         return None
 
     def _give_up(self, sent: Sent, error: BaseException) -> None:
@@ -305,7 +308,7 @@ class ProcessCrew(Crew):
                 text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[sent.number]}"
                 self._give_up(sent, self._fault(sent, text, loss))
         for sent in suspects:
-            if sent.number not in unsafe and not self._repeat(sent):
+            if sent.number not in unsafe and not self._repeat(sent, sent.number in loss.hanging):
                 return
         self._connect()
         self._tell_observers()
@@ -337,7 +340,7 @@ class ProcessCrew(Crew):
             return False
         return True
 
-    def _repeat(self, sent: Sent) -> bool:
+    def _repeat(self, sent: Sent, may_hang: bool) -> bool:
         """Run one request that was in flight alone; False where the circuit is open now."""
         seat: RemoteSeat = sent.seat
         if self.device.taints:
@@ -349,7 +352,7 @@ class ProcessCrew(Crew):
                 self._give_up(sent, error)
                 return True
         for _ in range(DEATHS):
-            loss = self._alone(sent)
+            loss = self._alone(sent, may_hang)
             if loss is None:
                 return True
             if sent.number not in seat.sent or loss.proven:  # it hung, or faulted
@@ -362,12 +365,12 @@ class ProcessCrew(Crew):
         self._give_up(sent, self._fault(sent, why, Loss(why)))
         return True
 
-    def _alone(self, sent: Sent) -> Loss | None:
+    def _alone(self, sent: Sent, may_hang: bool) -> Loss | None:
         """Send a request to a child that has nothing else to do, and wait for its end."""
         child, seat = self._present(), sent.seat
         link = child.links[seat.index]
         seat.link = link
-        started = monotonic()
+        ends = self._limit(sent, may_hang)
         try:
             seat.again(sent)
             while sent.number in seat.sent:
@@ -380,7 +383,7 @@ class ProcessCrew(Crew):
                     loss = self._hear(child)
                     if loss is not None:
                         return loss
-                elif self._overdue(sent, started):
+                elif monotonic() > ends:
                     text = "it ran beyond its deadline, or without an end before others that had one, also alone"
                     self._give_up(sent, DeadlineExceeded(text))
                     return Loss("a request hung")
@@ -393,12 +396,12 @@ class ProcessCrew(Crew):
             seat.link = None
         return None
 
-    def _overdue(self, sent: Sent, started: float) -> bool:
-        future = sent.future
-        if isinstance(future, TimedFuture):
-            return monotonic() > max(future.deadline, started + HANG_SECONDS)
-        waiting = any(isinstance(other.future, TimedFuture) for other in sent.seat.sent.values())
-        return waiting and monotonic() > started + HANG_SECONDS
+    def _limit(self, sent: Sent, may_hang: bool) -> float:
+        """The moment at which a request that runs alone is taken to be without an end."""
+        soonest = monotonic() + self._hang_seconds
+        if isinstance(sent.future, TimedFuture):
+            return max(sent.future.deadline, soonest)
+        return soonest if may_hang else math.inf
 
     def _last_words(self, child: Child) -> Loss | None:
         """What a child that is gone said of it, if it did."""

@@ -1,0 +1,137 @@
+"""Frames arrive whole and in order, and requests and errors come out as they went in, without their arrays."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.isolate import wire
+from dispatch.isolate.memory import SharedHost
+from dispatch.ops.matmul.scales import NO_SCALES
+
+
+@pytest.fixture
+def pair():
+    ends = [wire.Link(end) for end in socket.socketpair()]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
+def home():
+    device = SharedHost()
+    yield device
+    device.close()
+
+
+MESSAGE = [1, (2, 3), (-1, 7, b"bytes"), (4, 5, ((0, 512, 1024),)), 2**60, "text", 0.5, None]
+
+
+def test_a_message_comes_out_as_it_went_in(pair):
+    one, other = pair
+    one.send(MESSAGE)
+    one.send([])
+    assert other.receive() == MESSAGE
+    assert other.receive() == []
+    assert other.receive(wait=False) is None
+
+
+def test_a_frame_that_comes_in_pieces_is_put_together(pair):
+    one, other = pair
+    whole = [bytes(200_000), 7]
+    sender = threading.Thread(target=one.send, args=(whole,))
+    sender.start()
+    assert other.receive() == whole
+    sender.join()
+    for byte in wire.LENGTH.pack(5):
+        assert other.receive(wait=False) is None
+        one.socket.send(bytes([byte]))
+    assert other.receive(wait=False) is None
+
+
+def test_the_end_of_the_other_process_is_told(pair):
+    one, other = pair
+    one.send([1])
+    one.close()
+    assert other.receive() == [1]
+    with pytest.raises(EOFError):
+        other.receive()
+    with pytest.raises(OSError, match="Broken pipe"):
+        other.send([1])
+
+
+def test_a_request_comes_out_with_the_same_tensors_and_fields(home, rng):
+    a, b = (home.array(rng.standard_normal((6, 6)), "f32") for _ in range(2))
+    bias = home.array(rng.standard_normal(12), "f32")[2:8]
+    fields = {"epilogue": dp.Epilogue.RELU_BIAS, "alpha": 0.5, "compute": dp.Compute.COMPUTE_32F, "workspace": 0}
+    request = dp.MatmulRequest(a, b.mT, bias=bias, **fields)
+    assert request.shape == (6, 6)  # a cached property, which must not cross
+    seen = []
+
+    def at(place, dtype, shape, strides, readonly):
+        seen.append((place.chunk, place.offset + place.start, dtype, shape, strides, readonly))
+        return next(t for t in (request.a, request.b, request.bias) if wire.place_of(t) == place and t.shape == shape)
+
+    data = wire.pack_request(request, home)
+    twin = wire.request_from(data, home, at)
+    assert len(data) < 1000
+    assert [(twin.a, twin.b, twin.bias)] == [(request.a, request.b, request.bias)]
+    assert {name: getattr(twin, name) for name in fields} == fields
+    assert twin.scales is NO_SCALES
+    assert "shape" not in vars(twin)
+    start = request.bias.ptr - home.chunks[0].base
+    assert seen[2] == (0, start, "f32", (6,), (1,), False)
+    assert seen[1][4] == (1, 6)
+
+
+def test_scales_cross_with_their_tensors(home):
+    a, b = home.array(np.ones((16, 16)), "f8e4m3"), home.array(np.ones((16, 16)), "f8e4m3").mT
+    request = dp.MatmulRequest(a, b, scales=dp.Scales(a=home.array([2.0], "f32"), b=0.5))
+    tensors = {wire.place_of(t): t for _, t, _ in request.tensors()}
+    twin = wire.request_from(wire.pack_request(request, home), home, lambda place, *_: tensors[place])
+    assert twin.scales.a is request.scales.a
+    assert (twin.scales.b, twin.scales.a_mode) == (0.5, request.scales.a_mode)
+
+
+def test_a_request_over_other_memory_is_refused(home):
+    elsewhere = dp.device("host").array(np.ones((2, 2)))
+    with pytest.raises(dp.errors.BadRequest, match=r"sup\.device\.array"):
+        wire.pack_request(dp.MatmulRequest(elsewhere, elsewhere), home)
+
+
+def test_a_request_that_does_not_pickle_says_so(home):
+    a = home.array(np.ones((2, 2)))
+    request = dp.MatmulRequest(a, a)
+    object.__setattr__(request, "out_dtype", threading.Lock())
+    with pytest.raises(dp.errors.BadRequest, match="pickle"):
+        wire.pack_request(request, home)
+
+
+class TwoWords(Exception):
+    """Cannot be made from its args."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_errors_come_out_with_their_fields_and_cause():
+    cause = ValueError("why")
+    error = dp.errors.BadRequest("a", "this", "that", "do so")
+    error.__cause__ = cause
+    twin = wire.error_from(wire.pack_error(error))
+    assert (type(twin), twin.operand, twin.hint, str(twin)) == (dp.errors.BadRequest, "a", "do so", str(error))
+    assert (type(twin.__cause__), str(twin.__cause__)) == (ValueError, "why")
+
+
+def test_an_error_that_does_not_pickle_comes_out_in_its_words():
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(TwoWords("half", "way")))
+    twin = wire.error_from(wire.pack_error(TwoWords("half", "way")))
+    assert isinstance(twin, dp.errors.WorkerFailed)
+    assert "TwoWords: half way" in str(twin)
