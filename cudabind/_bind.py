@@ -189,7 +189,7 @@ class SysLibrary:
         names = _names(function)
         statuses = names["_names"].resolve(self._status)
         name = statuses(status).name if status in statuses._value2member_map_ else "an unknown status"
-        text = names[self._text](status) if self._text else ""
+        text = (names[self._text](status) or "") if self._text else ""  # some have no words for what they do not know
         return self._error(self.name, function.__name__, status, name, text)
 
     def _symbol(self, name: str, names: dict[str, Any]) -> Any:

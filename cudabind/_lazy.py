@@ -143,7 +143,8 @@ class Module:
             if isinstance(value, Declaration) or (name in self._before and not hasattr(value, "__wrapped__"))
         }
         self._variables = {n: hint for n, hint in names.get("__annotations__", {}).items() if n not in names}
-        self._guessed: set[str] = set()  # made as in the newest version, because no library was found
+        # What was made as in the newest version because no library was found, and whether that is being done.
+        self._guessed: dict[str, Declaration | None] = {}
         self._guessing = False
         for name in self._waiting:
             del names[name]
@@ -151,6 +152,7 @@ class Module:
     def __getitem__(self, name: str) -> Any:
         """A name as an annotation means it, for `eval`. An enum is only made where its members are wanted."""
         if name in self._names:
+            self._guessing |= name in self._guessed
             return self._names[name]
         waiting = self._waiting.get(name)
         if isinstance(waiting, Declaration) and waiting.base is _IntEnum:
@@ -161,7 +163,8 @@ class Module:
 
     def evaluate(self, hint: str) -> Any:
         """What an annotation of the module stands for."""
-        return eval(hint, {}, cast("Mapping[str, object]", self))
+        with _lock:
+            return eval(hint, {}, cast("Mapping[str, object]", self))
 
     def names(self) -> list[str]:
         """Every name of the module, made or not: its `__dir__`."""
@@ -189,8 +192,10 @@ class Module:
         """Forget what was guessed while no library was found: now there is one, and it may be an older one."""
         if self._guessed:
             with _lock:
-                for name in self._guessed:
+                for name, declared in self._guessed.items():
                     self._names.pop(name, None)
+                    if declared is not None:
+                        declared.made = None
                 self._guessed.clear()
 
     def older(self, name: str, newest: Any) -> Any:
@@ -207,10 +212,12 @@ class Module:
     def make(self, declared: Declaration) -> Any:
         """The class that a Declaration stands for."""
         if declared.made is None:
-            made = declared.base.make(declared, self)
+            outer, self._guessing = self._guessing, False
+            declared.made = declared.base.make(declared, self)
             if self._guessing:
-                return made
-            declared.made = made
+                self._guessed[declared.name] = declared
+            self._guessing |= outer
+        self._guessing |= declared.name in self._guessed
         return declared.made
 
     def _make(self, name: str) -> Any:
@@ -221,7 +228,7 @@ class Module:
             value = self.resolve(value)
         value = self.make(value) if isinstance(value, Declaration) else value
         if self._guessing:
-            self._guessed.add(name)
+            self._guessed.setdefault(name)
         self._guessing |= outer
         return value
 

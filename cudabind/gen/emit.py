@@ -91,7 +91,10 @@ class _Writer:
         ]
         if self._row.prefixes:
             tables += [_table("LEFT_OUT", self._row.left_out), _table("NOT_EXPORTED", self._row.not_exported)]
-        rows = [(b.name, b.version, b.value) for b in self._merged.before if b.name not in self._imported]
+        rows = [(each.name, each.version, each.value) for each in self._merged.before]
+        if foreign := {name for name, *_ in rows} & self._foreign():
+            text = f"{', '.join(sorted(foreign))} changed, so an import of it would have to load the library"
+            raise EmitError(f"{self._row.module}: {text}: take its module out of uses")
         if rows and not self._row.prefixes:
             raise EmitError(f"{self._row.module}: {rows[0][0]} changed, but without a library no version can be asked")
         if rows:
@@ -101,6 +104,11 @@ class _Writer:
 
     def types(self) -> Iterable[str]:
         return map(self._declaration, self._own().values())
+
+    def _foreign(self) -> set[str]:
+        """The names of imported types, and the enumerators that come with them."""
+        types = [self._header.types[name] for name in self._imported if name in self._header.types]
+        return {*self._imported, *(name for each in types if isinstance(each, Enum) for name, _ in each.members)}
 
     def _own(self) -> dict[str, Declaration]:
         return {name: declared for name, declared in self._header.types.items() if name not in self._imported}

@@ -75,10 +75,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Record:
+    """A struct or union; ``c_name`` is how C spells it, ``""`` where it cannot: inside another, without a name."""
+
     name: str
     union: bool
     fields: tuple[Field, ...]
     size: int
+    c_name: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class _Reader:
         self.header = Header()
         self._home = home
         self._handles: dict[str, tuple[str, bool]] = {}  # the record each points to, and whether that is const
+        self._invented: set[str] = set()  # names of records inside records, for which C has none
         self._names: dict[int, str] = {}  # an enum or record without a tag goes by its first typedef
 
     def is_home(self, cursor: Cursor) -> bool:
@@ -288,7 +289,9 @@ class _Reader:
         if name not in self.header.types:
             fields = tuple(self._fields(cursor, name))
             union = cursor.kind is CursorKind.UNION_DECL
-            self.header.types[name] = Record(name, union, fields, cursor.type.get_size())
+            spelled = name if _untagged(cursor) else f"{'union' if union else 'struct'} {name}"
+            c_name = "" if name in self._invented else spelled
+            self.header.types[name] = Record(name, union, fields, cursor.type.get_size(), c_name)
         return Named(name, "record", name)
 
     def _fields(self, record: Cursor, outer: str) -> Iterable[Field]:
@@ -302,6 +305,7 @@ class _Reader:
             inner = _element(cursor.type).get_declaration()
             if _untagged(inner) and inner.hash not in self._names and inner.kind is not CursorKind.ENUM_DECL:
                 self._names[inner.hash] = f"{outer}_{name.strip('_')}"
+                self._invented.add(self._names[inner.hash])
             yield Field(name, self._member(cursor.type), offset, width, anonymous)
 
     def _member(self, kind: Type) -> CType:

@@ -52,7 +52,7 @@ def folders(row: Row, release: str) -> list[Path]:
     """
     needed = wheels(row, release)
     fetch(needed)
-    return [*(folder for each in needed for folder in include(each)), C_SHIM, _compilers_own()]
+    return [*(folder for each in needed for folder in include(each)), C_SHIM, compilers_own()]
 
 
 def headers(row: Row, release: str) -> tuple[str, ...]:
@@ -105,7 +105,12 @@ def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
 
 
 @cache
-def _compilers_own() -> Path:
+def compilers_own() -> Path:
+    """The folder of gcc's stddef.h and stdint.h.
+
+    Raises:
+        HeaderError: gcc is not installed.
+    """
     try:
         found = subprocess.run(["gcc", "-print-file-name=include"], capture_output=True, text=True, check=True)
     except OSError as error:

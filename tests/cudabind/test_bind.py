@@ -1,8 +1,9 @@
-"""The binding machinery with a library of our own: what a signature becomes, and that threads may race for it."""
+"""The binding machinery with a library of our own: what a signature becomes, which version counts, and races for it."""
 
 from __future__ import annotations
 
 import ctypes
+import pickle
 import shutil
 import subprocess
 import sys
@@ -18,36 +19,82 @@ from cudabind import _bind, _load
 from cudabind.errors import CudaError, LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SOURCE = """
 typedef struct { double x; int n; } tinyPair;
-int tinyVersion(int *value) { *value = 2010; return 0; }
+const void *TINY_KIND = &TINY_KIND;
+int tinyVersion(int *value) { *value = VERSION; return 0; }
 int tinyDo(int status) { return status; }
 long long tinyAdd(long long a, int b) { return a + b; }
 const char *tinyText(int status) { return status == 3 ? "it is three" : 0; }
 void tinyNothing(void) {}
 double tinySum(const tinyPair *pair) { return pair->x + pair->n; }
+int tinyEach(int n, int (*each)(int, void *), void *user) {
+  int i, sum = 0;
+  for (i = 0; i < n; i++) sum += each(i, user);
+  return sum;
+}
+void *tinyRead(const void *object) { return (void *)object; }
+int tinyOnce(void) { return 1; }
+int tinyOnce_2(void) { return 2; }
 """
 
 MODULE = """
 from __future__ import annotations
-from ctypes import Structure
-from enum import IntEnum
-from cudabind._bind import Mem, Ptr, SysLibrary, char_p, float64, int32_t, int64_t, struct
+from cudabind._bind import SysLibrary
+from cudabind._lazy import Callback, Handle, IntEnum, Structure, lazy
+from cudabind._types import Mem, Ptr, address, char_p, float64, int32_t, int64_t, void_p
 from cudabind.errors import CudaError
+
+SINCE = {"tinyLate": "3.1", "tinyNew": "3.0"}
+UNTIL = {"tinyGoneForGood": "1.4"}
+NOT_EXPORTED = {"tinyGone": "never there"}
+BEFORE = (
+    ("tinyBox", "3.0", "tinyBox_before_3_0"),
+    ("tinyBox", "2.0", "tinyBox_before_2_0"),
+    ("TINY_COUNT", "3.0", 2),
+    ("TINY_VERSION", "3.0", 2100),
+    ("tinyOnce", "3.0", "tinyOnce_2"),
+)
 
 class tinyStatus(IntEnum):
     TINY_OK = 0
     TINY_BAD = 3
 
-@struct
+class tinyMode(IntEnum):
+    TINY_SLOW = 0
+    TINY_FAST = 1
+    TINY_COUNT = 3
+
+tinyMode_t = tinyMode
+
 class tinyPair(Structure):
     x: float64
     n: int32_t
 
-_lib = SysLibrary("tiny", tinyStatus, CudaError, "tinyText")
+class tinyBox_before_2_0(Structure):
+    pair: tinyPair
+
+class tinyBox_before_3_0(Structure):
+    one: int64_t
+
+class tinyBox(Structure):
+    one: int64_t
+    two: int64_t
+
+class tinyConst_t(Handle): ...
+
+class tinyObject_t(tinyConst_t): ...
+
+class tinyEach_t(Callback):
+    def __call__(self, index: int32_t, user: void_p, /) -> int32_t: ...
+
+TINY_VERSION = 3100
+TINY_KIND: tinyConst_t
+
+_lib = SysLibrary("tiny", "tinyStatus", CudaError, "tinyText")
 
 @_lib.status
 def tinyDo(status: int32_t, /) -> tinyStatus: ...
@@ -59,8 +106,20 @@ def tinyText(status: tinyStatus, /) -> str: ...
 def tinyNothing() -> None: ...
 @_lib.value
 def tinySum(pair: Ptr[tinyPair], /) -> float64: ...
+@_lib.value
+def tinyEach(n: int32_t, each: tinyEach_t, user: void_p, /) -> int32_t: ...
+@_lib.value
+def tinyRead(object: tinyConst_t, /) -> address: ...
+@_lib.value
+def tinyOnce() -> int32_t: ...
 @_lib.status
 def tinyGone() -> tinyStatus: ...
+@_lib.status
+def tinyLate() -> tinyStatus: ...
+@_lib.status
+def tinyGoneForGood() -> tinyStatus: ...
+
+_names = lazy(globals())
 """
 
 
@@ -71,19 +130,31 @@ def import_text(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def build(folder: Path, version: int) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
-    (tmp_path / "tiny.c").write_text(SOURCE)
-    library = tmp_path / "libtiny.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "tiny.c"], check=True)
+    source, library = folder / "tiny.c", folder / "libtiny.so.1"
+    source.write_text(SOURCE)
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-DVERSION={version}", "-o", library, source], check=True)
+    return library
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module, with its library nowhere to be found."""
     row = cudabind.Library("tiny", "tiny", "libtiny.so.1", "tinyVersion", "thousands", "pip install tiny")
     monkeypatch.setitem(cudabind.LIBRARIES, "tiny", row)
-    monkeypatch.setenv("CUDABIND_TINY_PATH", str(library))
+    monkeypatch.setenv("CUDABIND_TINY_PATH", "/nowhere/libtiny.so.1")
     yield import_text("cudabind_test_tiny")
     _load._opened.pop("tiny", None)
     del sys.modules["cudabind_test_tiny"]
+
+
+@pytest.fixture
+def tiny(module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, and version 2.1 of its library."""
+    monkeypatch.setenv("CUDABIND_TINY_PATH", str(build(tmp_path, 2010)))
+    return module
 
 
 def test_success_is_none_and_failure_an_error_with_the_librarys_words(tiny: ModuleType) -> None:
@@ -120,33 +191,53 @@ def test_a_missing_symbol_raises_at_the_call_and_says_what_to_install(tiny: Modu
         assert part in str(caught.value)
 
 
-def test_a_missing_library_raises_at_the_call(tiny: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDABIND_TINY_PATH", "/nowhere/libtiny.so.1")
+def test_a_function_that_is_newer_than_the_library_says_both_versions(tiny: ModuleType) -> None:
+    with pytest.raises(SymbolNotFound, match=r"tinyLate: needs tiny 3\.1 or newer, installed is 2\.1 \(/.*libtiny"):
+        tiny.tinyLate()
+
+
+def test_a_function_that_was_removed_says_both_versions(tiny: ModuleType) -> None:
+    with pytest.raises(SymbolNotFound, match=r"tinyGoneForGood: needs tiny 1\.4 or older, installed is 2\.1"):
+        tiny.tinyGoneForGood()
+
+
+def test_a_module_tells_which_functions_a_version_has(module: ModuleType) -> None:
+    everywhere = {"tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinySum", "tinyEach", "tinyRead", "tinyOnce"}
+    assert _bind.expected(module, "1.2") == everywhere | {"tinyGoneForGood"}
+    assert _bind.expected(module, "2.1") == everywhere
+    assert _bind.expected(module, "3.10") == everywhere | {"tinyLate"}
+
+
+def test_a_missing_library_raises_at_the_call(module: ModuleType) -> None:
     with pytest.raises(LibraryNotFound, match="/nowhere"):
-        tiny.tinyDo(0)
+        module.tinyDo(0)
 
 
 def test_a_function_keeps_its_name_and_knows_its_library(tiny: ModuleType) -> None:
     assert repr(tiny.tinyDo) == "<tiny function tinyDo>"
-    assert list(_bind.symbols(tiny)) == ["tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinySum", "tinyGone"]
+    assert {"tinyDo", "tinySum", "tinyGone"} <= set(_bind.symbols(tiny))
+    assert "tinyStatus" not in _bind.symbols(tiny)
     with pytest.raises(AttributeError, match="has no attribute 'uncheked'"):
         tiny.tinyDo.uncheked  # noqa: B018 - reading it is the test
 
 
-def test_threads_that_race_to_bind_get_one_and_the_same_function(tiny: ModuleType) -> None:
-    count = 16
+def test_a_function_with_another_symbol_in_old_libraries_is_bound_to_that(tiny: ModuleType) -> None:
+    assert tiny.tinyOnce() == 2
+
+
+def race(work: Callable[[], object], count: int = 16) -> list[object]:
+    """What each of many threads got that start at once and are switched as often as can be."""
     start = threading.Barrier(count)
     got: list[object] = []
 
-    def bind() -> None:
+    def run() -> None:
         start.wait()
-        got.append(tiny.tinyAdd.unchecked)
-        assert tiny.tinyAdd(1, 1) == 2
+        got.append(work())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=bind) for _ in range(count)]
+        threads = [threading.Thread(target=run) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -154,9 +245,112 @@ def test_threads_that_race_to_bind_get_one_and_the_same_function(tiny: ModuleTyp
     finally:
         sys.setswitchinterval(interval)
     assert len(got) == count
-    assert len(set(map(id, got))) == 1
+    return got
 
 
-def test_an_enum_argument_is_an_int_for_ctypes(tiny: ModuleType) -> None:
-    assert issubclass(tiny.tinyStatus, IntEnum)
+def test_threads_that_race_to_bind_get_one_and_the_same_function(tiny: ModuleType) -> None:
+    def bind() -> object:
+        assert tiny.tinyAdd(1, 1) == 2
+        return tiny.tinyAdd.unchecked
+
+    assert len(set(map(id, race(bind)))) == 1
+
+
+@pytest.mark.parametrize("name", ["tinyMode", "tinyBox", "tinyObject_t", "tinyEach_t"])
+def test_threads_that_race_for_a_type_get_one_and_the_same(tiny: ModuleType, name: str) -> None:
+    assert len(set(map(id, race(lambda: getattr(tiny, name))))) == 1
+
+
+def test_threads_may_race_for_types_and_functions_that_need_them(tiny: ModuleType) -> None:
+    """The two take their locks one inside the other: it must be the same way round for all."""
+    names = iter(["tinyBox", "tinyPair", "tinySum"] * 8)
+
+    def use() -> object:
+        used = getattr(tiny, next(names))
+        return used.unchecked if used is tiny.tinySum else used
+
+    assert len(set(map(id, race(use, 24)))) == 3
+    assert tiny.tinySum(tiny.tinyPair(x=1.5, n=2)) == 3.5
+
+
+def test_an_enum_argument_is_an_int_for_ctypes_and_needs_no_enum(tiny: ModuleType) -> None:
     assert tiny.tinyText.unchecked.argtypes == (ctypes.c_int,)
+    assert "tinyStatus" not in vars(tiny)
+    assert issubclass(tiny.tinyStatus, IntEnum)
+    assert "tinyStatus" in vars(tiny)
+
+
+def test_types_are_made_when_they_are_used_and_stay(module: ModuleType) -> None:
+    assert not {"tinyStatus", "tinyPair", "tinyObject_t"} & vars(module).keys()
+    assert {"tinyStatus", "tinyPair", "tinyObject_t", "TINY_KIND", "tinyDo"} <= set(dir(module))
+    assert module.tinyPair is module.tinyPair
+    assert module.tinyStatus.TINY_BAD is module.tinyStatus(3)
+    assert (
+        module.tinyPair.__module__ == module.tinyStatus.__module__ == module.tinyObject_t.__module__ == module.__name__
+    )
+    with pytest.raises(AttributeError, match="'cudabind_test_tiny' has no attribute 'tinyStatu'"):
+        module.tinyStatu  # noqa: B018 - reading it is the test
+
+
+def test_an_enumerator_survives_pickling(module: ModuleType) -> None:
+    assert pickle.loads(pickle.dumps(module.tinyStatus.TINY_BAD)) is module.tinyStatus.TINY_BAD
+
+
+def test_an_alias_is_the_type_itself(module: ModuleType) -> None:
+    assert module.tinyMode_t is module.tinyMode
+
+
+def test_a_handle_is_taken_where_a_const_one_is_and_not_the_other_way_round(tiny: ModuleType) -> None:
+    assert tiny.tinyRead(tiny.tinyObject_t(5)) == 5
+    assert not issubclass(tiny.tinyConst_t, tiny.tinyObject_t)
+    with pytest.raises(ctypes.ArgumentError):
+        tiny.tinyRead(ctypes.c_void_p(5))
+
+
+def test_a_callback_has_the_types_of_its_call(tiny: ModuleType) -> None:
+    assert tiny.tinyEach(4, tiny.tinyEach_t(lambda index, user: index * user), 10) == 60
+
+
+def test_a_variable_is_the_librarys_own(tiny: ModuleType) -> None:
+    kind = tiny.TINY_KIND
+    assert type(kind) is tiny.tinyConst_t
+    assert kind.value == ctypes.addressof(kind)  # it holds its own address
+    assert tiny.TINY_KIND is kind
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "count", "number"),
+    [
+        (1040, ["pair"], 2, 2100),
+        (2010, ["one"], 2, 2100),
+        (3000, ["one", "two"], 3, 3100),
+        (10000, ["one", "two"], 3, 3100),
+    ],
+)
+def test_what_differs_goes_by_the_library_that_is_loaded(
+    module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    fields: list[str],
+    count: int,
+    number: int,
+) -> None:
+    monkeypatch.setenv("CUDABIND_TINY_PATH", str(build(tmp_path, version)))
+    assert [name for name, *_ in module.tinyBox._fields_] == fields
+    values = module.tinyMode.TINY_COUNT, module.TINY_VERSION
+    assert values == (count, number)
+    assert "tinyBox" in vars(module)
+
+
+def test_without_a_library_the_newest_counts_until_one_is_loaded(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ctypes.sizeof(module.tinyBox) == 16
+    assert module.tinyBox is module.tinyBox
+    assert module.tinyMode_t.TINY_COUNT == 3
+    monkeypatch.setenv("CUDABIND_TINY_PATH", str(build(tmp_path, 2010)))
+    module.tinyDo(0)
+    assert ctypes.sizeof(module.tinyBox) == 8
+    assert module.tinyMode_t.TINY_COUNT == 2
+    assert module.tinyMode is module.tinyMode_t

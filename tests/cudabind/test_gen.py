@@ -1,11 +1,11 @@
-"""The generator on a header that has everything awkward in it, and on NVIDIA's: what is committed is what it makes."""
+"""The generator on headers with everything awkward in them, and on NVIDIA's: what is committed is what it makes."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import shutil
-from importlib import metadata
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,13 +15,16 @@ if shutil.which("gcc") is None:
     pytest.skip("gcc, whose own headers the parser needs, is not installed", allow_module_level=True)
 
 from cudabind.gen import __main__ as command
-from cudabind.gen import layout
+from cudabind.gen import layout, sources
 from cudabind.gen.emit import EmitError, emit
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import HEADERS_LEFT_OUT, RELEASES, ROWS, WHEELS, Row
+from cudabind.gen.merge import Before, Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
+from cudabind.gen.wheels import WheelError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from cudabind.gen.model import Header
 
@@ -38,12 +41,16 @@ HEADER = """
 #define AWK_NAME "awk" "ward"
 #define AWK_TWICE(x) ((x) * 2)
 #define awkOld awkOpen_v2
+static const int AWK_FIXED = 12;
 
 typedef enum { AWK_OK = 0, AWK_BAD = 3, AWK_ALSO_BAD = AWK_BAD, AWK_BELOW = -1 } awkStatus_t;
 typedef enum awkMode { AWK_FAST = 1 } awkMode_t;
 enum { AWK_LOOSE = 9 };
 
 typedef struct awkContext *awkHandle_t;
+typedef struct awkThing *awkThing_t;
+typedef const struct awkThing *awkConstThing_t;
+extern const awkConstThing_t AWK_DEFAULT_THING;
 typedef void *awkDesc_t;
 typedef uint64_t awkFlags_t;
 typedef double *awkTable_t;
@@ -85,7 +92,7 @@ int other(void);
 ROW = Row(
     module="awk",
     headers=("awk.h",),
-    wheel=("awk", "1.0"),
+    wheel="awk",
     docs="https://example.org",
     prefixes=("awk",),
     status="awkStatus_t",
@@ -96,15 +103,24 @@ ROW = Row(
 )
 
 
+def parsed(text: str, folder: Path) -> Header:
+    """The header as the generator reads it."""
+    (folder / "awk.h").write_text(text)
+    return parse(ROW.headers, [folder, sources.compilers_own()], ROW.prefixes)
+
+
+def emitted(header: Header, row: Row = ROW) -> str:
+    return emit(row, merge([("1.0", header)]), {}, "awk 1.0")
+
+
 @pytest.fixture
 def header(tmp_path: Path) -> Header:
-    (tmp_path / "awk.h").write_text(HEADER)
-    compiler = command.include_folders("libclang")[-1]
-    return parse(ROW.headers, [tmp_path, compiler], ROW.prefixes)
+    return parsed(HEADER, tmp_path)
 
 
 def test_macros_are_evaluated_and_what_is_no_constant_drops_out(header: Header) -> None:
     assert header.constants == {
+        "AWK_FIXED": 12,
         "AWK_LOOSE": 9,
         "AWK_MAX": 16,
         "AWK_MASK": 0xFF00000000,
@@ -129,10 +145,15 @@ def test_functions_are_the_librarys_own(header: Header) -> None:
 
 
 def test_the_text_says_what_the_header_says(header: Header) -> None:
-    text = emit(ROW, header, {})
+    text = emitted(header)
     for line in (
         "class awkHandle_t(Handle): ...",
         "class awkDesc_t(Handle): ...",
+        "class awkConstThing_t(Handle): ...",
+        "class awkThing_t(awkConstThing_t): ...",
+        "AWK_DEFAULT_THING: awkConstThing_t",
+        "class awkCallback_t(Callback):",
+        "    def __call__(self, level: int32_t, text: char_p, user: void_p, /) -> None: ...",
         "awkMode_t = awkMode",
         "awkFlags_t = uint64_t",
         "awkTable_t = Mem[c_double]",
@@ -155,9 +176,8 @@ def test_the_text_says_what_the_header_says(header: Header) -> None:
 
 
 def test_layouts_are_the_compilers(header: Header) -> None:
-    text = emit(ROW, header, {})
-    layout.check(text, header)
-    module = layout.load(text)
+    module = layout.load("awk", emitted(header))
+    layout.check(module, header)
     whole = module.awkAll()
     whole.i = 0x3F800000
     assert whole.f == 1.0
@@ -169,50 +189,212 @@ def test_layouts_are_the_compilers(header: Header) -> None:
 
 
 def test_a_layout_that_ctypes_cannot_have_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "awk.h").write_text("struct awkTight { char a; int b; } __attribute__((packed));\n")
-    header = parse(("awk.h",), [tmp_path, command.include_folders("libclang")[-1]])
-    text = emit(dataclasses.replace(ROW, prefixes=()), header, {})
+    header = parsed("struct awkTight { char a; int b; } __attribute__((packed));\n", tmp_path)
+    module = layout.load("awk", emitted(header, dataclasses.replace(ROW, prefixes=())))
     with pytest.raises(layout.LayoutError, match=r"awkTight has 8 bytes, the compiler gives it 5"):
-        layout.check(text, header)
+        layout.check(module, header)
 
 
 def test_an_inline_function_needs_a_reason(header: Header) -> None:
     with pytest.raises(EmitError, match="inline, so give a reason in left_out: awkInline"):
-        emit(dataclasses.replace(ROW, left_out={}), header, {})
+        emitted(header, dataclasses.replace(ROW, left_out={}))
 
 
 def test_a_reason_for_what_is_not_there_is_refused(header: Header) -> None:
     with pytest.raises(EmitError, match="no function: awkGone"):
-        emit(dataclasses.replace(ROW, left_out={**ROW.left_out, "awkGone": "it is gone"}), header, {})
+        emitted(header, dataclasses.replace(ROW, left_out={**ROW.left_out, "awkGone": "it is gone"}))
 
 
 def test_success_must_be_zero(header: Header) -> None:
     with pytest.raises(EmitError, match="AWK_BAD is not the 0 of awkStatus_t"):
-        emit(dataclasses.replace(ROW, success="AWK_BAD"), header, {})
+        emitted(header, dataclasses.replace(ROW, success="AWK_BAD"))
 
 
 def test_a_header_that_does_not_compile_is_an_error_with_the_parsers_words(tmp_path: Path) -> None:
     with pytest.raises(HeaderError, match=r"nowhere\.h"):
-        parse(("nowhere.h",), [tmp_path])
+        parse(("nowhere.h",), [tmp_path, sources.compilers_own()])
+
+
+OLD = """
+typedef enum { AWK_OK = 0, AWK_DROPPED = 4 } awkStatus_t;
+typedef enum { AWK_FAST = 1, AWK_MODES = 2 } awkMode_t;
+typedef struct { int one; } awkBox_t;
+typedef struct { int a; } awkConfig_v1;
+typedef awkConfig_v1 awkConfig_t;
+typedef enum { AWK_R_32F = 0 } awkKind_t;
+#define AWK_VERSION 1
+awkStatus_t awkGone(void);
+awkStatus_t awkBoth(const awkBox_t *box, awkKind_t oldName);
+static inline awkStatus_t awkHidden(int x) { return (awkStatus_t)x; }
+const char *awkText(awkStatus_t status);
+"""
+NEW = """
+typedef enum { AWK_OK = 0, AWK_BAD = 5 } awkStatus_t;
+typedef enum { AWK_FAST = 1, AWK_SLOW = 2, AWK_MODES = 3 } awkMode_t;
+typedef struct { int one; int two; } awkBox_t;
+typedef struct { int a; int b; } awkConfig_v2;
+typedef awkConfig_v2 awkConfig_t;
+typedef enum { AWK_R_32F = 0, AWK_R_64F = 1 } awkAnyKind_t;
+typedef awkAnyKind_t awkKind_t;
+#define AWK_VERSION 2
+awkStatus_t awkBoth(const awkBox_t *box, awkAnyKind_t newName);
+awkStatus_t awkLate(void);
+awkStatus_t awkHidden(int x);
+const char *awkText(awkStatus_t status);
+"""
+ONE_TWO = "int awkOne(void); int awkTwo(void);"
+TWO = dataclasses.replace(ROW, left_out={}, inline_as={"awkHidden": "awkHidden_1"})
 
 
 @pytest.fixture
-def pinned() -> None:
-    for package, version in {row.wheel for row in ROWS}:
-        try:
-            installed = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pytest.skip(f"{package}, whose headers are parsed, is not installed")
-        if installed != version:
-            pytest.skip(f"{package} {installed} is installed, and {version} is pinned")
+def two(tmp_path: Path) -> Merged:
+    """Two versions of a header, merged."""
+    return merge([("1.0", parsed(OLD, tmp_path)), ("2.0", parsed(NEW, tmp_path))], TWO.inline_as)
 
 
-@pytest.mark.usefixtures("pinned")
+def as_of(merged: Merged, version: str | None) -> ModuleType:
+    return layout.load("awk", emit(TWO, merged, {}, "awk 1.0, 2.0"), version)
+
+
+def test_merged_headers_say_since_when_and_until_when(two: Merged) -> None:
+    assert two.since == {
+        "awkLate": "2.0",
+        "awkAnyKind_t": "2.0",
+        "AWK_BAD": "2.0",
+        "AWK_SLOW": "2.0",
+        "awkConfig_v2": "2.0",
+    }
+    assert two.until == {"awkGone": "1.0", "AWK_DROPPED": "1.0", "awkConfig_v1": "1.0"}
+    lines = emit(TWO, two, {}, "awk 1.0, 2.0").splitlines()
+    for line in (
+        '    "awkLate": "2.0",',
+        '    "awkGone": "1.0",',
+        "    AWK_BAD = 5  # since 2.0",
+        "    AWK_DROPPED = 4  # until 1.0",
+    ):
+        assert line in lines
+
+
+def test_what_changed_is_kept_as_it_was_before(two: Merged) -> None:
+    assert set(two.before) == {
+        Before("awkHidden", "2.0", "awkHidden_1"),
+        Before("AWK_MODES", "2.0", 2),
+        Before("AWK_VERSION", "2.0", 1),
+        Before("awkBox_t", "2.0", "awkBox_t_before_2_0"),
+        Before("awkConfig_t", "2.0", "awkConfig_v1"),
+        Before("awkKind_t", "2.0", "awkKind_t_before_2_0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "kinds"), [("1.0", OLD, 1), ("1.9", OLD, 1), ("2.0", NEW, 2), ("2.1", NEW, 2), (None, NEW, 2)]
+)
+def test_a_module_is_as_the_header_of_the_version_that_is_loaded(
+    two: Merged, tmp_path: Path, version: str | None, text: str, kinds: int
+) -> None:
+    module = as_of(two, version)
+    layout.check(module, parsed(text, tmp_path))
+    assert ctypes.sizeof(module.awkConfig_t) == ctypes.sizeof(module.awkBox_t) == 4 * kinds
+    values = module.awkMode_t.AWK_MODES, module.AWK_VERSION, len(module.awkKind_t)
+    assert values == (kinds + 1, kinds, kinds)
+
+
+def test_the_newest_names_of_a_signature_are_taken(two: Merged) -> None:
+    line = "def awkBoth(box: Ptr[awkBox_t], newName: awkAnyKind_t, /) -> awkStatus_t: ..."
+    assert line in emit(TWO, two, {}, "awk 1.0, 2.0").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("int awkDo(int x);", "int awkDo(long x);", "awkDo is .*int32_t.* in 1.0 and .*long_t.* in 2.0"),
+        ("int awkDo(int *x);", "int awkDo(double *x);", "awkDo is "),
+        ("int awkDo(int x);", "void awkDo(int x);", "awkDo is "),
+        ("static inline int awkDo(void) { return 0; }", "int awkDo(void);", "awkDo is inline in 1.0: give the symbol"),
+        ("typedef void (*awkCall_t)(int);", "typedef void (*awkCall_t)(double);", "awkCall_t is "),
+        ("typedef struct awkX *awk_t;", "typedef struct { int a; } awk_t;", "awk_t is "),
+        ("typedef int awk_t;", "typedef double awk_t;", "awk_t is "),
+        ("enum awk { AWK_A = 1 };", "enum awk { AWK_B = 1 };", "the value of AWK_A, which is gone, means"),
+        (f"{ONE_TWO}\n#define awkA awkOne", f"{ONE_TWO}\n#define awkA awkTwo", "awkA is awkOne in 1.0"),
+    ],
+)  # fmt: skip
+def test_a_difference_without_a_rule_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(MergeError, match=complaint):
+        merge([("1.0", parsed(old, tmp_path)), ("2.0", parsed(new, tmp_path))])
+
+
+def test_what_comes_and_goes_is_refused(tmp_path: Path) -> None:
+    there, gone = parsed("int awkDo(void);", tmp_path), parsed("int awkElse(void);", tmp_path)
+    with pytest.raises(MergeError, match="awkDo comes and goes"):
+        merge([("1.0", there), ("2.0", gone), ("3.0", there)])
+
+
+def test_a_type_that_changed_cannot_be_imported_from_another_module(two: Merged) -> None:
+    with pytest.raises(
+        EmitError, match=r"AWK_MODES, awkBox_t changed, so an import of it would have to load the library"
+    ):
+        emit(TWO, two, {"awkBox_t": "other", "awkMode_t": "other"}, "awk")
+
+
+def test_a_change_in_a_module_without_a_library_is_refused(two: Merged) -> None:
+    with pytest.raises(EmitError, match="without a library no version can be asked"):
+        emit(dataclasses.replace(TWO, prefixes=()), two, {}, "awk")
+
+
+def test_every_library_has_a_version_for_every_release() -> None:
+    assert {len(pins.versions) for pins in WHEELS} == {len(RELEASES)}
+    for row in ROWS:
+        versions = [tuple(map(int, sources.version(row, release).split("."))) for release in RELEASES]
+        assert versions == sorted(versions), row.module
+
+
+@pytest.fixture(scope="module")
+def fetched() -> None:
+    try:
+        for row in ROWS:
+            for release in RELEASES:
+                sources.folders(row, release)
+    except WheelError as error:
+        pytest.skip(f"NVIDIA's headers cannot be had: {error}")
+
+
+@pytest.mark.usefixtures("fetched")
+def test_every_header_of_a_library_is_read_or_left_out_with_a_reason() -> None:
+    read = {header for row in ROWS for header in row.headers}
+    for library in {row.wheel for row in ROWS if row.prefixes and not row.symbols}:
+        for folder in sources.include(sources.wheel(library, RELEASES[-1])):
+            unread = {file.name for file in folder.glob("*.h")} - read
+            assert not [name for name in unread if not any(fnmatch(name, each) for each in HEADERS_LEFT_OUT)]
+
+
+@pytest.mark.usefixtures("fetched")
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    ("module", "numbers"),
+    [
+        ("cublas", ("CUBLAS_VER_MAJOR", "CUBLAS_VER_MINOR", "CUBLAS_VER_PATCH")),
+        ("cudnn", ("CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL")),
+        ("cufft", ("CUFFT_VER_MAJOR", "CUFFT_VER_MINOR", "CUFFT_VER_PATCH")),
+        ("curand", ("CURAND_VER_MAJOR", "CURAND_VER_MINOR", "CURAND_VER_PATCH")),
+        ("cusolverDn", ("CUSOLVER_VER_MAJOR", "CUSOLVER_VER_MINOR", "CUSOLVER_VER_PATCH")),
+        ("cusparse", ("CUSPARSE_VER_MAJOR", "CUSPARSE_VER_MINOR", "CUSPARSE_VER_PATCH")),
+        ("cusparseLt", ("CUSPARSELT_VER_MAJOR", "CUSPARSELT_VER_MINOR", "CUSPARSELT_VER_PATCH")),
+        ("cutensor", ("CUTENSOR_MAJOR", "CUTENSOR_MINOR", "CUTENSOR_PATCH")),
+        ("nccl", ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")),
+    ],
+)
+def test_a_librarys_version_is_the_one_in_its_header(module: str, numbers: tuple[str, ...], release: str) -> None:
+    row = next(row for row in ROWS if row.module == module)
+    constants = sources.header_of(row, release).constants
+    assert sources.version(row, release) == ".".join(str(constants[number]) for number in numbers)
+
+
+@pytest.mark.usefixtures("fetched")
 def test_what_is_committed_is_what_the_generator_makes(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--check"]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("pinned")
+@pytest.mark.usefixtures("fetched")
 def test_a_difference_is_shown_and_fails_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,32 +404,3 @@ def test_a_difference_is_shown_and_fails_the_check(
     assert "-old = 1" in capsys.readouterr().out
     assert command.main(["cuda_types"]) == 0
     assert command.main(["cuda_types", "--check"]) == 0
-
-
-def test_another_wheel_than_the_pinned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _package: "1.2.3")
-    row = next(row for row in ROWS if row.module == "cublasLt")
-    assert command.wrong_wheel(row) == (
-        "cublasLt: nvidia-cublas 1.2.3 is installed, but the module is generated from 13.10.0.20"
-    )
-
-
-@pytest.mark.usefixtures("pinned")
-def test_a_row_is_all_that_another_library_needs() -> None:
-    row = Row(
-        module="cublas",
-        headers=("cublas_v2.h", "cublas_api.h"),
-        wheel=("nvidia-cublas", "13.10.0.20"),
-        docs="https://docs.nvidia.com/cuda/cublas/",
-        prefixes=("cublas",),
-        status="cublasStatus_t",
-        success="CUBLAS_STATUS_SUCCESS",
-        text="cublasGetStatusString",
-        error="CublasLtError",
-        uses=("cuda_types", "cublasLt"),
-    )
-    header = command.header_of(row)
-    module = layout.load(command.generate(row, header))
-    assert len(header.functions) > 500
-    assert module.cublasCreate is module.cublasCreate_v2
-    assert "alpha: Mem[cuComplex]" in command.generate(row, header)

@@ -5,76 +5,73 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cudabind.sys import cublasLt, cuda_types
 
+pytest.importorskip("clang", reason="the headers' folders are found by cudabind.gen, which needs libclang")
+
+from cudabind.gen import layout, sources
+from cudabind.gen.__main__ import SYS
+from cudabind.gen.libraries import RELEASES, ROWS, Row
+from cudabind.gen.model import Enum, Header, Record
+from cudabind.gen.parse import including
+from cudabind.gen.wheels import WheelError
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-pytest.importorskip("clang", reason="the headers' folders are found by cudabind.gen, which needs libclang")
-
-from cudabind.gen.__main__ import include_folders
-from cudabind.gen.libraries import ROWS
-from cudabind.gen.parse import HeaderError
-
-MODULES = {"cublasLt": cublasLt, "cuda_types": cuda_types}
+# Shared types, and the libraries whose structs are not the same in all versions.
+MODULES = ("cuda_types", "cublasLt", "cusparseLt", "nccl")
 
 
-def structs(module: ModuleType) -> list[type[ctypes.Structure]]:
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, ctypes.Structure)]
-    return list(dict.fromkeys(kind for kind in kinds if kind.__module__ == module.__name__))
+def own(module: ModuleType, name: str) -> bool:
+    return getattr(getattr(module, name, None), "__module__", "") == module.__name__
 
 
-def enums(module: ModuleType) -> list[type[IntEnum]]:
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, IntEnum)]
-    return list(dict.fromkeys(kind for kind in kinds if kind.__module__ == module.__name__))
-
-
-def constants(module: ModuleType) -> dict[str, int]:
-    return {name: value for name, value in vars(module).items() if type(value) is int}
-
-
-def expected(module: ModuleType) -> dict[str, int]:
+def said(module: ModuleType, header: Header) -> dict[str, int]:
     """What Python says, by the C expression that must have the same value."""
-    said = constants(module)
-    for struct in structs(module):
-        said[f"sizeof({struct.__name__})"] = ctypes.sizeof(struct)
-        for name, *_ in struct._fields_:
-            said[f"offsetof({struct.__name__}, {name})"] = getattr(struct, name).offset
-    for enum in enums(module):
-        said |= {name: member.value for name, member in enum.__members__.items()}
-    return said
+    found = {name: getattr(module, name) for name, value in header.constants.items() if isinstance(value, int)}
+    for name, declared in header.types.items():
+        if isinstance(declared, Record) and own(module, name):
+            struct = getattr(module, name)
+            c_name = declared.c_name
+            found[f"sizeof({c_name})"] = ctypes.sizeof(struct)
+            found |= {f"offsetof({c_name}, {field})": getattr(struct, field).offset for field, *_ in struct._fields_}
+        elif isinstance(declared, Enum) and own(module, name):
+            found |= {member: getattr(module, name)[member].value for member, _ in declared.members}
+    return found
 
 
-def ask_gcc(headers: tuple[str, ...], folders: list[Path], expressions: list[str], where: Path) -> dict[str, int]:
-    includes = "".join(f"#include <{header}>\n" for header in headers)
+def ask_gcc(row: Row, release: str, expressions: list[str], where: Path) -> dict[str, int]:
     prints = "".join(f'  printf("%lld\\n", (long long)({expression}));\n' for expression in expressions)
     source = where / "ask.c"
-    source.write_text(
-        f"{includes}#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n{prints}  return 0;\n}}\n"
-    )
+    headers = including((*sources.headers(row, release), "stddef.h", "stdio.h"))
+    source.write_text(f"{headers}int main(void) {{\n{prints}  return 0;\n}}\n")
     program = where / "ask"
-    subprocess.run(["gcc", "-o", program, source, *(f"-I{folder}" for folder in folders)], check=True)
+    folders = [f"-I{folder}" for folder in sources.folders(row, release)[:-1]]
+    subprocess.run(["gcc", "-o", program, source, *folders], check=True)
     answers = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
     return dict(zip(expressions, map(int, answers), strict=True))
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("name", MODULES)
-def test_sizes_offsets_and_values_are_the_compilers(name: str, tmp_path: Path) -> None:
+def test_sizes_offsets_and_values_are_the_compilers_in_every_release(name: str, release: str, tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     row = next(row for row in ROWS if row.module == name)
     try:
-        folders = include_folders(row.wheel[0])[:-1]
-    except HeaderError as error:
-        pytest.skip(str(error))
-    said = expected(MODULES[name])
-    assert ask_gcc(row.headers, folders, list(said), tmp_path) == said
+        header = sources.header_of(row, release)
+    except WheelError as error:
+        pytest.skip(f"NVIDIA's headers cannot be had: {error}")
+    module = layout.load(name, (SYS / f"{name}.py").read_text(), sources.version(row, release))
+    expected = said(module, header)
+    assert ask_gcc(row, release, list(expected), tmp_path) == expected
+    assert len(expected) > 20
 
 
 def test_the_structs_that_calls_pass_by_value_or_in_arrays_have_their_documented_size() -> None:
