@@ -119,8 +119,9 @@ class Supervisor:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
         `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
-        with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the number of the worker to run it. Raises QueueFull, Closed after close(),
-        DeviceFault where the device is lost, WorkerFailed where the circuit is open.
+        with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the
+        number of the worker to run it. Raises QueueFull, Closed after close(), DeviceFault where the device is lost,
+        WorkerFailed where the circuit is open.
         """
         crew = self._crew
         if crew.refusal is not None:
