@@ -36,7 +36,7 @@ def said(module: ModuleType, header: Header) -> dict[str, int]:
     """What Python says, by the C expression that must have the same value."""
     found = {name: getattr(module, name) for name, value in header.constants.items() if isinstance(value, int)}
     for name, declared in header.types.items():
-        if isinstance(declared, Record) and own(module, name):
+        if isinstance(declared, Record) and declared.c_name and own(module, name):
             struct = getattr(module, name)
             c_name = declared.c_name
             found[f"sizeof({c_name})"] = ctypes.sizeof(struct)
