@@ -141,7 +141,8 @@ class CudaDevice(Device):
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
     def retire(self, stream: Stream) -> None:
-        if self.alive and self.fault is None:
+        # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
+        if self.alive and self.fault is None and not self._side.closed:
             self._side.wait_for_handle(stream.c_handle)
 
     # -- memory ---------------------------------------------------------------------------------------------------

@@ -32,9 +32,6 @@ extern "C" __global__ void trouble(float* out, int n, int kind) {
     while (kind == 4) { }                                 // without an end
 }
 """
-DECLARED = (
-    'extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, unsigned long long);\n'
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +138,7 @@ def on_gpu(request: Trouble, lane: Any, row: dp.Row) -> Plan:
     plan = GpuTrouble(row, capture_safe=False)
     plan.lane, plan.request = lane, request
     if request.kind in ON_GPU[:5]:
-        code = nvrtc.compile(DECLARED + KERNEL, options=[f"-arch=sm_{int(lane.device.arch)}"]).code
+        code = nvrtc.compile(KERNEL, options=[f"-arch=sm_{int(lane.device.arch)}"]).code
         plan.kernel = driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"trouble")
     return plan
 

@@ -118,6 +118,7 @@ class _Memory(Device):
         self.taints = 0
         self._local = threading.local()
         self._dropped = weakref.finalize(self, _close_all, self.chunks)
+        self._dropped.atexit = False  # the process takes its memory with it; the driver may be gone by then
         self._marks: weakref.WeakKeyDictionary[Storage, list[tuple[int, int, str]]] = weakref.WeakKeyDictionary()
 
     def _make_chunk(self, nbytes: int) -> Chunk:
