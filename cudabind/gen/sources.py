@@ -7,7 +7,7 @@ row's headers need; `wheels` fetches them, `parse` reads them, `merge` makes one
 from __future__ import annotations
 
 import subprocess
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,8 +84,9 @@ def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
         MergeError: two releases differ in a way that there is no rule for.
         WheelError: a wheel cannot be had.
     """
-    for release in RELEASES:
-        fetch(wheel for row in rows for wheel in wheels(row, release))
+    needed = [[wheel for row in rows for wheel in wheels(row, release)] for release in RELEASES]
+    with ThreadPoolExecutor(len(needed)) as threads:  # pip takes one version of a package at a time
+        list(threads.map(fetch, needed))
     jobs = [(row, release) for row in rows for release in releases(row)]
     with ProcessPoolExecutor() as pool:
         read = pool.map(header_of, *zip(*jobs, strict=True))

@@ -86,7 +86,8 @@ def _resolve(wheels: list[Wheel]) -> dict[str, str]:
     if done.returncode:
         raise WheelError(f"pip does not find {', '.join(pins)}: {done.stderr.strip()}")
     found = json.loads(done.stdout)["install"]
-    return {entry["metadata"]["name"]: entry["download_info"]["url"] for entry in found}
+    # A wheel may spell its own name with other hyphens than its pin.
+    return {re.sub(r"[-_.]+", "-", each["metadata"]["name"]).lower(): each["download_info"]["url"] for each in found}
 
 
 def _extract(wheel: Wheel, url: str) -> None:
