@@ -143,7 +143,7 @@ def main(device: str, quick: bool, json_path: str | None) -> None:
         return
     report = Report(json_path)
     report.put("environment", environment(chosen))
-    figures = import_times(report, 3 if quick else 15)
+    figures = import_times(report, 1 if quick else 15)
     figures |= races(chosen, report, quick)
     binding(report)
     judge(TARGETS, figures, report)

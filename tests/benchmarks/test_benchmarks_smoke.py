@@ -31,6 +31,15 @@ def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_
     assert figures in json.loads(target.read_text())
 
 
+def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    run("bench_bindings.py", "--device", "cuda:0", "--quick", "--json", str(target))
+    calls = json.loads(target.read_text())["calls"]
+    assert calls["arguments"]["cublasSgemvStridedBatched"] == 16
+    assert {"unchecked", "checked"} <= calls["ns"]["cublasSgemvStridedBatched"].keys()
+    assert not [name for name in calls["missing"] if not name.endswith("nvmath")]
+
+
 @pytest.mark.parametrize("script", ["bench_overhead.py", "bench_supervisor.py", "bench_matmul.py"])
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
     assert "cannot run on cuda:0" in run(script, CUDA_VISIBLE_DEVICES="")
