@@ -66,7 +66,7 @@ def test_asyncio_awaits_results(probe):
         assert asyncio.run(main(sup)) == list(range(500))
 
 
-@pytest.mark.parametrize("options", [{"isolation": "process"}, {"when_full": "drop"}, {"placement": "random"}])
+@pytest.mark.parametrize("options", [{"isolation": "fiber"}, {"when_full": "drop"}, {"placement": "random"}])
 def test_an_option_that_is_none_names_what_is_accepted(options):
     (name,) = options
     with pytest.raises(BadRequest, match=rf"{name}: got .* expected '"):

@@ -23,7 +23,11 @@ TESTS = str(Path(__file__).parents[1])
 @pytest.fixture(scope="module")
 def trouble():
     sys.path.insert(0, TESTS)
-    yield importlib.import_module("trouble")
+    module = importlib.import_module("trouble")
+    yield module
+    for row in module.ROWS:
+        dp.TABLE.unregister(row)
+    del sys.modules["trouble"]
     sys.path.remove(TESTS)
 
 
