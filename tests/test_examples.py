@@ -1,7 +1,9 @@
 """Every example runs alone and is right, and the digits are learned to the accuracy that is promised."""
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +39,19 @@ def test_examples_are_numbered_and_each_is_tested():
     assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, len(EXAMPLES) + 1)]
 
 
+def why_no_library_can_be_added() -> str | None:
+    """What 06_add_a_library.py lacks here, or None; its wheel is asked for as the generator asks for NVIDIA's headers."""
+    if importlib.util.find_spec("clang") is None or shutil.which("gcc") is None:
+        return "libclang or gcc is not installed: pip install 'cudabind[gen]'"
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
+    done = subprocess.run([*pip, "nvidia-nvjpeg"], capture_output=True, text=True)
+    return f"the package index cannot be reached: {done.stderr.strip()[-200:]}" if done.returncode else None
+
+
 @pytest.mark.parametrize("example", EXAMPLES[1:], ids=lambda path: path.stem)
 def test_an_example_runs_and_checks_itself(example: Path):
+    if example.stem == "06_add_a_library" and (reason := why_no_library_can_be_added()):
+        pytest.skip(reason)
     done = run(example)
     assert (done.returncode, done.stderr) == (0, "")
     assert "error" in done.stdout
