@@ -9,6 +9,7 @@ which raises. On a GPU, the numbers come into memory of the CUDA runtime and are
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,9 @@ def normal_numbers(host: bool) -> float:
     moments = [float((x**power).mean()) for power in (1, 2, 3, 4)]
     print(f"  {COUNT} normal numbers: moments {', '.join(f'{moment:.4f}' for moment in moments)}, should be 0, 1, 0, 3")
     # Of n numbers, the mean of x^k has the variance (E[x^2k] - E[x^k]^2) / n.
-    expected, variances = (0, 1, 0, 3), (1, 3 - 1, 15, 105 - 9)
+    expected, variances = (0.0, 1.0, 0.0, 3.0), (1.0, 3.0 - 1, 15.0, 105.0 - 9)
     return max(
-        abs(moment - want) / (variance / COUNT) ** 0.5
+        abs(moment - want) / math.sqrt(variance / COUNT)
         for moment, want, variance in zip(moments, expected, variances, strict=True)
     )
 

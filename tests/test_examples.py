@@ -40,7 +40,7 @@ def test_examples_are_numbered_and_each_is_tested():
 
 
 def why_no_library_can_be_added() -> str | None:
-    """What 06_add_a_library.py lacks here, or None; its wheel is asked for as the generator asks for NVIDIA's headers."""
+    """What 06_add_a_library.py lacks here, or None; pip is asked for its wheel, as the generator asks for headers."""
     if importlib.util.find_spec("clang") is None or shutil.which("gcc") is None:
         return "libclang or gcc is not installed: pip install 'cudabind[gen]'"
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
