@@ -19,6 +19,7 @@ __all__ = [
     "DeviceFault",
     "DeviceUnavailable",
     "DispatchError",
+    "HookFailed",
     "NoRow",
     "OutOfMemory",
     "QueueFull",
@@ -106,6 +107,10 @@ class WorkerFailed(DispatchError, RuntimeError):
 
 class DeadlineExceeded(DispatchError, TimeoutError):
     """A request that had not started when the time it was submitted with was over; it was not run."""
+
+
+class HookFailed(DispatchError, RuntimeError):
+    """A hook around the enqueueing of a request raised; the `__cause__` is what it raised."""
 
 
 class Undelivered(DispatchError):
