@@ -10,10 +10,12 @@ import gc
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.errors import CudaDriverError, CudaError
+from dispatch import trace
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.errors import BadRequest, DeadlineExceeded, DispatchError, OutOfMemory, WorkerFailed
 from dispatch.future import DONE, FAILED, MISSED, TimedFuture
@@ -216,7 +218,8 @@ class HostWorker(Worker):
         self._hand = future
         seat.busy = 1
         try:
-            future._value = self.lane.run(request)
+            run = self.lane.run
+            future._value = trace.hooked(self.lane, run, request) if trace.hooks else run(request)
             ran = True
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
             ran = self._rescue(future, request, error)
@@ -294,6 +297,8 @@ class CudaWorker(Worker):
     def _take(self) -> None:
         """Enqueue what is queued, up to a batch, and record an event behind it."""
         items, run = self.seat.items, self.lane.run
+        if trace.hooks:
+            run = partial(trace.hooked, self.lane, run)
         flight = Flight(self.device.event())
         futures, requests = flight.futures, flight.requests
         self._flights.append(flight)

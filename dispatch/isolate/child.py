@@ -20,6 +20,7 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from dispatch import trace
 from dispatch.errors import BadRequest, DispatchError
 from dispatch.isolate import wire
 from dispatch.isolate.memory import AttachedCuda, AttachedHost, attached
@@ -197,7 +198,10 @@ class _Remote:
         }
 
     def run(self, order: Order, request: Request) -> None:
-        if order.outputs is None:
+        if trace.hooks:
+            lane, made = self.lane, order.outputs
+            trace.hooked(lane, lane.run if made is None else lane.run_into, request, *([] if made is None else [made]))
+        elif order.outputs is None:
             self.lane.run(request)
         else:
             self.lane.run_into(request, order.outputs)
