@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRow
@@ -111,23 +112,33 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
 
-class Table:
-    """The rows in order of priority: those that users registered, the latest first, then those of this library."""
+def _check_all(rows: Iterable[Row]) -> None:
+    """`_check` each row against those before it."""
+    # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        group = alike.setdefault(getattr(row, "kind", ()), [])  # what is no row `_check` refuses
+        _check(row, group, last=True)
+        group.append(row)
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+
+class Table:
+    """The rows in order of priority: those that users registered, the latest first, then those of this library.
+
+    `rooms` names modules whose ROWS follow the given ones; they are imported when the table is first asked, so that
+    `import dispatch` stays quick however many families of ops there are.
+    """
+
+    def __init__(self, rows: Iterable[Row], rooms: Iterable[str] = ()) -> None:
+        self._rooms = tuple(rooms)
         self._lock = threading.RLock()
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
-        # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
-        alike: dict[tuple[object, ...], list[Row]] = {}
         given = tuple(rows)
-        for row in given:
-            group = alike.setdefault(getattr(row, "kind", ()), [])  # what is no row `_check` refuses
-            _check(row, group, last=True)
-            group.append(row)
+        _check_all(given)
         self._set(given)
 
     def register(self, *rows: Row) -> None:
@@ -178,7 +189,7 @@ class Table:
         return found
 
     def _load(self) -> None:
-        """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
+        """Add the rows of `rooms` and of installed packages; one that is broken is named, at every call."""
         with self._lock:
             if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
                 return
@@ -186,6 +197,10 @@ class Table:
             try:
                 from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
 
+                for room in self._rooms:
+                    further: tuple[Row, ...] = import_module(room).ROWS
+                    _check_all(further)
+                    self._set((*self._rows, *further))
                 for entry in entry_points(group=ENTRY_POINTS):
                     self._load_entry(entry)
                 self._loaded = True

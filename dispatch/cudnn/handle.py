@@ -1,0 +1,78 @@
+"""The cuDNN handle of a lane: one for each, made at its first cuDNN plan, shared by its plans, destroyed with the last.
+
+Plans keep the handle that `handle_of(lane)` gives and call `follow()` before they enqueue. Handles never cross threads,
+as lanes do not. This room runs no operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from cudabind.sys import cudnn
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+
+__all__ = ["Handle", "handle_of", "last_error"]
+
+MESSAGE_BYTES = 4096
+
+
+class Handle:
+    """A `cudnnHandle_t` on the stream of one lane.
+
+    Guarantees: destroyed exactly once, when the last plan that holds it goes, as when the lane is closed. Only where
+    the whole device was closed or lost first is nothing destroyed, for then there is no context left to do it in.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_stream", "_target", "c_handle")
+
+    def __init__(self, lane: CudaLane) -> None:
+        self.c_handle = cudnn.cudnnHandle_t()
+        self._device = lane.device
+        self._target = lane.target
+        self._stream: int | None = -1  # none that exists
+        lane.device.activate()
+        cudnn.cudnnCreate(self.c_handle)
+        self.follow()
+
+    def follow(self) -> cudnn.cudnnHandle_t:
+        """The handle, on the stream that the lane's plans enqueue on now: its own, or a recorder's."""
+        stream = self._target.value
+        if stream != self._stream:
+            cudnn.cudnnSetStream(self.c_handle, cudnn.cudaStream_t(stream))
+            self._stream = stream
+        return self.c_handle
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not self.c_handle.value or not self._device.alive or self._device.fault is not None:
+            return
+        self._device.activate()
+        cudnn.cudnnDestroy.unchecked(self.c_handle)
+
+
+_handles: weakref.WeakKeyDictionary[CudaLane, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def handle_of(lane: CudaLane) -> Handle:
+    """The one handle of a lane; only the lane's own thread may ask. Keep it as long as the plan that needs it."""
+    with _lock:
+        known = _handles.get(lane)
+        found = None if known is None else known()
+    if found is None:
+        found = Handle(lane)
+        with _lock:
+            _handles[lane] = weakref.ref(found)
+    return found
+
+
+def last_error() -> str:
+    """What cuDNN says of the last call that failed in this thread, in one line; "" where it says nothing."""
+    text = ctypes.create_string_buffer(MESSAGE_BYTES)
+    cudnn.cudnnGetLastErrorString(text, MESSAGE_BYTES)
+    return " ".join(text.value.decode(errors="replace").split())
