@@ -8,7 +8,7 @@ This file never names a library, a path or a status: those come from the generat
 from __future__ import annotations
 
 import threading
-from _ctypes import CFuncPtr
+from ctypes import c_char_p, c_void_p, cast
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -29,19 +29,37 @@ R = TypeVar("R")
 class _Function:
     """A function of a library, bound on first use; the two kinds of it differ in what a call does with the result."""
 
-    # `_bare` is what a call calls: at first the method that binds, then the ctypes function. It is a slot, because that
-    # is read fastest, and there is no __getattr__, because having one slows down every attribute.
-    __slots__ = ("__dict__", "_bare", "_library")
+    # `__call__` is a slot: a call goes from the interpreter straight to what the slot holds, at first the method that
+    # binds, then a ctypes function. A method `__call__(self, *args)` would add its frame, 60 to 90 ns, to each call.
+    __slots__ = ("__call__", "__dict__", "_bare", "_library")
 
     def __init__(self, library: SysLibrary, signature: Callable[..., Any]) -> None:
         self._library = library
-        self._bare: Callable[..., Any] = self._bind_and_call
+        self._bare: Any = None  # the ctypes function, once it is bound
+        self._call(self._bind_and_call)
         self.__wrapped__: Any = signature  # inspect.signature and help() follow it
         self.__name__ = signature.__name__
         self.__module__ = signature.__module__
 
     def _bind_and_call(self, *args: object) -> Any:
-        return self._library.bind(self)(*args)
+        self._library.bind(self)
+        return self(*args)
+
+    def _call(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, "__call__", function)  # a plain assignment would be a method to mypy
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def publish(self, bare: Any) -> None:
+        """From now on call this ctypes function. `_bare` is set last: who sees it may call."""
+        self._call(self._checking(bare))
+        self._bare = bare
+
+    def _checking(self, bare: Any) -> Callable[..., Any]:
+        """What a call calls."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{self._library.name} function {self.__name__}>"
@@ -68,6 +86,21 @@ def expected(module: ModuleType, version: str) -> set[str]:
     }
 
 
+class _Verdict(dict[int, None]):
+    """Says None to success, which is 0 in every NVIDIA library, and raises for any other status.
+
+    Its `__getitem__` is the `restype` of checked functions: ctypes gives it each status, in C, where `errcheck` or a
+    Python function around the call would be another frame.
+    """
+
+    def __init__(self, function: StatusFunction[Any]) -> None:
+        super().__init__({0: None})
+        self._function = function
+
+    def __missing__(self, status: int) -> None:
+        raise self._function.error(status)
+
+
 class StatusFunction(_Function, Generic[P]):
     """A function that returns a status: a call checks it and returns None.
 
@@ -84,16 +117,16 @@ class StatusFunction(_Function, Generic[P]):
         """The error for a status, for callers of `unchecked`: `raise lt.cublasLtMatmul.error(status)`."""
         return self._library.error(self, status)
 
+    def _checking(self, bare: Any) -> Callable[..., Any]:
+        symbol: Any = type(bare)
+        checked: Any = symbol(cast(bare, c_void_p).value)
+        checked.argtypes, checked.restype = bare.argtypes, _Verdict(self).__getitem__
+        call: Callable[..., Any] = checked
+        return call
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
-
-    else:
-
-        def __call__(self, *args):
-            status = self._bare(*args)
-            if status:
-                raise self._library.error(self, status)
 
 
 class ValueFunction(_Function, Generic[P, R]):
@@ -108,15 +141,16 @@ class ValueFunction(_Function, Generic[P, R]):
     def unchecked(self) -> Callable[..., Any]:
         return self._library.bind(self)
 
+    def _checking(self, bare: Any) -> Callable[..., Any]:
+        return (lambda *args: _text(bare(*args))) if bare.restype is c_char_p else bare
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    else:
 
-        def __call__(self, *args):
-            value = self._bare(*args)
-            return value.decode(errors="replace") if type(value) is bytes else value
+def _text(given: bytes | None) -> str | None:
+    return given.decode(errors="replace") if given is not None else None
 
 
 class SysLibrary:
@@ -160,7 +194,7 @@ class SysLibrary:
         """
         with self._lock:
             # Another thread may have bound it while this one waited: everybody must see one and the same object.
-            if not isinstance(function._bare, CFuncPtr):
+            if function._bare is None:
                 names = _names(function)
                 symbol = self._symbol(function.__name__, names)
                 module: Module = names["_names"]
@@ -168,8 +202,9 @@ class SysLibrary:
                 hints = {name: module.evaluate(hint) for name, hint in function.__wrapped__.__annotations__.items()}
                 symbol.restype = argument(hints.pop("return"))
                 symbol.argtypes = tuple(argument(hint) for hint in hints.values())
-                function._bare = symbol  # published last: no thread may see it half made
-            return function._bare
+                function.publish(symbol)
+            bound: Callable[..., Any] = function._bare
+            return bound
 
     def variable(self, name: str, kind: Any) -> Any:
         """A variable that the library exports, such as ``CUTENSOR_COMPUTE_DESC_32F``.

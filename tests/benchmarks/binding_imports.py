@@ -6,13 +6,11 @@ NumPy have most of that already: the second figure is the same import after nump
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
+import tempfile
 from typing import TYPE_CHECKING
 
+from fresh import run
 from report import say, table
 from timing import attempt, in_turns
 
@@ -41,10 +39,13 @@ def import_times(report: Report, runs: int) -> dict[str, float]:
     cases |= {f"{module} after numpy": (module, "numpy") for module in modules}
     found: dict[str, list[float]] = {name: [] for name in cases}
     missing: dict[str, str] = {}
-    for number, name in in_turns(list(cases), runs + 1):
-        took = attempt(name, lambda case=cases[name]: _once(*case), missing)
-        if took is not None and number:  # the first round compiles the bytecode
-            found[name].append(took * 1000)
+    with tempfile.TemporaryDirectory() as bytecode:
+        for number, name in in_turns(list(cases), runs + 1):
+            module, before = cases[name]
+            script = SCRIPT.format(module=module, before=before)
+            took = attempt(name, lambda script=script: float(run(script, bytecode)), missing)
+            if took is not None and number:  # the first round compiles the bytecode
+                found[name].append(took * 1000)
     medians = {name: statistics.median(values) for name, values in found.items() if values}
     say(f"\nimport, ms, median of {runs} fresh processes")
     rows = [(module, *(f"{medians.get(f'{module}{after}', float('nan')):.1f}" for after in ("", " after numpy")), "")
@@ -54,14 +55,3 @@ def import_times(report: Report, runs: int) -> dict[str, float]:
         say(f"missing: {name}: {why}")
     report.put("imports", {"ms": medians, "all": found, "missing": missing})
     return medians
-
-
-def _once(module: str, before: str) -> float:
-    """One import in a process of its own, of the very package that this process has."""
-    root = str(Path(cudabind.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", SCRIPT.format(module=module, before=before)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}, timeout=60
-    )
-    return float(done.stdout)

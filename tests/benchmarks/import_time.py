@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
+import tempfile
 from typing import TYPE_CHECKING
 
+from fresh import run
 from report import say
 from timing import attempt
-
-import dispatch
 
 if TYPE_CHECKING:
     from report import Report
@@ -32,7 +28,9 @@ print(json.dumps([took, sorted(set(re.findall(rf"/\\S*/lib(?:{names})\\S*", maps
 def import_time(report: Report, runs: int) -> dict[str, float]:
     """Print and keep best and median of so many fresh processes, after one that compiles the bytecode; in seconds."""
     missing: dict[str, str] = {}
-    outcomes = attempt("import dispatch", lambda: [_once() for _ in range(runs + 1)][1:], missing)
+    with tempfile.TemporaryDirectory() as bytecode:
+        rounds = [SCRIPT] * (runs + 1)
+        outcomes = attempt("import dispatch", lambda: [json.loads(run(each, bytecode)) for each in rounds][1:], missing)
     if outcomes is None:
         say(f"\nimport dispatch: missing: {missing['import dispatch']}")
         report.put("import dispatch", {"missing": missing["import dispatch"]})
@@ -44,14 +42,3 @@ def import_time(report: Report, runs: int) -> dict[str, float]:
     say(f"CUDA libraries mapped by it: {', '.join(libraries) or 'none (ok)'}")
     report.put("import dispatch", {"seconds": seconds, "median": middle, "best": best, "libraries": libraries})
     return {"import dispatch": middle}
-
-
-def _once() -> tuple[float, list[str]]:
-    """One import in a process of its own, of the very package that this process has."""
-    root = str(Path(dispatch.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    environ = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=60)
-    took, libraries = json.loads(done.stdout)
-    return took, libraries
