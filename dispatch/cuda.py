@@ -140,6 +140,13 @@ class CudaDevice(Device):
         free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
+    def bytes_in_use(self) -> int | None:
+        if not self.alive or self.fault is not None:
+            return None
+        self.activate()
+        used = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        return int(driver.cuMemPoolGetAttribute(int(self._pool.value or 0), used))
+
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
         if self.alive and self.fault is None and not self._side.closed:

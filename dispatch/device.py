@@ -64,6 +64,10 @@ class Device:
         """A NumPy array over the very memory of a tensor of the host."""
         raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
 
+    def bytes_in_use(self) -> int | None:
+        """The memory that tensors of this device hold; None where nobody counts it."""
+        return None
+
     def synchronize(self) -> None:
         """Wait for all work on the device; raises what it ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")

@@ -68,6 +68,12 @@ class Arena:
         """Take a block back; takes no lock, for a destructor may run anywhere."""
         self._returned.append(block)
 
+    def bytes_in_use(self) -> int:
+        """The bytes of the blocks that are out."""
+        with self._lock:
+            self._settle()
+            return self.used
+
     def empty_chunks(self) -> list[int]:
         """The chunks with no block out, which are forgotten herewith."""
         with self._lock:

@@ -137,6 +137,9 @@ class _Memory(Device):
         base = self.chunks[block.chunk].base + block.offset
         return Storage(self, base, nbytes, stream, partial(_give_back, self.arena), block)
 
+    def bytes_in_use(self) -> int | None:
+        return self.arena.bytes_in_use()
+
     def lane(self, stream: Stream | None = None) -> Any:
         """The calling thread's lane, which dies with the device; others outlive theirs only with the thread."""
         here = current.lane
