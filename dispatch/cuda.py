@@ -141,11 +141,11 @@ class CudaDevice(Device):
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
     def bytes_in_use(self) -> int | None:
-        if not self.alive or self.fault is not None:
-            return None
-        self.activate()
-        used = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
-        return int(driver.cuMemPoolGetAttribute(int(self._pool.value or 0), used))
+        used = ctypes.c_uint64()
+        kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        if not self.alive or driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
+            return None  # counting raises nothing: a fault is told to those who wait for results
+        return used.value
 
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
