@@ -1,0 +1,193 @@
+"""A C compiler's account of NVIDIA's headers, for the proofs: names, values, sizes, offsets and signatures.
+
+gcc preprocesses, evaluates and lays out; this file only asks it, and picks names out of preprocessed text. It reads no
+header by cudabind's own parser: from cudabind.gen it takes which headers a module has and the folders they are in.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+TOKEN = re.compile(r'[A-Za-z_]\w*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[\w.]+|\S')
+MARKER = re.compile(r'# \d+ "([^"]*)"')
+AUX = re.compile(r"/\* (?P<file>\S+?):\d+:\w(?P<kind>\w) \*/ (?P<words>.*?)\b(?P<name>\w+) \((?P<parameters>.*)\);")
+ATTRIBUTE = re.compile(r"\b__attribute__ \( \([^)]*(?:\( [^)]*\) )?\) \)|\b__extension__\b|\b_Alignas \( [^)]*\)")
+# What a macro is worth to a Python program: an integer, a number, a text; anything else has no value.
+KINDS = "_Generic(({0}), float: 2, double: 2, char *: 3, const char *: 3, {1}: 1, default: 0)"
+INTEGERS = ": 1, ".join(
+    [
+        *("_Bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned"),
+        *("long", "unsigned long", "long long", "unsigned long long"),
+    ]
+)
+PRINT = {1: '"%lld\\n", (long long)({})', 2: '"%.17g\\n", (double)({})', 3: '"%s\\n", ({})'}
+
+
+class Headers:
+    """Some headers as gcc has them: what they themselves declare, and where asked for also what they include.
+
+    Attributes:
+        enums: the enumerators of every enum, by the enum's names (tag and typedefs; "" where it has none).
+        types: how C spells each type that is declared here, by its name.
+        constants: the variables with a value.
+        variables: the `extern` ones, which the library exports.
+        macros: the macros that have a body and no parameters.
+    """
+
+    def __init__(self, headers: Iterable[str], folders: Iterable[Path], work: Path, included: bool = False) -> None:
+        self._headers = tuple(headers)
+        self._included = included
+        self._folders = [f"-I{folder}" for folder in folders]
+        self._work = work
+        self.enums: dict[str, list[str]] = {}
+        self.types: dict[str, str] = {}
+        self.bodies: dict[str, str] = {}
+        self.constants: list[str] = []
+        self.variables: list[str] = []
+        self.macros: dict[str, str] = {}
+        self._read(self._gcc("", "-E", "-dD"))
+
+    @functools.cached_property
+    def functions(self) -> dict[str, tuple[str, list[str]]]:
+        """The spelled result and parameters of every function."""
+        listing = self._work / "declared.txt"
+        self._gcc("", "-fsyntax-only", "-aux-info", str(listing))
+        found = filter(None, map(AUX.match, listing.read_text().splitlines()))
+        return {each["name"]: _signature(each) for each in found if self._is_home(each["file"])}
+
+    @functools.cached_property
+    def renamed(self) -> dict[str, str]:
+        """The functions that the headers give a second name; the driver's go through further macros."""
+        nested = [name for name, body in self.macros.items() if re.fullmatch(r"\w+ ?\(\w+\)", body)]
+        expanded = self._gcc("".join(f'"{name}" {name}\n' for name in nested), "-E", "-P") if nested else ""
+        bodies = {**self.macros, **dict(re.findall(r'^"(\w+)" (\w+)$', expanded, re.MULTILINE))}
+        return {name: body for name, body in bodies.items() if body in self.functions and body != name}
+
+    @functools.cached_property
+    def macro_values(self) -> dict[str, int | float | str]:
+        """The value of every macro that has one."""
+        kinds = self.ask({name: KINDS.format(name, INTEGERS) for name in self.macros})
+        values = self.ask({name: name for name, kind in kinds.items() if kind}, kinds)
+        return {name: values[name] for name in kinds if kinds[name]}
+
+    def ask(self, expressions: dict[str, str], kinds: dict[str, int] | None = None) -> dict[str, int | float | str]:
+        """The values of C expressions, as printed by a program; those that do not compile are not in the answer."""
+        asked = dict(expressions)
+        prints = [f"  printf({PRINT[(kinds or {}).get(name, 1)].format(text)});\n" for name, text in asked.items()]
+        program = str(self._work / "ask")
+        if self._gcc(f"int main(void) {{\n{''.join(prints)}}}\n", "-o", program, wrong=True):
+            # A function each: gcc complains of an unknown name only once in a function.
+            probes = [f"void f{i}(void) {{ (void)({text}); }}\n" for i, text in enumerate(expressions.values())]
+            errors = self._gcc("".join(probes), "-fsyntax-only", "-ftrack-macro-expansion=0", wrong=True)
+            first = self._including("").count("\n") + 1
+            wrong = {int(line) - first for line in re.findall(r"ask\.c:(\d+):\d+: error", errors)}
+            asked = {name: text for i, (name, text) in enumerate(asked.items()) if i not in wrong}
+            prints = [line for i, line in enumerate(prints) if i not in wrong]
+            self._gcc(f"int main(void) {{\n{''.join(prints)}}}\n", "-o", program)
+        said = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+        make: dict[int, Callable[[str], int | float | str]] = {1: int, 2: float, 3: str}
+        return {name: make[(kinds or {}).get(name, 1)](answer) for name, answer in zip(asked, said, strict=True)}
+
+    def _including(self, text: str) -> str:
+        # Some of NVIDIA's headers write `alignas`, which C has from stdalign.h.
+        headers = ("stdalign.h", "stddef.h", "stdio.h", *self._headers)
+        return "".join(f"#include <{header}>\n" for header in headers) + text
+
+    def _gcc(self, text: str, *arguments: str, wrong: bool = False) -> str:
+        source = self._work / "ask.c"
+        source.write_text(self._including(text))
+        command = ["gcc", "-w", *arguments, *self._folders, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode and not wrong:
+            raise AssertionError(f"{' '.join(command)}: {done.stderr[:2000]}")
+        return done.stderr if wrong else done.stdout
+
+    def _is_home(self, file: str) -> bool:
+        return self._included or file.endswith(tuple(f"/{header}" for header in self._headers))
+
+    def _read(self, text: str) -> None:
+        tokens: list[str] = []
+        home = False
+        for line in text.splitlines():
+            if marker := MARKER.match(line):
+                home = self._is_home(marker[1])
+            elif home and line.startswith("#define "):
+                name, _, body = line[8:].partition(" ")
+                if body and "(" not in name:
+                    self.macros[name] = body
+            elif home and not line.startswith("#"):
+                tokens += TOKEN.findall(line)
+        for declaration in _declarations(tokens):
+            self._declare(declaration)
+
+    def _declare(self, text: str) -> None:
+        text = ATTRIBUTE.sub("", text).strip()
+        kind = text.split()[0]
+        tag = re.match(r"(?:typedef )?(struct|union|enum) (?:(\w+) )?\{", text)
+        outer = re.sub(r"\{.*\}", "", text)
+        names = []
+        if kind == "typedef":
+            pointer = re.search(r"\( \* (\w+) \) \(", outer)
+            names = [pointer[1] if pointer else re.findall(r"\w+", outer.split(" [")[0])[-1]]
+            self.types[names[0]] = names[0]
+        elif "(" not in outer and not tag and " = " in outer:
+            self.constants.append(re.findall(r"\w+", outer.split(" = ")[0].split(" [")[0])[-1])
+        elif "(" not in outer and "extern" in text.split():
+            self.variables.append(re.findall(r"\w+", outer)[-1])
+        if tag and tag[2]:
+            names.append(tag[2])
+            self.types.setdefault(tag[2], f"{tag[1]} {tag[2]}")
+        self.bodies.update(dict.fromkeys(names, text))
+        for body in re.findall(r"\benum (?:\w+ )?\{([^}]*)\}", text):
+            members = [part.split()[0] for part in _split(body) if part.strip()]
+            for name in names if tag and tag[1] == "enum" else [""]:
+                self.enums[name] = [*self.enums.get(name, ()), *members]
+
+
+def _declarations(tokens: list[str]) -> Iterator[str]:
+    """The declarations at the top level of preprocessed text; of a function's definition only its head."""
+    depth, start, function = 0, 0, False
+    for i, token in enumerate(tokens):
+        if token == "{" and depth == 0:
+            function = ")" in tokens[start:i] and tokens[start] not in ("typedef", "struct", "union", "enum")
+        depth += (token in "{(") - (token in "})")
+        if depth == 0 and (token == ";" or (token == "}" and function)):
+            if i > start:
+                yield " ".join(tokens[start:i])
+            start, function = i + 1, False
+
+
+def _signature(listed: re.Match[str]) -> tuple[str, list[str]]:
+    result = re.sub(r"\b(extern|static|inline)\b", "", listed["words"]).strip()
+    parameters = [] if listed["parameters"] in ("void", "/* ??? */") else list(_split(listed["parameters"]))
+    if listed["kind"] == "F":  # a definition, with the parameters' names
+        parameters = [re.sub(r"\w+$", "", parameter).strip() for parameter in parameters]
+    return result, parameters
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parts between the commas that are in no parentheses."""
+    depth, part = 0, ""
+    for each in text:
+        depth += (each == "(") - (each == ")")
+        if each == "," and depth == 0:
+            yield part.strip()
+            part = ""
+        else:
+            part += each
+    yield part.strip()
+
+
+@pytest.fixture(scope="session")
+def headers() -> type[Headers]:
+    """Asks gcc: call it with the headers' names, the folders to find them in, and a folder to work in."""
+    return Headers

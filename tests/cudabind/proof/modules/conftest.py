@@ -1,0 +1,190 @@
+"""The generated modules as they are with some version of their library, each beside gcc's account of its headers.
+
+Each module is held against the headers of every release that it was made from, as it is with a library of that release
+loaded, and against the headers that lie beside the installed library, as it is with that one loaded. What was compared
+is counted: a table of it ends the run where CUDABIND_PROOF_JSON names a file to write it to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import importlib
+import json
+import os
+import re
+import shutil
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cudabind import LIBRARIES, _bind, _lazy, _load, _types
+from cudabind.errors import LibraryNotFound
+
+pytest.importorskip("clang", reason="cudabind.gen, which knows where the headers are, needs libclang")
+if shutil.which("gcc") is None:
+    pytest.skip("gcc is not installed", allow_module_level=True)
+
+from cudabind.gen import layout, sources
+from cudabind.gen.__main__ import SYS
+from cudabind.gen.libraries import RELEASES, ROWS, Row
+from cudabind.gen.wheels import WheelError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tests.cudabind.proof.conftest import Headers
+
+INSTALLED = "installed"
+MODULES = {row.module: row for row in ROWS if not row.symbols}
+TABLES = {"SINCE", "UNTIL", "LEFT_OUT", "NOT_EXPORTED", "BEFORE"}
+POINTER = 5  # what gcc's __builtin_classify_type answers
+CLASS = "__builtin_classify_type(*(__typeof__({}) *)0)"
+# The library that tells the version of headers which belong to no module's library alone.
+SHARED = {"runtime": "cudart", "cublas": "cublas", "cusparse": "cusparse", "cusolver": "cusolverDn"}
+
+
+class Proof:
+    """A module as it is with some version of its library, beside gcc's account of that version's headers."""
+
+    def __init__(self, row: Row, module: ModuleType, version: str, headers: Headers) -> None:
+        self.row = row
+        self.module = module
+        self.version = version
+        self.headers = headers
+        self.was_read = version in [sources.version(row, release) for release in RELEASES]
+        self.is_newer = not self.was_read and _lazy.key(version) > _lazy.key(sources.version(row, RELEASES[-1]))
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Everything the module offers, with what it takes from other modules."""
+        hidden = {"annotations", "lazy", "Annotated", self.row.error} | TABLES
+        rooms = [vars(room) for room in (ctypes, _bind, _lazy, _types)]  # what a module imports to write itself in
+        return {
+            name
+            for name in dir(self.module)
+            if not name.startswith("_")
+            and "_before_" not in name  # an older form of a type, under a name of ours
+            and name not in hidden
+            and not any(name in room for room in rooms)
+        }
+
+    @cached_property
+    def own(self) -> set[str]:
+        """What the module itself declares."""
+        used = [importlib.import_module(f"cudabind.sys.{module}") for module in self.row.uses]
+        return self.names - {name for module in used for name in dir(module)}
+
+    @cached_property
+    def declared(self) -> set[str]:
+        """Every name that the headers themselves declare; enumerators with those of nameless enums only."""
+        headers = self.headers
+        names = {*headers.types, *headers.functions, *headers.constants, *headers.variables, *headers.macro_values}
+        return names | {*headers.renamed, *headers.enums.get("", ())}
+
+    def is_due(self, name: str) -> bool:
+        """Whether the module says that this version has the name."""
+        since, until = self.module.SINCE.get(name, "0"), self.module.UNTIL.get(name, "9999")
+        return _lazy.key(since) <= _lazy.key(self.version) <= _lazy.key(until)
+
+    @cached_property
+    def opaque(self) -> set[str]:
+        """Types of which only a pointer can be passed: incomplete ones and arrays."""
+        types = {name: spelled for name, spelled in self.headers.types.items() if not self.has(name)}
+        sizes = self.headers.ask({name: f"sizeof({spelled})" for name, spelled in types.items()})
+        whole = self.headers.ask(
+            {name: f"({CLASS.format(types[name])} == {POINTER} && sizeof({types[name]}) != 8)" for name in sizes}
+        )
+        return types.keys() - sizes.keys() | {name for name, is_array in whole.items() if is_array}
+
+    def enum(self, name: str) -> type[enum.IntEnum] | None:
+        """The enum of a name, if the module has one."""
+        made = getattr(self.module, name, None)
+        return made if isinstance(made, type) and issubclass(made, enum.IntEnum) else None
+
+
+class Proofs:
+    """Makes each proof once: several tests ask gcc about the same headers."""
+
+    def __init__(self, headers: type[Headers], work: pytest.TempPathFactory) -> None:
+        self._headers = headers
+        self._work = work
+        self.of = cache(self._of)
+
+    def _of(self, module: str, release: str) -> Proof:
+        row = MODULES[module]
+        if release == INSTALLED:
+            return self._installed(row)
+        try:
+            read = self._read(row, sources.headers(row, release), sources.folders(row, release)[:-1])
+        except WheelError as error:
+            pytest.skip(f"NVIDIA's headers cannot be had: {error}")
+        version = sources.version(row, release)
+        return Proof(row, layout.load(module, (SYS / f"{module}.py").read_text(), version), version, read)
+
+    def _installed(self, row: Row) -> Proof:
+        library = row.library or (row.module if row.module in LIBRARIES else SHARED[row.wheel])
+        try:
+            version, own = _load.version(library), Path(_load.path(library)).parents[1] / "include"
+            cuda = _load.version("cudart")
+        except LibraryNotFound as error:
+            pytest.skip(str(error))
+        if not (own / row.headers[0]).is_file():
+            pytest.skip(f"{library} is installed without its headers: no {own / row.headers[0]}")
+        beside = [own]
+        for other in ("cudart", "cublas", "cusparse", "cutensor"):
+            with contextlib.suppress(LibraryNotFound):  # the folders of a release, below, have its headers
+                beside.append(Path(_load.path(other)).parents[1] / "include")
+        release = [each for each in RELEASES if each.split(".")[0] == cuda.split(".")[0]][-1]
+        try:
+            folders = [*dict.fromkeys(beside), *sources.folders(row, release)[:-1]]
+        except WheelError as error:
+            pytest.skip(f"NVIDIA's headers cannot be had: {error}")
+        there = tuple(header for header in row.headers if any((folder / header).is_file() for folder in folders))
+        module = importlib.import_module(f"cudabind.sys.{row.module}")
+        return Proof(row, module, version, self._read(row, there, folders))
+
+    def _read(self, row: Row, headers: tuple[str, ...], folders: list[Path]) -> Headers:
+        # Some of CUDA's own types are declared in headers that the row's include.
+        return self._headers(headers, folders, self._work.mktemp(row.module), included=row.wheel == "runtime")
+
+
+@pytest.fixture(scope="session")
+def proofs(headers: type[Headers], tmp_path_factory: pytest.TempPathFactory) -> Proofs:
+    return Proofs(headers, tmp_path_factory)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`proof` is every module with every release; `name` is every module."""
+    if "proof" in metafunc.fixturenames:
+        pairs = [(module, release) for module in MODULES for release in (*RELEASES, INSTALLED)]
+        metafunc.parametrize("proof", pairs, ids="-".join, indirect=True, scope="module")
+    elif "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", list(MODULES))
+
+
+@pytest.fixture(scope="module")
+def proof(request: pytest.FixtureRequest, proofs: Proofs) -> Proof:
+    return proofs.of(*request.param)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What passing tests compared, by module and release; a test tells it by `record_property`."""
+    file = os.environ.get("CUDABIND_PROOF_JSON")
+    if not file:
+        return
+    counts: dict[str, dict[str, int]] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        pair = re.search(r"\[(\w+-[\w.]+)\]$", report.nodeid)
+        if pair and report.when == "call":
+            counts.setdefault(pair[1], {}).update({name: int(str(number)) for name, number in report.user_properties})
+    Path(file).write_text(json.dumps(counts, indent=2) + "\n")
+    for pair_name, numbers in counts.items():
+        words = ", ".join(f"{number} {name}" for name, number in numbers.items())
+        terminalreporter.write_line(f"{pair_name}: {words}")

@@ -1,0 +1,156 @@
+"""Sizes, offsets and kinds of every type, and the signature of every function, are what gcc makes of the headers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from ctypes import _Pointer, _SimpleCData
+from typing import TYPE_CHECKING, Any
+
+from cudabind import _types
+from cudabind.gen.libraries import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cudabind.proof.modules.conftest import Proof
+
+Record = Callable[[str, object], None]
+
+INTEGER, POINTER, REAL, RECORD, UNION = 1, 5, 8, 12, 13  # what gcc's __builtin_classify_type answers
+CLASS = "__builtin_classify_type(*(__typeof__({}) *)0)"
+ELEMENTS = {element for row in ROWS for element in row.elements}
+
+
+def test_sizes_offsets_and_kinds_are_the_compilers(proof: Proof, record_property: Record) -> None:
+    said: dict[str, int] = {}
+    for name, spelled in proof.headers.types.items():
+        if proof.has(name) and name not in proof.opaque:
+            said |= facts(proof, _types.argument(getattr(proof.module, name)), spelled)
+            said |= dict(members(proof, getattr(proof.module, name), name, spelled))
+    assert differences(proof, said) == {}
+    record_property("types", sum(expression.count("sizeof") and "->" not in expression for expression in said))
+    record_property("sizes, offsets and kinds", len(said))
+
+
+def test_every_struct_is_measured(proof: Proof, record_property: Record) -> None:
+    """Structs within structs have no name in C: they are measured as members, and none may be out of reach."""
+    seen: set[type] = set()
+    for name in proof.headers.types:
+        made = getattr(proof.module, name) if proof.has(name) else None
+        pending = [made] if is_record(made) else []
+        while pending:
+            record = pending.pop()
+            seen.add(record)
+            kinds = [element(kind) for _, kind, *_ in record._fields_]
+            pending += [kind for kind in kinds if is_record(kind)]
+    due = {name for name in proof.own if proof.is_due(name) and name not in proof.module.__annotations__}
+    records = {name: made for name in due if is_record(made := getattr(proof.module, name))}
+    assert {name for name, made in records.items() if made not in seen} == set()
+    record_property("structs", len(seen))
+
+
+def test_every_function_takes_and_returns_what_the_compiler_says(proof: Proof, record_property: Record) -> None:
+    if proof.row.types:
+        return  # the functions are those of the libraries that share these types
+    functions = {name: each for name, each in proof.headers.functions.items() if proof.has(name)}
+    assert len(functions) > 10
+    said: dict[str, int] = {}
+    for name, (result, parameters) in functions.items():
+        hints = getattr(proof.module, name).__wrapped__.__annotations__
+        kinds = [_types.argument(proof.module._names.evaluate(hint)) for hint in hints.values()]
+        assert len(kinds) == len(parameters) + 1, name
+        for kind, spelled in zip(kinds, [*parameters, result], strict=True):
+            said |= facts(proof, kind, spelled)
+            assert typed(kind) is named(proof, spelled), (name, spelled)
+    assert differences(proof, said) == {}
+    record_property("functions", len(functions))
+
+
+def differences(proof: Proof, said: dict[str, int]) -> dict[str, tuple[int, object]]:
+    """What Python says beside what gcc answers, where the two are not the same."""
+    answers = proof.headers.ask({expression: expression for expression in said})
+    return {text: (value, answers.get(text)) for text, value in said.items() if answers.get(text) != value}
+
+
+def facts(proof: Proof, kind: Any, spelled: str) -> dict[str, int]:
+    """What Python says of a type, by the C expression that must have the same value."""
+    if kind is None:
+        return {f"__builtin_types_compatible_p({spelled}, void)": 1}
+    said = {f"sizeof({spelled})": ctypes.sizeof(kind)}
+    if issubclass(kind, ctypes.Array):
+        return said
+    code = kind._type_ if issubclass(kind, _SimpleCData) else None
+    number = isinstance(code, str) and code not in "PzZ"
+    said[CLASS.format(spelled)] = (
+        RECORD if issubclass(kind, ctypes.Structure)
+        else UNION if issubclass(kind, ctypes.Union)
+        else POINTER if not number
+        else REAL if code in "fd"
+        else INTEGER
+    )  # fmt: skip
+    if number and code not in "fdc?" and not proof.enum(base(spelled)):
+        said[f"((__typeof__({spelled}))-1 < (__typeof__({spelled}))0)"] = int(code in "bhilq")
+    return said
+
+
+def members(proof: Proof, made: Any, name: str, spelled: str, path: str = "") -> Iterator[tuple[str, int]]:
+    """What Python says of a struct's members and of theirs."""
+    if not is_record(made):
+        return
+    body = proof.headers.bodies.get(made.__name__) or proof.headers.bodies[name]
+    for member, kind, *bits in made._fields_:
+        assert not bits, f"{spelled}.{member} is a bit-field, which C gives no offset"
+        if member in getattr(made, "_anonymous_", ()):
+            for inner, *_ in kind._fields_:
+                yield f"offsetof({spelled}, {path}{inner})", getattr(made, inner).offset
+            continue
+        place = f"{path}{member}"
+        if not path:
+            yield f"offsetof({spelled}, {place})", getattr(made, member).offset
+        words = re.search(rf"(\w+) (?:\* )*{member} [;,\[]", body)
+        told = facts(proof, kind, f"__typeof__((({spelled} *)0)->{place})")
+        if words and proof.enum(words[1]):
+            told = {text: value for text, value in told.items() if "-1 <" not in text}
+        yield from told.items()
+        if is_record(element(kind)) and element(kind) is kind:
+            for inner, *_ in kind._fields_:
+                yield (
+                    f"offsetof({spelled}, {place}.{inner}) - offsetof({spelled}, {place})",
+                    getattr(kind, inner).offset,
+                )
+            yield from members(proof, kind, name, spelled, f"{place}.")
+
+
+def element(kind: Any) -> Any:
+    while isinstance(kind, type) and issubclass(kind, ctypes.Array):
+        kind = kind._type_
+    return kind
+
+
+def is_record(made: Any) -> bool:
+    return isinstance(made, type) and issubclass(made, (ctypes.Structure, ctypes.Union))
+
+
+def base(spelled: str) -> str:
+    """The name of a type, or of what a pointer points to."""
+    return re.sub(r"\b(const|struct|union|enum)\b|[*\s]", "", spelled)
+
+
+def named(proof: Proof, spelled: str) -> Any:
+    """The class that ctypes must insist on for a C type, by the name that the header writes, or None."""
+    made = getattr(proof.module, base(spelled), None) if re.fullmatch(r"[\w\s*]+", spelled) else None
+    if not isinstance(made, type) or spelled.count("*") > 1:
+        return None
+    strict = issubclass(made, (_types.Handle, ctypes.Structure, ctypes.Union)) and made.__name__ not in ELEMENTS
+    if "*" in spelled:
+        return ctypes.POINTER(made) if strict else None
+    return made if strict or is_record(made) or issubclass(made, _types.Callback) else None
+
+
+def typed(kind: Any) -> Any:
+    """The class that ctypes insists on, or None where it takes any number or address."""
+    ours = (_types.Handle, _types.Callback, ctypes.Structure, ctypes.Union)
+    target = kind._type_ if isinstance(kind, type) and issubclass(kind, _Pointer) else kind
+    return kind if isinstance(target, type) and issubclass(target, ours) else None
