@@ -16,13 +16,14 @@ from collections import deque
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import Closed, DispatchError, QueueFull, Undelivered, WorkerFailed
-from dispatch.future import DELIVERED, DONE, FAILED
+from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered, WorkerFailed
+from dispatch.future import DELIVERED, DONE, FAILED, MISSED, LateFuture
+from dispatch.levels import PRIORITIES, Levels
 from dispatch.seat import BROKEN, CANCELLING, CLOSING, OPEN, Seat, again
 from dispatch.worker import CudaWorker, HostWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dispatch.device import Device
     from dispatch.future import Future
@@ -53,6 +54,8 @@ class Crew:
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
         self.blocked = 0
+        self.holding = False
+        self.dropped = self.withdrawn = 0  # by who submitted others: failed, and cancelled before
         self.tickets = itertools.count()
         self.homes: dict[Any, Seat] = {}  # lane -> seat
         self.samples: deque[float] = deque(maxlen=SAMPLES)
@@ -67,6 +70,7 @@ class Crew:
         device.supervisors.add(self)
 
     generation = 1
+    crosses = True  # whether a worker's stream can wait for another's
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         """Threads are of one generation."""
@@ -86,9 +90,8 @@ class Crew:
                 seat.worker.start()
 
     # -- placing --------------------------------------------------------------------------------------------------
-    def place(self, ticket: int) -> Seat:
+    def place(self, ticket: int, seats: list[Seat]) -> Seat:
         """The seat with the least to do; in turn among equals."""
-        seats = self.seats
         best = seats[ticket % len(seats)]
         least = len(best.items) + best.busy
         if least:
@@ -116,8 +119,64 @@ class Crew:
                 shares.append((seat, share))
         return shares
 
+    def rank(self, seat: Seat, futures: Sequence[Future], priority: Any) -> None:
+        """Add futures that have a priority or wait for others; those of a seat that never had any cost nothing."""
+        if not isinstance(priority, int) or priority not in PRIORITIES:
+            raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
+        with self.lock:
+            if type(seat.items) is not Levels:
+                seat.items = Levels(seat.items, self.may_start)  # type: ignore[arg-type]
+        for future in futures:
+            if isinstance(future, LateFuture):
+                for other in future.after:
+                    if not other._status:
+                        self.holding = True
+                        other.add_done_callback(lambda _: seat.wake())
+        seat.items.put(futures, priority)
+
+    def may_start(self, future: LateFuture) -> bool:
+        """Whether all that a future waits for has ended, or is enqueued where another worker can wait for its event."""
+        return all(other._status or self._is_enqueued(other) for other in future.after)
+
+    def _is_enqueued(self, other: Future) -> bool:
+        return self.crosses and getattr(other, "_seat", None) in self.seats and other.is_launched
+
+    def launched(self) -> None:
+        """A worker has enqueued something: wake those that waited for that."""
+        for seat in self.seats:
+            if seat.asleep and type(seat.items) is Levels and seat.items:
+                seat.wake()
+
+    def drop_oldest(self, seats: list[Seat], count: int) -> None:
+        """Fail so many of the oldest requests that wait, in favour of newer ones; here run the callbacks of these."""
+        for seat in sorted(seats, key=lambda seat: len(seat.items), reverse=True):
+            for _ in range(min(count, len(seat.items))):
+                items = seat.items
+                try:
+                    future = items.drop() if type(items) is Levels else items.popleft()
+                except IndexError:  # the worker was quicker
+                    break
+                count -= 1
+                if future.claim() is MISSED:
+                    self._count(withdrawn=1)
+                    continue
+                text = (
+                    f"dropped for a newer request, for it was the oldest and {self.full([seat], 'drop_oldest', None)}"
+                )
+                self._count(dropped=1)
+                self.failed(future, future.settle(FAILED, QueueFull(text)))
+
+    def _count(self, dropped: int = 0, withdrawn: int = 0) -> None:
+        with self.lock:
+            self.dropped += dropped
+            self.withdrawn += withdrawn
+
     def wait_for_room(self, seats: list[Seat], when_full: str, deadline: float | None) -> Seat:
         """A seat with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
+        if when_full == "drop_oldest":
+            seat = min(seats, key=lambda seat: len(seat.items))
+            self.drop_oldest([seat], 1)
+            return seat
         with self.room:
             self.blocked += 1
             try:

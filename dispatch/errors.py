@@ -16,6 +16,7 @@ __all__ = [
     "BadRow",
     "Closed",
     "DeadlineExceeded",
+    "DependencyFailed",
     "DeviceFault",
     "DeviceUnavailable",
     "DispatchError",
@@ -94,7 +95,7 @@ class OutOfMemory(DispatchError, MemoryError):
 
 
 class QueueFull(DispatchError, RuntimeError):
-    """A worker's queue is full and the supervisor was asked to raise rather than to wait."""
+    """A worker's queue is full and is not waited for: a call is refused, or the oldest request is dropped."""
 
 
 class Closed(DispatchError, RuntimeError):
@@ -111,6 +112,10 @@ class DeadlineExceeded(DispatchError, TimeoutError):
 
 class HookFailed(DispatchError, RuntimeError):
     """A hook around the enqueueing of a request raised; the `__cause__` is what it raised."""
+
+
+class DependencyFailed(DispatchError, RuntimeError):
+    """A request that was not run, because one that it was submitted to run after failed or was cancelled."""
 
 
 class Undelivered(DispatchError):

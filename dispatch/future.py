@@ -15,15 +15,17 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.errors import Undelivered
+from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
 
+    from dispatch.errors import DispatchError
     from dispatch.request import Request
+    from dispatch.seat import Seat
 
-__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "TimedFuture"]
+__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture"]
 
 # `Future._status`; 0 until it is settled.
 DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
@@ -104,7 +106,8 @@ class Future:
         Callbacks run once: on the worker's thread, or at once in `add_done_callback` where it has ended before.
     """
 
-    __slots__ = ("__weakref__", "_request", "_status", "_value", "_waiting")
+    __slots__ = ("__weakref__", "_request", "_seat", "_status", "_value", "_waiting")
+    _seat: Seat  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
     _request: Request  # until it is claimed
 
@@ -208,6 +211,18 @@ class Future:
         self._status = status
         return self._waiting.tell(self) if self._waiting is not None else []
 
+    @property
+    def is_launched(self) -> bool:
+        """Whether it has ended, or what comes behind it on its worker's stream runs after it.
+
+        A result is stored as the request is enqueued. An error or None is stored just before the status: then it counts
+        when it has ended, and none is lost for a result of None ends as well.
+        """
+        if self._status:
+            return True
+        value = getattr(self, "_value", None)
+        return value is not None and not isinstance(value, BaseException)
+
     # -- waiting --------------------------------------------------------------------------------------------------
     def _unclaimed(self) -> bool:
         return hasattr(self, "_request")
@@ -263,23 +278,30 @@ class Future:
         return "PENDING" if self._unclaimed() else "RUNNING"
 
 
-class TimedFuture(Future):
-    """A future whose request may start only until a deadline; the slot `_due` is to it what `_request` is to others.
+class LateFuture(Future):
+    """A future whose request may not start at any time; the slot `_due` is to it what `_request` is to others.
 
-    A worker that finds no `_request` looks closer, so futures without a deadline never pay for this.
+    A worker that finds no `_request` looks closer, so futures without conditions never pay for this. `after` holds the
+    futures that it waits for, until it starts.
     """
 
-    __slots__ = ("_due", "deadline")
+    __slots__ = ("_due", "after")
 
-    def __init__(self, request: Request, deadline: float) -> None:
+    def __init__(self, request: Request, after: tuple[Future, ...] = ()) -> None:
         super().__init__(request)
-        self.deadline = deadline
+        self.after = after
         self._due = request
         del self._request
 
-    @property
-    def expired(self) -> bool:
-        return monotonic() >= self.deadline
+    def refusal(self) -> DispatchError | None:
+        """Why it must not start any more, if so."""
+        for future in self.after:
+            if future._status > DONE:
+                how = "was cancelled" if future._status == CANCELLED else f"failed: {future._value!r}"
+                error = DependencyFailed(f"it was not run, for a request that it was submitted to run after {how}")
+                error.__cause__ = future._value
+                return error
+        return None
 
     def claim(self) -> Any:
         try:
@@ -291,6 +313,27 @@ class TimedFuture(Future):
 
     def _unclaimed(self) -> bool:
         return hasattr(self, "_due")
+
+
+class TimedFuture(LateFuture):
+    """A future whose request may start only until a deadline."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, request: Request, deadline: float, after: tuple[Future, ...] = ()) -> None:
+        super().__init__(request, after)
+        self.deadline = deadline
+
+    @property
+    def expired(self) -> bool:
+        return monotonic() >= self.deadline
+
+    def refusal(self) -> DispatchError | None:
+        if self.expired:
+            return DeadlineExceeded(
+                "the time it was submitted with was over before a worker could start it; it was not run"
+            )
+        return super().refusal()
 
 
 class _Bell:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dispatch.future import CANCELLED, FAILED, MISSED
+from dispatch.levels import Levels
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -31,6 +32,7 @@ class Keeper(Protocol):
     ending: int
     blocked: int  # threads that wait for room in a queue
     turn: Any  # a lock: who holds it enqueues
+    holding: bool  # whether there are requests that may start once others are enqueued
 
     def opened(self, lane: Any, seat: Seat) -> None: ...
     def failed(self, future: Future, errors: list[BaseException]) -> None: ...
@@ -39,6 +41,7 @@ class Keeper(Protocol):
     def replace(self, worker: Worker, defect: BaseException) -> bool: ...
     def reason(self) -> DispatchError: ...
     def make_room(self) -> None: ...
+    def launched(self) -> None: ...
 
 
 def again(error: DispatchError) -> DispatchError:
@@ -52,15 +55,16 @@ class Seat:
     """A worker's place: the queue and the counts, which outlive a worker that breaks.
 
     Guarantees: the counts are written by the worker alone. `items` is appended to by any thread and taken from by the
-    worker, or by anyone once it is `vacant`. A sleeper is woken: the worker sets `asleep` and then looks at `items`,
-    who submits appends and then looks at `asleep`; a wake-up too many only makes the worker look once more.
+    worker, by who drops the oldest, or by anyone once it is `vacant`. A sleeper is woken: the worker sets `asleep` and
+    then looks at `items`, who submits appends and then looks at `asleep`; a wake-up too many only makes the worker look
+    once more. `items` becomes Levels when first needed, around the very same deque: what is added to that is not lost.
     """
 
     __slots__ = ("asleep", "busy", "cancelled", "done", "failed", "gate", "index", "items", "limit", "vacant", "worker")
 
     def __init__(self, index: int, limit: int) -> None:
         self.index, self.limit = index, limit
-        self.items: deque[Future] = deque()
+        self.items: deque[Future] | Levels = deque()
         self.gate = allocate_lock()  # held, but for the moment between a wake-up and the worker's taking note of it
         self.gate.acquire()
         self.asleep = False
@@ -89,9 +93,12 @@ class Seat:
     def vacate(self, keeper: Keeper) -> None:
         """End what is left in the queue; from now on whoever adds to it does the same."""
         self.vacant = True
-        while self.items:
+        items = self.items
+        if type(items) is Levels:
+            items.release()
+        while items:
             try:
-                future = self.items.popleft()
+                future = items.popleft()
             except IndexError:  # another thread, which has just added to it, is here too
                 return
             if future.claim() is MISSED:

@@ -16,7 +16,7 @@ from dispatch.crew import Crew
 from dispatch.device import Device
 from dispatch.device import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
-from dispatch.future import FAILED, MISSED, Future, TimedFuture
+from dispatch.future import FAILED, MISSED, Future, LateFuture, TimedFuture
 from dispatch.seat import BROKEN, CANCELLING, Seat, again
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Supervisor:
             threads of a child process, which a fault costs; the memory of `device`, another one than dispatch.device()
             gives, outlives it. What was in flight runs again, one request at a time; only one that faults again fails.
         queue_size: requests that may wait for each worker.
-        when_full: "block" until there is room, or "raise" QueueFull.
+        when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request that has waited longest
+            at that worker, of those of the least priority, fails with QueueFull in favour of the new one.
         placement: "affine": a request that has run before goes to the worker that knows it, unless many wait there, and
             all others where least is to be done. "fair": always where least is to be done.
         setup: with "process", modules that the child imports first, for rows and requests of one's own.
@@ -66,11 +67,13 @@ class Supervisor:
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
 
-    Requests at one worker run in the order of their submission. Between workers there is no order before a request
-    has ended: wait for the future of one before submitting another that uses its outputs, or give both the same
-    `worker`. Leaving the block waits for all work and raises Undelivered with the failures that nobody asked for; if it
-    is left by an exception, they are added to that. A supervisor that is dropped without close() cancels what is
-    queued and warns; an interpreter that exits does the same and waits two seconds at most.
+    Requests of one priority at one worker run in the order of their submission. Those of a smaller priority go first,
+    but for one take in eight, so that none waits for ever; what is enqueued on a stream is not overtaken. Between
+    workers there is no order, but for what `after` says: a request that uses what another makes must name that one's
+    future there, or be submitted when that has ended, or for the same `worker`. Leaving the block waits for all work
+    and raises Undelivered with the failures that nobody asked for; if it is left by an exception, they are added to
+    that. A supervisor that is dropped without close() cancels what is queued and warns; an interpreter that exits does
+    the same and waits two seconds at most.
 
     Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
     device and supervisor; only a process that dies takes futures with it.
@@ -82,7 +85,7 @@ class Supervisor:
         streams: int = 4,
         isolation: Literal["thread", "process"] = "thread",
         queue_size: int = 4096,
-        when_full: Literal["block", "raise"] = "block",
+        when_full: Literal["block", "raise", "drop_oldest"] = "block",
         placement: Literal["affine", "fair"] = "affine",
         max_restarts: int = 3,
         max_seconds: float = 5.0,
@@ -91,7 +94,7 @@ class Supervisor:
         hang_seconds: float = 1.0,
     ) -> None:
         _one_of("isolation", isolation, ("thread", "process"))
-        _one_of("when_full", when_full, ("block", "raise"))
+        _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
         _one_of("placement", placement, ("affine", "fair"))
         _at_least("streams", streams, 1)
         _at_least("queue_size", queue_size, 1)
@@ -115,23 +118,32 @@ class Supervisor:
         self._dropped = weakref.finalize(self, crew.abandon)
         self._dropped.atexit = False  # `_at_exit` does that
 
-    def submit(self, request: Request, timeout: float | None = None, worker: int | None = None) -> Future:
+    def submit(
+        self,
+        request: Request,
+        timeout: float | None = None,
+        worker: int | Sequence[int] | None = None,
+        priority: int = 0,
+        after: Sequence[Future] = (),
+    ) -> Future:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
         `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
         with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the
-        number of the worker to run it. Raises QueueFull, Closed after close(), DeviceFault where the device is lost,
-        WorkerFailed where the circuit is open.
+        number of the worker to run it, or several, of which the one with the least to do does. `priority` is -1, 0 or
+        1, and the smaller goes first. `after` are futures of earlier requests, at any worker: it runs after them, by
+        events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
+        after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
         """
         crew = self._crew
         if crew.refusal is not None:
             crew.check()
         deadline = None if timeout is None else monotonic() + timeout
-        future = Future(request) if deadline is None else TimedFuture(request, deadline)
+        future = Future(request) if deadline is None and not after else _late(request, deadline, after)
         ticket = next(crew.tickets)
         seat = None
         if worker is not None:
-            seat = self._seat(worker)
+            seat = crew.place(ticket, self._pool(worker))
         elif self._affine:
             bound = getattr(request, "bound", None)
             if bound is not None:
@@ -139,30 +151,43 @@ class Supervisor:
                 if seat is not None and len(seat.items) > NEAR:
                     seat = None
         if seat is None:
-            seat = crew.place(ticket)
+            seat = crew.place(ticket, crew.seats)
         if len(seat.items) >= self._limit:
-            seat = crew.wait_for_room(crew.seats if worker is None else [seat], self._when_full, deadline)
+            seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
+        future._seat = seat
         if not ticket & SAMPLED:
             future.add_done_callback(partial(crew.sample, perf_counter()))
-        seat.items.append(future)
+        if priority or after:
+            crew.rank(seat, [future], priority)
+        else:
+            seat.items.append(future)
         if seat.asleep:
             seat.wake()
         if seat.vacant:
             seat.vacate(crew)
         return future
 
-    def submit_many(self, requests: Iterable[Request], worker: int | None = None) -> list[Future]:
+    def submit_many(
+        self,
+        requests: Iterable[Request],
+        worker: int | Sequence[int] | None = None,
+        priority: int = 0,
+        after: Sequence[Future] = (),
+    ) -> list[Future]:
         """Queue many requests at the price of a few and return their futures, in the same order.
 
-        Each worker gets a run of successive requests. Where the queues are full and `when_full` is "raise", QueueFull
-        says so before any is queued; where it is "block" and the supervisor ends meanwhile, the futures of those that
-        found no room have failed with the reason. Raises as `submit` does otherwise.
+        Each worker gets a run of successive requests; `after` holds for all of them. Where the queues are full and
+        `when_full` is "raise", QueueFull says so before any is queued; where it is "block" and the supervisor ends
+        meanwhile, the futures of those that found no room have failed with the reason. Raises as `submit` does
+        otherwise.
         """
         crew = self._crew
         if crew.refusal is not None:
             crew.check()
-        futures = list(map(Future, requests))
-        seats = crew.seats if worker is None else [self._seat(worker)]
+        futures: list[Future] = list(map(Future, requests))
+        if after:
+            futures = [_late(future.claim(), None, after) for future in futures]
+        seats = self._pool(worker)
         if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
             raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
         if futures:
@@ -170,13 +195,21 @@ class Supervisor:
         start = 0
         while start < len(futures):
             for seat, share in crew.shares(len(futures) - start, seats):
-                seat.items.extend(futures[start : start + share])
+                part = futures[start : start + share]
+                for future in part:
+                    future._seat = seat
+                if priority or after:
+                    crew.rank(seat, part, priority)
+                else:
+                    seat.items.extend(part)
                 start += share
                 if seat.asleep:
                     seat.wake()
                 if seat.vacant:
                     seat.vacate(crew)
-            if start < len(futures):
+            if start < len(futures) and self._when_full == "drop_oldest":
+                crew.drop_oldest(seats, len(futures) - start)
+            elif start < len(futures):
                 try:
                     crew.wait_for_room(seats, "block", None)
                 except DispatchError as error:
@@ -191,11 +224,15 @@ class Supervisor:
                 failure.__cause__ = error
                 self._crew.failed(future, future.settle(FAILED, failure))
 
-    def _seat(self, worker: Any) -> Seat:
+    def _pool(self, worker: Any) -> list[Seat]:
+        """The seats that a request may go to."""
         seats = self._crew.seats
-        if not isinstance(worker, int) or not 0 <= worker < len(seats):
-            raise BadRequest("worker", repr(worker), f"a number from 0 to {len(seats) - 1}")
-        return seats[worker]
+        if worker is None:
+            return seats
+        numbers = list(worker) if isinstance(worker, (list, tuple, range)) else [worker]
+        if not numbers or not all(isinstance(number, int) and 0 <= number < len(seats) for number in numbers):
+            raise BadRequest("worker", repr(worker), f"a number from 0 to {len(seats) - 1}, or some of them")
+        return [seats[number] for number in numbers]
 
     @property
     def generation(self) -> int:
@@ -216,8 +253,8 @@ class Supervisor:
             queued=sum(len(seat.items) for seat in seats),
             running=sum(seat.busy for seat in seats),
             done=sum(seat.done for seat in seats),
-            failed=sum(seat.failed for seat in seats),
-            cancelled=sum(seat.cancelled for seat in seats),
+            failed=sum(seat.failed for seat in seats) + crew.dropped,
+            cancelled=sum(seat.cancelled for seat in seats) + crew.withdrawn,
             restarts=crew.restarts,
             p50=p50,
             p90=p90,
@@ -270,6 +307,15 @@ def _attach(error: BaseException, undelivered: Undelivered) -> None:
         end = end.__context__
     if end is not undelivered:
         end.__context__ = undelivered
+
+
+def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
+    """A future with a deadline, or with others that must come first."""
+    others = (after,) if isinstance(after, Future) else tuple(after)
+    for other in others:
+        if not isinstance(other, Future):
+            raise BadRequest("after", repr(other), "futures of requests that were submitted before")
+    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
 
 
 def _one_of(name: str, given: str, accepted: tuple[str, ...]) -> None:

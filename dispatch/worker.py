@@ -17,8 +17,8 @@ from cudabind import driver
 from cudabind.errors import CudaDriverError, CudaError
 from dispatch import trace
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
-from dispatch.errors import BadRequest, DeadlineExceeded, DispatchError, OutOfMemory, WorkerFailed
-from dispatch.future import DONE, FAILED, MISSED, TimedFuture
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed
+from dispatch.future import DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
 from dispatch.stream import NOT_READY
@@ -98,15 +98,23 @@ class Worker:
 
     # -- one request that is not as others --------------------------------------------------------------------------
     def _unusual(self, future: Future) -> Any:
-        """What to run of a future without `_request`: it was cancelled (MISSED), or has a deadline, perhaps over."""
+        """What to run of a future without `_request`; MISSED for one that was cancelled, or must not start any more."""
         request = future.claim()
         if request is MISSED:
             self.seat.cancelled += 1
-        elif isinstance(future, TimedFuture) and future.expired:
-            text = "the time it was submitted with was over before a worker could start it; it was not run"
-            self._fail(future, DeadlineExceeded(text))
-            return MISSED
+        elif isinstance(future, LateFuture):
+            refusal = future.refusal()
+            if refusal is not None:
+                self._fail(future, refusal)
+                return MISSED
+            for other in future.after:
+                if not other._status and other._seat is not self.seat:
+                    self._follow(other._seat)
+            future.after = ()
         return request
+
+    def _follow(self, seat: Seat) -> None:
+        """Let what is enqueued from now on run after all that another worker has enqueued; on the host it has run."""
 
     def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
         """Deal with what running a request raised; whether it has run after all. Raises what ends the worker."""
@@ -199,7 +207,7 @@ class HostWorker(Worker):
                 self._take()
                 if keeper.blocked and len(seat.items) <= seat.limit // 2:
                     keeper.make_room()
-            elif keeper.ending:
+            elif keeper.ending and not len(seat.items):  # what may not start yet is waited for
                 return
             else:
                 seat.rest(-1)
@@ -207,7 +215,10 @@ class HostWorker(Worker):
     def _take(self) -> None:
         """Run the next request."""
         seat = self.seat
-        future = seat.items.popleft()
+        try:
+            future = seat.items.popleft()
+        except IndexError:  # somebody has dropped it
+            return
         try:
             request = future._request
             del future._request
@@ -289,7 +300,7 @@ class CudaWorker(Worker):
                 self._looks = 0
             elif flights:
                 self._pause()
-            elif keeper.ending:
+            elif keeper.ending and (keeper.ending >= CANCELLING or not len(seat.items)):
                 return
             else:
                 seat.rest(-1)
@@ -304,14 +315,16 @@ class CudaWorker(Worker):
         self._flights.append(flight)
         with self.keeper.turn:
             for _ in range(min(len(items), BATCH)):
-                future = items.popleft()
                 try:
+                    future = items.popleft()
                     request = future._request
                     del future._request
                 except AttributeError:
                     request = self._unusual(future)
                     if request is MISSED:
                         continue
+                except IndexError:  # somebody has dropped it, or what is left may not start yet
+                    break
                 futures.append(future)
                 requests.append(request)
                 try:
@@ -322,6 +335,13 @@ class CudaWorker(Worker):
                         futures.append(future)
                         requests.append(request)  # again: what was in flight may have been settled meanwhile
             self._record(flight)
+        if self.keeper.holding:
+            self.keeper.launched()
+
+    def _follow(self, seat: Seat) -> None:
+        other = seat.worker
+        if other is not None and other.lane is not None:
+            self.lane.stream.wait_for(other.lane.stream)
 
     def _record(self, flight: Flight) -> None:
         if not flight.futures:

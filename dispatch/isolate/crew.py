@@ -58,6 +58,7 @@ class ProcessCrew(Crew):
     by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`.
     """
 
+    crosses = False  # what a request waits for must have ended before it is sent
     device: Any  # a SharedHost or SharedCuda
     seats: list[Any]  # RemoteSeats
 
@@ -163,7 +164,7 @@ class ProcessCrew(Crew):
             return False
         if self.ending == BROKEN:
             return True
-        queued = any(seat.items for seat in self.seats) if self.ending < CANCELLING else False
+        queued = any(len(seat.items) for seat in self.seats) if self.ending < CANCELLING else False
         return not queued and not any(seat.sent for seat in self.seats)
 
     def _finish(self) -> None:

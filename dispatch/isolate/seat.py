@@ -10,8 +10,8 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest, DeadlineExceeded
-from dispatch.future import DONE, FAILED, MISSED, TimedFuture
+from dispatch.errors import BadRequest
+from dispatch.future import DONE, FAILED, MISSED, LateFuture, TimedFuture
 from dispatch.isolate import wire
 from dispatch.isolate.child import DEFINE, FORGET
 from dispatch.isolate.recovery import Sent, written
@@ -118,8 +118,11 @@ class RemoteSeat(Seat):
             self.cancelled += 1
             return 0
         try:
-            if isinstance(future, TimedFuture) and future.expired:
-                raise DeadlineExceeded("the time it was submitted with was over before it could start; it was not run")
+            if isinstance(future, LateFuture):
+                refusal = future.refusal()
+                if refusal is not None:
+                    raise refusal
+                future.after = ()
             return self._entry(future, request, message)
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
             self.fail(future, error)
