@@ -1,0 +1,161 @@
+"""Entries: a request as JSON, and back: its class and fields, with tensors by layout and place and never by their data.
+
+journal.py writes them, cli/replay.py reads them. Storages are numbered, so that what shared memory shares it again.
+Reading imports nothing that is not of this package or named by the caller: a file must not choose what is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import weakref
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.device import Device
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+from dispatch.request import Request
+from dispatch.tensor import Storage, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Reader", "Writer", "tensors_of"]
+
+Json = dict[str, Any]
+OWN = "dispatch"  # the package whose classes an entry may always name
+
+
+class Writer:
+    """Turns requests into entries."""
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def request(self, request: Request) -> Json:
+        """The entry of a request; a class without dataclass fields gives what its pickle would hold."""
+        state = {name: self._value(value) for name, value in request.__getstate__().items()}
+        return {"op": request.op, "class": _name_of(type(request)), "fields": state}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Enum):
+            return {"enum": _name_of(type(value)), "name": value.name}
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, (int, np.integer)):
+            return int(value)
+        if isinstance(value, (float, np.floating)):
+            return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+        if isinstance(value, (complex, np.complexfloating)):
+            return {"complex": [repr(float(value.real)), repr(float(value.imag))]}
+        return self._structure(value)
+
+    def _structure(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, Dtype):
+            return {"dtype": value.name}
+        if isinstance(value, (np.dtype, type)) and np.dtype(value) in Dtype.by_numpy:
+            return {"dtype": Dtype.of(value).name}
+        if isinstance(value, (tuple, list)):
+            return {"tuple": [self._value(item) for item in value]}
+        if isinstance(value, Device):
+            return {"device": value.name}
+        if is_dataclass(value) and not isinstance(value, type):
+            constant = value.__reduce_ex__(
+                2
+            )  # a str for a module's constant, as pickle has it: only that object will do
+            if isinstance(constant, str):
+                return {"constant": f"{type(value).__module__}:{constant}"}
+            state = {field.name: self._value(getattr(value, field.name)) for field in fields(value)}
+            return {"dataclass": _name_of(type(value)), "fields": state}
+        return {"other": type(value).__name__}  # its words might hold data
+
+    def _tensor(self, tensor: Tensor) -> Json:
+        number = self._storages.get(tensor.storage)
+        if number is None:
+            number = self._storages[tensor.storage] = self._count
+            self._count += 1
+        layout = tensor.layout
+        entry = {"tensor": number, "offset": tensor.ptr - tensor.storage.base, "dtype": layout.dtype.name}
+        entry |= {"shape": list(layout.shape), "strides": list(layout.strides)}
+        return entry | ({"readonly": True} if layout.readonly else {})
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def tensors_of(entry: Any) -> list[Json]:
+    """Every tensor in an entry, or in any part of one."""
+    if isinstance(entry, list):
+        return [tensor for item in entry for tensor in tensors_of(item)]
+    if not isinstance(entry, dict):
+        return []
+    return [entry] if "tensor" in entry else [tensor for item in entry.values() for tensor in tensors_of(item)]
+
+
+class Reader:
+    """Makes requests of entries: `tensor` makes the tensors, `modules` are those whose classes may be used besides
+    this package's own."""
+
+    def __init__(self, tensor: Callable[[Json], Tensor], device: Device, modules: Sequence[str] = ()) -> None:
+        self._tensor, self._device, self._modules = tensor, device, frozenset(modules)
+
+    def request(self, entry: Json) -> Request:
+        """The request of an entry; BadRequest where it cannot be made, with the reason."""
+        kind = self._find(entry["class"])
+        if not (isinstance(kind, type) and issubclass(kind, Request)):
+            raise BadRequest("class", entry["class"], "a dispatch.Request")
+        state = {name: self._value(value) for name, value in entry["fields"].items()}
+        if is_dataclass(kind):
+            made = kind(**state)
+        else:
+            made = kind.__new__(kind)
+            made.__dict__.update(state)
+        request: Request = made
+        return request
+
+    def _value(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = next(iter(value))
+        if kind == "tensor":
+            return self._tensor(value)
+        if kind == "dtype":
+            return Dtype.by_name[value["dtype"]]
+        if kind == "device":
+            return self._device
+        if kind == "float":
+            return float(value["float"])
+        if kind == "complex":
+            return complex(*map(float, value["complex"]))
+        if kind == "tuple":
+            return tuple(map(self._value, value["tuple"]))
+        return self._named(kind, value)
+
+    def _named(self, kind: str, value: Json) -> Any:
+        if kind not in ("enum", "constant", "dataclass"):
+            raise BadRequest("field", f"a {value.get('other', kind)}", "a number, a string, a tensor, or made of those")
+        found = self._find(value[kind])
+        if kind == "constant" and is_dataclass(found):
+            return found
+        if kind == "enum" and isinstance(found, type) and issubclass(found, Enum):
+            return found[value["name"]]
+        if kind == "dataclass" and is_dataclass(found) and isinstance(found, type):
+            return found(**{name: self._value(item) for name, item in value["fields"].items()})
+        raise BadRequest("field", value[kind], f"{'an' if kind == 'enum' else 'a'} {kind}")
+
+    def _find(self, name: str) -> Any:
+        module, _, path = name.partition(":")
+        if module.partition(".")[0] != OWN and module not in self._modules:
+            raise BadRequest("class", name, "one of this package", f"say that the file may use it: --setup {module}")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found

@@ -1,0 +1,204 @@
+"""Journal: an append-only file of what a supervisor was asked and how it ended, from which the sequence can be rerun.
+
+A supervisor notes each request, a thread of the journal's own writes. JSON lines: a header; `define`, a request (see
+entries.py) when it is first seen; `request`, that it was submitted, to which worker; `done`, the numbers of those that
+succeeded; `ended`, any other end. No data, no results, and no words of errors beyond their first line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.entries import Writer
+from dispatch.errors import BadRequest, DispatchError
+from dispatch.future import CANCELLED, DONE
+from dispatch.request import Request
+from dispatch.select import ANY_VERSION, candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dispatch.crew import Crew
+    from dispatch.future import Future
+
+__all__ = ["VERSION", "Journal", "read"]
+
+VERSION = 1
+PERIOD = 0.1  # seconds between writes: what a process that is killed may lose, and how long requests are held for it
+HURRY = 2048  # notes, at which the writer does not wait any longer
+WORDS = 300  # characters of an error
+
+
+class Note(NamedTuple):
+    """One request as it was submitted."""
+
+    number: int
+    future: Future
+    request: Request
+    worker: int
+    timeout: float | None
+
+
+class Journal:
+    """Writes the file of one supervisor.
+
+    Guarantees: `note` only appends to a deque. Every line is written whole, in one call, behind all others. Requests
+    and results are held until the next write, so their memory is freed PERIOD later than without a journal.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], crew: Crew, isolation: str, setup: Sequence[str]) -> None:
+        self.path = Path(path)
+        self._crew = crew
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._process = os.getpid()
+        self._numbers, self._names = itertools.count(1), itertools.count(1)
+        self._notes: deque[Note] = deque()
+        self._open: dict[int, Future] = {}  # submitted, and not known to have ended
+        self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id of a request -> the request, its name
+        self._writer = Writer()
+        self._ending = threading.Event()
+        self._bell = threading.Event()
+        self._error: BaseException | None = None
+        self._write([self._header(isolation, setup)])
+        self._thread = threading.Thread(target=self._run, name=f"dispatch {crew.device} journal", daemon=True)
+        self._thread.start()
+
+    def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
+        device = self._crew.device
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        header = {"journal": VERSION, "pid": os.getpid(), "begun": now, "device": device.name, "arch": str(device.arch)}
+        header |= {"streams": len(self._crew.seats), "isolation": isolation, "setup": list(setup)}
+        return header | {"python": sys.version.split()[0]}
+
+    def note(self, future: Future, request: Request, worker: int, timeout: float | None = None) -> None:
+        """A request is about to be queued."""
+        self._notes.append(Note(next(self._numbers), future, request, worker, timeout))
+        if len(self._notes) == HURRY:
+            self._bell.set()
+
+    def close(self, wait: bool = True) -> None:
+        """Write what ends until all has, and close the file; raises what kept it from writing."""
+        if os.getpid() != self._process:  # a forked child has the file, but not the thread
+            return
+        self._ending.set()
+        self._bell.set()
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join()
+            error, self._error = self._error, None
+            if error is not None:
+                raise DispatchError(f"the journal {self.path} is not complete: {error}") from error
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while True:
+                self._bell.wait(PERIOD)
+                self._bell.clear()
+                last = self._ending.is_set()
+                self._write([*self._submitted(), *self._ended()])
+                if last and not self._open and not self._notes:
+                    return
+                if last:
+                    time.sleep(PERIOD)  # the supervisor was closed without waiting: workers are about to end the rest
+        except BaseException as error:  # noqa: BLE001  # a full disk must not cost requests; `close` raises it
+            self._error = error
+            self._notes = deque(maxlen=0)
+            self._open.clear()
+        finally:
+            os.close(self._file)
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines).encode()
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def _submitted(self) -> Iterator[dict[str, Any]]:
+        for _ in range(len(self._notes)):
+            note = self._notes.popleft()
+            known = self._defined.get(id(note.request))
+            if known is None or known[0]() is not note.request:
+                name = next(self._names)
+                yield {"define": name, **self._entry(note.request)}
+                self._remember(note.request, name)
+            else:
+                name = known[1]
+            line: dict[str, Any] = {"request": note.number, "is": name, "worker": note.worker}
+            yield line if note.timeout is None else {**line, "timeout": note.timeout}
+            self._open[note.number] = note.future
+
+    def _remember(self, request: Any, name: int) -> None:
+        key, defined = id(request), self._defined
+        try:
+            defined[key] = (weakref.ref(request, lambda _: defined.pop(key, None)), name)
+        except TypeError:  # no weak references to it: it is defined anew each time
+            return
+
+    def _entry(self, request: Any) -> dict[str, Any]:
+        """A request's entry and row; what cannot be written down says why, and cannot be rerun."""
+        if not isinstance(request, Request):
+            return {"op": None, "why": f"a {type(request).__name__} is no request"}
+        try:
+            return {**self._writer.request(request), "row": self._row(request)}
+        except Exception as error:  # noqa: BLE001  # whatever a request of a user's own raises
+            return {"op": str(request.op), "why": _words(error)}
+
+    def _row(self, request: Request) -> str | None:
+        """The row that ran it, where that is known; else the first that takes it on this device."""
+        row = getattr(getattr(request.bound, "plan", None), "row", None)
+        if row is None:
+            versions = next((lane.versions for lane in self._crew.homes if hasattr(lane, "versions")), ANY_VERSION)
+            row = next(candidates(request, self._crew.device.arch, versions), None)
+        return None if row is None else str(row.name)
+
+    def _ended(self) -> Iterator[dict[str, Any]]:
+        ended = [(number, future) for number, future in self._open.items() if future._status]
+        for number, _ in ended:
+            del self._open[number]
+        done = [number for number, future in ended if future._status == DONE]
+        if done:
+            yield {"done": done}
+        for number, future in ended:
+            if future._status != DONE:
+                yield {"ended": number, **self._outcome(future)}
+
+    def _outcome(self, future: Future) -> dict[str, str]:
+        if future._status == CANCELLED:
+            return {"status": "cancelled"}
+        error, refusal = future._value, self._crew.refusal
+        # What fails because the supervisor ended was never run, and a rerun has nothing to compare with.
+        turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
+        status = "not run" if turned_away else "failed"
+        return {"status": status, "error": type(error).__name__, "words": _words(error)}
+
+
+def _words(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:WORDS]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A journal's header and its other lines; a last line that is cut off, as a killed process leaves it, is dropped.
+
+    Where several supervisors wrote to the file, one after the other, it is the last one's part. BadRequest for a file
+    that is no journal, or of another version.
+    """
+    whole, _, _ = Path(path).read_text(encoding="utf-8").rpartition("\n")
+    try:
+        lines: list[dict[str, Any]] = [json.loads(text) for text in whole.split("\n")]
+        begins = [index for index, line in enumerate(lines) if "journal" in line]
+    except (ValueError, TypeError) as error:
+        raise BadRequest("journal", str(path), "lines of JSON", str(error)) from None
+    version = lines[begins[-1]]["journal"] if begins else None
+    if version != VERSION:
+        found = "of no version" if version is None else f"of version {version}"
+        raise BadRequest("journal", f"{path}, {found}", f"a journal of version {VERSION}")
+    return lines[begins[-1]], lines[begins[-1] + 1 :]
