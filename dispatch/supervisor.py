@@ -7,43 +7,32 @@ for it, and what nobody asked for is raised when the block is left. This room ne
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from dispatch import trace
 from dispatch.crew import Crew
 from dispatch.device import Device
 from dispatch.device import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
 from dispatch.future import FAILED, MISSED, Future, LateFuture, TimedFuture
 from dispatch.seat import BROKEN, CANCELLING, Seat, again
+from dispatch.stats import Stats, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from os import PathLike
     from types import TracebackType
 
+    from dispatch.journal import Journal
     from dispatch.request import Request
+    from dispatch.status import Board
 
 __all__ = ["Stats", "Supervisor"]
 
 SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
 NEAR = 64  # requests queued at the worker that knows a request, up to which it gets it again
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds."""
-
-    queued: int
-    running: int
-    done: int
-    failed: int
-    cancelled: int
-    restarts: int
-    p50: float | None
-    p90: float | None
-    p99: float | None
 
 
 @final
@@ -66,6 +55,7 @@ class Supervisor:
         hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
+        journal: a file to which requests and how they ended are appended, without their data; see journal.py.
 
     Requests of one priority at one worker run in the order of their submission. Those of a smaller priority go first,
     but for one take in eight, so that none waits for ever; what is enqueued on a stream is not overtaken. Between
@@ -92,6 +82,7 @@ class Supervisor:
         setup: Sequence[str] = (),
         spare: bool = False,
         hang_seconds: float = 1.0,
+        journal: str | PathLike[str] | None = None,
     ) -> None:
         _one_of("isolation", isolation, ("thread", "process"))
         _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
@@ -103,6 +94,8 @@ class Supervisor:
             raise BadRequest("max_seconds", repr(max_seconds), "a number of 0 or more")
         self.device = device if isinstance(device, Device) else find_device(device)
         self.device.check()
+        from dispatch.status import Board
+
         crew: Crew
         if isolation == "thread":
             crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)
@@ -115,6 +108,17 @@ class Supervisor:
         self._crew = crew
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         crew.start()
+        self._journal: Journal | None = None
+        try:
+            self._board = Board(crew, isolation)
+            if journal is not None:
+                from dispatch.journal import Journal
+
+                self._journal = Journal(journal, crew, isolation, setup)
+        except BaseException:
+            crew.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
+            raise
+        self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
         self._dropped = weakref.finalize(self, crew.abandon)
         self._dropped.atexit = False  # `_at_exit` does that
 
@@ -155,6 +159,8 @@ class Supervisor:
         if len(seat.items) >= self._limit:
             seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
         future._seat = seat
+        if trace.hooks or self._journal is not None:
+            self._observe([future], [request], seat, timeout)
         if not ticket & SAMPLED:
             future.add_done_callback(partial(crew.sample, perf_counter()))
         if priority or after:
@@ -184,7 +190,7 @@ class Supervisor:
         crew = self._crew
         if crew.refusal is not None:
             crew.check()
-        futures: list[Future] = list(map(Future, requests))
+        futures: list[Future] = list(map(Future, requests := list(requests)))
         if after:
             futures = [_late(future.claim(), None, after) for future in futures]
         seats = self._pool(worker)
@@ -195,6 +201,8 @@ class Supervisor:
         start = 0
         while start < len(futures):
             for seat, share in crew.shares(len(futures) - start, seats):
+                if trace.hooks or self._journal is not None:
+                    self._observe(futures[start : start + share], requests[start : start + share], seat, None)
                 part = futures[start : start + share]
                 for future in part:
                     future._seat = seat
@@ -216,6 +224,13 @@ class Supervisor:
                     self._give_up(futures[start:], error)
                     break
         return futures
+
+    def _observe(self, futures: list[Future], requests: list[Request], seat: Seat, timeout: float | None) -> None:
+        """Let hooks and journal know of requests that are about to be queued."""
+        for future, request in zip(futures, requests, strict=True):
+            trace.watch(future, request)
+            if self._journal is not None:
+                self._journal.note(future, request, seat.index, timeout)
 
     def _give_up(self, futures: list[Future], error: DispatchError) -> None:
         for future in futures:
@@ -245,21 +260,7 @@ class Supervisor:
 
     def stats(self) -> Stats:
         """Counts and latencies at about this moment."""
-        crew = self._crew
-        seats = crew.seats
-        samples = sorted(crew.samples)
-        p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
-        return Stats(
-            queued=sum(len(seat.items) for seat in seats),
-            running=sum(seat.busy for seat in seats),
-            done=sum(seat.done for seat in seats),
-            failed=sum(seat.failed for seat in seats) + crew.dropped,
-            cancelled=sum(seat.cancelled for seat in seats) + crew.withdrawn,
-            restarts=crew.restarts,
-            p50=p50,
-            p90=p90,
-            p99=p99,
-        )
+        return count(self._crew)
 
     def close(self, wait: bool = True) -> None:
         """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
@@ -275,8 +276,13 @@ class Supervisor:
         self._dropped.detach()
         if not wait:
             self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
+            _unwatch(self._board, self._journal, wait=False)
             return None
         self._crew.finish("when its block was left, or by close()")
+        try:
+            _unwatch(self._board, self._journal, wait=not self._crew.is_own_thread())
+        except DispatchError as error:
+            self._crew.callbacks_failed([error])
         return None if self._crew.is_own_thread() else self._crew.undelivered()
 
     def __enter__(self) -> Supervisor:
@@ -316,6 +322,13 @@ def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
         if not isinstance(other, Future):
             raise BadRequest("after", repr(other), "futures of requests that were submitted before")
     return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+
+
+def _unwatch(board: Board, journal: Journal | None, *, wait: bool) -> None:
+    """Close what others look at."""
+    board.close(wait)
+    if journal is not None:
+        journal.close(wait)
 
 
 def _one_of(name: str, given: str, accepted: tuple[str, ...]) -> None:
