@@ -16,7 +16,8 @@ from collections import deque
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered, WorkerFailed
+from dispatch import trace
+from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, QueueFull, Undelivered, WorkerFailed
 from dispatch.future import DELIVERED, DONE, FAILED, MISSED, LateFuture
 from dispatch.levels import PRIORITIES, Levels
 from dispatch.seat import BROKEN, CANCELLING, CLOSING, OPEN, Seat, again
@@ -194,6 +195,7 @@ class Crew:
 
     def full(self, seats: list[Seat], when_full: str, deadline: float | None) -> str:
         where = f"worker {seats[0].index}" if len(seats) == 1 else f"all {len(seats)} workers"
+        trace.log("queue full", {"device": self.device, "workers": [seat.index for seat in seats]})
         why = ""
         if when_full == "block":
             why = "; a worker's own thread cannot wait for room" if deadline is None else "; the time to wait is over"
@@ -210,6 +212,7 @@ class Crew:
 
     def failed(self, future: Future, errors: list[BaseException]) -> None:
         """Keep a failed future until somebody asks it."""
+        trace.log("request failed", {"device": self.device, "error": type(future._value).__name__, "words": future._value})
         with self.lock:
             self._failures.append(future)
             self._errors += errors
@@ -245,6 +248,7 @@ class Crew:
                 else:
                     worker.seat.worker = successor
                     self.restarts += 1
+                    trace.log("worker replaced", {"device": self.device, "worker": worker.seat.index, "cause": defect})
                     return True
         broken = WorkerFailed(
             f"the workers of {self.device} broke {len(self._breaks)} times in {self._max_seconds:g} s"
@@ -270,6 +274,9 @@ class Crew:
 
     def end(self, ending: int, refusal: DispatchError) -> None:
         """Take nothing more; `ending` says what becomes of what is queued."""
+        if ending == BROKEN > self.ending:
+            event = "device lost" if isinstance(refusal, DeviceFault) else "circuit opened"
+            trace.log(event, {"device": self.device, "cause": refusal})
         with self.room:
             if self.refusal is None or ending == BROKEN > self.ending:
                 self.refusal = refusal

@@ -16,6 +16,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch import trace
 from dispatch.crew import Crew
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
 from dispatch.future import TimedFuture
@@ -280,12 +281,15 @@ class ProcessCrew(Crew):
     # -- replacing a child --------------------------------------------------------------------------------------------
     def _take_child(self) -> None:
         """Have a child that is ready: the spare one, or a new one."""
+        begun = monotonic()
         child, self._spare = self._spare, None
         if child is None:
             child = self._launch(warm=False)
         child.wait_until_ready()
         self._child = child
         self.generation += 1
+        facts = {"device": self.device.name, "pid": child.process.pid, "generation": self.generation}
+        trace.log("child started", {**facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
         for seat in self.seats:
             seat.defined, seat.forget = set(), []
             seat.since = monotonic()
@@ -297,6 +301,7 @@ class ProcessCrew(Crew):
 
     def _recover(self, loss: Loss) -> None:
         """Replace the child; run what was in flight again, as far as that is safe; go on."""
+        begun = monotonic()
         for seat in self.seats:
             with seat.pumping:  # nobody sends until there is a child
                 seat.link = None
@@ -312,6 +317,8 @@ class ProcessCrew(Crew):
             if sent.number not in unsafe and not self._repeat(sent, sent.number in loss.hanging):
                 return
         self._connect()
+        facts = {"device": self.device.name, "generation": self.generation, "cause": loss.why, "again": len(suspects)}
+        trace.log("child replaced", {**facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
         self._tell_observers()
 
     def _connect(self) -> None:
@@ -328,6 +335,8 @@ class ProcessCrew(Crew):
     def _renew(self, loss: Loss) -> bool:
         """Another child in place of the present one; False where the circuit is open now."""
         if self._child is not None:
+            facts = {"device": self.device.name, "pid": self._child.process.pid, "generation": self.generation}
+            trace.log("child lost", {**facts, "cause": loss.error or loss.why})
             self._child.kill()
             self._child = None
         cause = loss.error or WorkerFailed(loss.why)
