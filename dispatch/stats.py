@@ -29,8 +29,9 @@ class WorkerStats:
 class Stats:
     """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds.
 
-    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `bytes_in_use` is the memory of the device's tensors; None where it is
-    NumPy's own (host, threads). `generation` is the number of the present child.
+    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `bytes_in_use` is
+    the memory of the device's tensors; None where it is NumPy's own (host, threads). `generation` is the number of the
+    present child.
     """
 
     queued: int

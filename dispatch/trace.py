@@ -6,6 +6,7 @@ all of it costs a look at an empty tuple. Hooks belong to the process that adds 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -174,7 +175,8 @@ def log(event: str, facts: Mapping[str, object]) -> None:
         logger.addHandler(logging.NullHandler())  # else a program that sets up no logging gets warnings on its stderr
     told: dict[str, str | int | float] = {"event": event}
     told |= {name: fact if isinstance(fact, (int, float)) else str(fact) for name, fact in facts.items()}
-    logger.log(EVENTS[event], json.dumps(told), extra={"facts": told})
+    with contextlib.suppress(Exception):  # what a program's own handler raises must not break who tells it
+        logger.log(EVENTS[event], json.dumps(told), extra={"facts": told})
 
 
 if os.environ.get(NVTX, "0") not in ("", "0"):
