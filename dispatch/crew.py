@@ -212,7 +212,8 @@ class Crew:
 
     def failed(self, future: Future, errors: list[BaseException]) -> None:
         """Keep a failed future until somebody asks it."""
-        trace.log("request failed", {"device": self.device, "error": type(future._value).__name__, "words": future._value})
+        error = future._value
+        trace.log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
         with self.lock:
             self._failures.append(future)
             self._errors += errors
