@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pytest
 
-from cudabind import _load, driver
+from cudabind import _load, driver, nvrtc
 from cudabind.errors import LibraryNotFound
 
 if TYPE_CHECKING:
@@ -87,6 +87,16 @@ class Gpu:
         minor = driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0)
         return f"{major}{minor}"
 
+    def lto(self, source: str) -> bytes:
+        """CUDA C++ as intermediate code for this GPU, which nvJitLink and cuFFT link and only then compile."""
+        program = nvrtc.nvrtcCreateProgram(source.encode(), b"piece.cu", 0, [], [])
+        options = [f"-arch=compute_{self.arch}".encode(), b"-dlto", b"-rdc=true"]
+        nvrtc.nvrtcCompileProgram(program, len(options), options)
+        code = bytearray(nvrtc.nvrtcGetLTOIRSize(program))
+        nvrtc.nvrtcGetLTOIR(program, code)
+        nvrtc.nvrtcDestroyProgram(program)
+        return bytes(code)
+
     def clean_up(self) -> None:
         driver.cuCtxSynchronize()
         for destroy, handle in reversed(self._handles):  # the last made uses those before it
@@ -121,6 +131,28 @@ def gpu(_primary_context: Any) -> Iterator[Gpu]:
     yield things
     driver.cuCtxSetCurrent(_primary_context)
     things.clean_up()
+
+
+@pytest.fixture
+def sparse_matrix(rng: np.random.Generator) -> Callable[[int, int], np.ndarray]:
+    """`sparse_matrix(rows, cols)`: of normal numbers, nine of ten are zero; some rows are empty, if it is large."""
+
+    def make(rows: int, cols: int) -> np.ndarray:
+        return rng.standard_normal((rows, cols)) * (rng.random((rows, cols)) < 0.1)
+
+    return make
+
+
+@pytest.fixture
+def csr() -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """`offsets, columns, values = csr(a)`: the nonzeros of a matrix row by row, with 32-bit indices."""
+
+    def compress(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, columns = np.nonzero(a)
+        offsets = np.searchsorted(rows, np.arange(len(a) + 1))
+        return offsets.astype(np.int32), columns.astype(np.int32), a[rows, columns]
+
+    return compress
 
 
 def eps(dtype: Any) -> float:
