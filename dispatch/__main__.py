@@ -1,7 +1,7 @@
-"""The command line: `python -m dispatch table | explain | doctor | cache | bench`.
+"""The command line: `python -m dispatch table | explain | doctor | cache | replay | top | bench`.
 
-Each command is a file of `cli/`, imported only when it is asked for. Nothing here needs a GPU, and only `doctor` and
-`bench` use one where there is one.
+Each command is a file of `cli/`, imported only when it is asked for. Nothing here needs a GPU, and only `doctor`,
+`replay` and `bench` use one where there is one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ COMMANDS = {
     "explain": "the row that a request would take, or why none takes it",
     "doctor": "driver, GPUs, libraries and versions; what works, and what to do about the rest",
     "cache": "what autotune keeps on disk",
+    "replay": "run the requests of a supervisor's journal again, on random data, and find the first that ends otherwise",
+    "top": "a live view of the supervisors of a running process",
     "bench": "measure against torch, CuPy, nvmath-python and C, whichever are installed",
 }
 
