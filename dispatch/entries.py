@@ -22,9 +22,11 @@ from dispatch.request import Request
 from dispatch.tensor import Storage, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Reader", "Writer", "tensors_of"]
+    from dispatch.tensor import Layout
+
+__all__ = ["Memory", "Reader", "Writer"]
 
 Json = dict[str, Any]
 OWN = "dispatch"  # the package whose classes an entry may always name
@@ -98,6 +100,47 @@ def tensors_of(entry: Any) -> list[Json]:
     if not isinstance(entry, dict):
         return []
     return [entry] if "tensor" in entry else [tensor for item in entry.values() for tensor in tensors_of(item)]
+
+
+class Memory:
+    """The storages of entries, made anew on a device when a first tensor asks for them, and full of random numbers."""
+
+    def __init__(self, device: Device, lines: Sequence[Json], last: Mapping[int, int], seed: int) -> None:
+        """`last` says at which line each definition is used for the last time."""
+        self._device, self._rng = device, np.random.default_rng(seed)
+        self._storages: dict[int, Storage] = {}
+        self._ends: dict[int, int] = {}  # bytes of each storage
+        self._last: dict[int, int] = {}
+        for line in lines:
+            for entry in tensors_of(line.get("fields", {})):
+                number, end = entry["tensor"], entry["offset"] + self._layout(entry, 0).high
+                self._ends[number] = max(self._ends.get(number, 0), end)
+                self._last[number] = max(self._last.get(number, 0), last.get(line["define"], 0))
+
+    def tensor(self, entry: Json) -> Tensor:
+        """The tensor of an entry, at the same place of the same storage as it was."""
+        storage = self._storages.get(entry["tensor"])
+        if storage is None:
+            storage = self._filled(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
+            self._storages[entry["tensor"]] = storage
+        ptr = storage.base + entry["offset"]
+        return Tensor(storage, ptr, self._layout(entry, ptr))
+
+    def forget(self, line: int) -> None:
+        """Let the storages go that are not used beyond a line."""
+        self._storages = {number: kept for number, kept in self._storages.items() if self._last[number] > line}
+
+    def _layout(self, entry: Json, ptr: int) -> Layout:
+        kind, shape = Dtype.by_name[entry["dtype"]], tuple(entry["shape"])
+        return self._device.layout(kind, shape, tuple(entry["strides"]), ptr, entry.get("readonly", False))
+
+    def _filled(self, nbytes: int, kind: Dtype) -> Storage:
+        count = -(-nbytes * 8 // kind.bits)
+        count += count % 2  # of the packed type, whole bytes
+        numbers: Any = self._rng.integers(0, 2, count)
+        if kind.numpy.kind not in "biu":
+            numbers = self._rng.uniform(0.5, 2, count)  # what every type has, scale factors included
+        return self._device.array(numbers, kind).storage
 
 
 class Reader:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.entries import Writer
-from dispatch.errors import BadRequest, DispatchError
+from dispatch.errors import BadRequest, DependencyFailed, DispatchError, QueueFull
 from dispatch.future import CANCELLED, DONE
 from dispatch.request import Request
 from dispatch.select import ANY_VERSION, candidates
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
     from dispatch.crew import Crew
     from dispatch.future import Future
+    from dispatch.keys import Arch
+    from dispatch.select import Versions
 
-__all__ = ["VERSION", "Journal", "read"]
+__all__ = ["VERSION", "Journal", "read", "row_of"]
 
 VERSION = 1
 PERIOD = 0.1  # seconds between writes: what a process that is killed may lose, and how long requests are held for it
@@ -148,17 +150,10 @@ class Journal:
         if not isinstance(request, Request):
             return {"op": None, "why": f"a {type(request).__name__} is no request"}
         try:
-            return {**self._writer.request(request), "row": self._row(request)}
+            versions = next((lane.versions for lane in self._crew.homes if hasattr(lane, "versions")), ANY_VERSION)
+            return {**self._writer.request(request), "row": row_of(request, self._crew.device.arch, versions)}
         except Exception as error:  # noqa: BLE001  # whatever a request of a user's own raises
             return {"op": str(request.op), "why": _words(error)}
-
-    def _row(self, request: Request) -> str | None:
-        """The row that ran it, where that is known; else the first that takes it on this device."""
-        row = getattr(getattr(request.bound, "plan", None), "row", None)
-        if row is None:
-            versions = next((lane.versions for lane in self._crew.homes if hasattr(lane, "versions")), ANY_VERSION)
-            row = next(candidates(request, self._crew.device.arch, versions), None)
-        return None if row is None else str(row.name)
 
     def _ended(self) -> Iterator[dict[str, Any]]:
         ended = [(number, future) for number, future in self._open.items() if future._status]
@@ -177,8 +172,15 @@ class Journal:
         error, refusal = future._value, self._crew.refusal
         # What fails because the supervisor ended was never run, and a rerun has nothing to compare with.
         turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
-        status = "not run" if turned_away else "failed"
+        status = "not run" if turned_away or isinstance(error, (DependencyFailed, QueueFull)) else "failed"
         return {"status": status, "error": type(error).__name__, "words": _words(error)}
+
+
+def row_of(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> str | None:
+    """The name of the row that ran a request, where that is known here; else of the first that takes it."""
+    row = getattr(getattr(request.bound, "plan", None), "row", None)
+    row = row or next(candidates(request, arch, versions), None)
+    return None if row is None else str(row.name)
 
 
 def _words(error: BaseException) -> str:

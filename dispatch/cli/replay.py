@@ -1,0 +1,170 @@
+"""`python -m dispatch replay FILE`: reruns the requests of a journal on random data, and reports the first difference.
+
+Each request is rebuilt (entries.py) over memory that is shared as it was, runs alone through a supervisor of the same
+isolation, and must end as the journal says. What depended on the moment (cancelled, never started) is not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cli import print_json, say
+from dispatch.device import device as find_device
+from dispatch.entries import Memory, Reader
+from dispatch.errors import DeviceUnavailable, DispatchError
+from dispatch.journal import read, row_of
+from dispatch.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from dispatch.request import Request
+
+__all__ = ["Rerun", "add_arguments", "run"]
+
+Json = dict[str, Any]
+UNTOUCHED = ("cancelled", "not run")  # outcomes of requests that no worker ran
+PATIENCE = 600.0  # seconds for one request that had no deadline
+MANY = 1 << 30  # restarts: each fault of the journal costs one
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `replay`."""
+    parser.add_argument("file", metavar="FILE", help="what Supervisor(journal=FILE) wrote")
+    parser.add_argument("--device", help="host or cuda:N (default: the journal's, or host where that is not here)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random data (default: 0)")
+    parser.add_argument(
+        "--setup", action="append", default=[], metavar="MODULE", help="import it for its requests and rows"
+    )
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Rerun the journal; 1 where a request ends otherwise than it did, or cannot be rebuilt."""
+    try:
+        header, lines = read(options.file)
+        for module in options.setup:
+            importlib.import_module(module)
+    except (OSError, ImportError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    rerun = Rerun(header, lines, options.device or _device(header), options.seed, options.setup)
+    rerun.run()
+    report = rerun.report(options.file)
+    if options.json:
+        print_json(report)
+    else:
+        _tell(report)
+    return 1 if report["difference"] or report["unreadable"] else 0
+
+
+def _device(header: Json) -> str:
+    name: str = header["device"]
+    try:
+        find_device(name)
+    except DeviceUnavailable:
+        return "host"
+    return name
+
+
+def _tell(report: Json) -> None:
+    of, on = f"{report['requests']} requests of {report['from']}", f"{report['ran']} run again on {report['on']}"
+    say(f"{report['file']}: {of}; {on}")
+    if report["skipped"]:
+        say(f"  {report['skipped']} were cancelled or never started: not run")
+    if report["unknown"]:
+        say(f"  {report['unknown']} had not ended when the journal did: not run")
+    if report["unreadable"]:
+        say(f"  {report['unreadable']} cannot be rebuilt, the first because of {report['why']}")
+    found = report["difference"]
+    if found is None:
+        say("no difference in outcome")
+    else:
+        say(f"first difference: request {found['request']}, {found['what']}")
+        say(f"  journal: {found['journal']}")
+        say(f"  now:     {found['now']}")
+
+
+class Rerun:
+    """One journal, run again."""
+
+    def __init__(self, header: Json, lines: list[Json], device: str, seed: int, setup: list[str]) -> None:
+        self.header, self.lines, self.device, self.seed, self.setup = header, lines, device, seed, setup
+        self.outcomes: dict[int, Json] = {number: {} for line in lines for number in line.get("done", ())}
+        self.outcomes |= {line["ended"]: line for line in lines if "ended" in line}
+        self.ran = self.skipped = self.unknown = self.unreadable = 0
+        self.why = ""
+        self.difference: Json | None = None
+
+    def run(self) -> None:
+        """Run the requests in their order, one at a time, up to the first that ends otherwise."""
+        isolation = self.header["isolation"]
+        setup = self.setup if isolation == "process" else ()
+        last = {line["is"]: index for index, line in enumerate(self.lines) if "request" in line}
+        with Supervisor(self.device, 1, isolation, max_restarts=MANY, setup=setup) as sup:
+            memory = Memory(sup.device, self.lines, last, self.seed)
+            reader = Reader(memory.tensor, sup.device, self.setup)
+            defined: dict[int, tuple[Request | None, str | None]] = {}
+            for index, line in enumerate(self.lines):
+                if "define" in line:
+                    defined[line["define"]] = (self._rebuilt(reader, line), line.get("row"))
+                elif "request" in line:
+                    self._one(sup, line, *defined[line["is"]])
+                    if last[line["is"]] == index:
+                        del defined[line["is"]]
+                        memory.forget(index)
+                if self.difference is not None:
+                    return
+
+    def _rebuilt(self, reader: Reader, line: Json) -> Request | None:
+        try:
+            if "why" in line:
+                raise DispatchError(line["why"])
+            return reader.request(line)
+        except Exception as error:  # noqa: BLE001  # whatever a class of a user's own raises
+            self.why = self.why or f"{type(error).__name__}: {error}"
+            return None
+
+    def _one(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
+        """Run one request, and compare how it ends."""
+        then = self.outcomes.get(line["request"])
+        if then is None:
+            self.unknown += 1
+        elif then.get("status") in UNTOUCHED:
+            self.skipped += 1
+        elif request is None:
+            self.unreadable += 1
+        else:
+            error = sup.submit(request, timeout=line.get("timeout")).exception(PATIENCE)
+            self.ran += 1
+            now: Json = {} if error is None else {"error": type(error).__name__, "words": str(error)}
+            here = None
+            if row is not None and error is None and self.header["arch"] == str(sup.device.arch):
+                here = row_of(request, sup.device.arch)  # on another machine rows have other names
+            if then.get("error") != now.get("error") or (here is not None and here != row):
+                before, after = _words(then, row), _words(now, here or row_of(request, sup.device.arch))
+                found = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
+                self.difference = found
+
+    def report(self, file: str | Path) -> Json:
+        """What came of it."""
+        counts = {"ran": self.ran, "skipped": self.skipped, "unknown": self.unknown, "unreadable": self.unreadable}
+        total = sum("request" in line for line in self.lines)
+        places = {"from": self.header["device"], "on": self.device}
+        return {
+            "file": str(file),
+            **places,
+            "requests": total,
+            **counts,
+            "why": self.why,
+            "difference": self.difference,
+        }
+
+
+def _words(outcome: Json, row: str | None) -> str:
+    if "error" in outcome:
+        return f"{outcome['error']}: {outcome['words'].partition(chr(10))[0]}"
+    return "done" if row is None else f"done, by {row}"

@@ -1,0 +1,112 @@
+"""`python -m dispatch top PID`: a live view of the supervisors of a running process, which need not be prepared for it.
+
+It asks the process's own boards (status.py) once in a while and prints what they say; `--once --json` is for scripts.
+Nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cli import print_aligned, print_json, say
+from dispatch.status import ask
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run", "with_rates"]
+
+Facts = dict[str, Any]
+CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
+COUNTS = ("queued", "running", "done", "failed", "cancelled")
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `top`."""
+    parser.add_argument("pid", type=int, metavar="PID", help="the process; one of this user")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="look twice, that far apart, and print one view")
+    parser.add_argument("--json", action="store_true", help="print one object for each look instead of the view")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the supervisors until they have ended; 1 where there is none, or somebody else answers."""
+    before: list[Facts] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            try:
+                now = ask(options.pid)
+            except PermissionError as error:
+                sys.stderr.write(f"{error}\n")
+                return 1
+            if not now:
+                return _nobody(options.pid, seen=bool(before))
+            if before or not options.once:
+                _show(with_rates(now, before), options)
+            if before and options.once:
+                return 0
+            before = now
+            time.sleep(options.interval)
+    return 0
+
+
+def _nobody(pid: int, *, seen: bool) -> int:
+    if seen:
+        say(f"process {pid} has no supervisor any more")
+        return 0
+    sys.stderr.write(f"process {pid} has no supervisor that answers: it is gone, has none open, or is another user's\n")
+    return 1
+
+
+def with_rates(now: list[Facts], before: list[Facts]) -> list[Facts]:
+    """Each supervisor's facts with `done_per_second` since the look before; None where there was none."""
+    last = {facts["supervisor"]: facts for facts in before}
+    return [{**facts, "done_per_second": _rate(facts, last.get(facts["supervisor"]))} for facts in now]
+
+
+def _rate(facts: Facts, last: Facts | None) -> float | None:
+    if last is None or facts["time"] <= last["time"] or "done" not in facts:
+        return None
+    rate: float = (facts["done"] - last["done"]) / (facts["time"] - last["time"])
+    return rate
+
+
+def _show(supervisors: list[Facts], options: argparse.Namespace) -> None:
+    if options.json:
+        print_json({"pid": options.pid, "supervisors": supervisors})
+    else:
+        if sys.stdout.isatty() and not options.once:
+            say(CLEAR + f"process {options.pid}, every {options.interval:g} s, Ctrl-C ends")
+        for facts in supervisors:
+            _view(facts)
+    sys.stdout.flush()
+
+
+def _view(facts: Facts) -> None:
+    whose = f"supervisor {facts['supervisor']} of {facts['device']}, {facts['isolation']}"
+    say(f"{whose}, {facts['state']}, {facts['time'] - facts['opened']:.0f} s old")
+    if facts["state"] == "gone":
+        return
+    rate = facts["done_per_second"]
+    latency = " ".join(f"{name} {_seconds(facts[name])}" for name in ("p50", "p90", "p99"))
+    say(
+        f"  done/s {'-' if rate is None else format(rate, ',.0f')}   {latency}   memory {_bytes(facts['bytes_in_use'])}"
+    )
+    say(f"  restarts {facts['restarts']}   generation {facts['generation']}")
+    streams = [(str(index), *(f"{worker[name]:,}" for name in COUNTS)) for index, worker in enumerate(facts["workers"])]
+    print_aligned([("stream", *COUNTS), *streams, ("all", *(f"{facts[name]:,}" for name in COUNTS))], "  ")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e6:,.0f} us" if value < 0.01 else f"{value:.3f} s"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return "not counted"
+    unit, size = next(((unit, size) for unit, size in UNITS if value >= size), ("bytes", 1))
+    return f"{value / size:,.1f} {unit}" if size > 1 else f"{value} bytes"
