@@ -135,7 +135,7 @@ def gpu(_primary_context: Any) -> Iterator[Gpu]:
 
 @pytest.fixture
 def sparse_matrix(rng: np.random.Generator) -> Callable[[int, int], np.ndarray]:
-    """`sparse_matrix(rows, cols)`: of normal numbers, nine of ten are zero; some rows are empty, if it is large."""
+    """`sparse_matrix(rows, cols)`: of normal numbers, of which nine in ten are zero."""
 
     def make(rows: int, cols: int) -> np.ndarray:
         return rng.standard_normal((rows, cols)) * (rng.random((rows, cols)) < 0.1)

@@ -70,6 +70,7 @@ def describe(handle):
 @pytest.fixture
 def plan(gpu, handle):
     def make(matmul):
+        # Left to the process: cusparseLtMatmulAlgSelectionDestroy is there only since 0.8.
         selection = lt.cusparseLtMatmulAlgSelection_t()
         default = lt.cusparseLtMatmulAlg_t.CUSPARSELT_MATMUL_ALG_DEFAULT
         lt.cusparseLtMatmulAlgSelectionInit(handle, selection, matmul, default)
