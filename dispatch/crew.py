@@ -47,8 +47,17 @@ class Crew:
     Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
     """
 
-    def __init__(self, device: Device, streams: int, queue_size: int, max_restarts: int, max_seconds: float) -> None:
+    def __init__(
+        self,
+        device: Device,
+        streams: int,
+        queue_size: int,
+        max_restarts: int,
+        max_seconds: float,
+        completion: str = "poll",
+    ) -> None:
         self.device = device
+        self.completion = completion
         self.ending = OPEN
         self.refusal: DispatchError | None = None
         self.turn = threading.Lock()

@@ -32,6 +32,7 @@ class Keeper(Protocol):
     ending: int
     blocked: int  # threads that wait for room in a queue
     turn: Any  # a lock: who holds it enqueues
+    completion: str  # how workers learn that a stream has passed an event: a key of completion.COMPLETIONS
     holding: bool  # whether there are requests that may start once others are enqueued
 
     def opened(self, lane: Any, seat: Seat) -> None: ...
@@ -85,6 +86,10 @@ class Seat:
         if not self.items:
             self.gate.acquire(True, seconds)
         self.asleep = False
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
+        self.gate.acquire(True, seconds)
 
     def in_hand(self) -> list[Future]:
         """What has been taken from the queue and not been settled."""

@@ -53,6 +53,8 @@ class Supervisor:
         setup: with "process", modules that the child imports first, for rows and requests of one's own.
         spare: with "process", keep a second child that is ready, so that replacing one takes less time.
         hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
+        completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest. "block":
+            a second thread sleeps until it is, which costs the least CPU time. "callback": the driver calls a function.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
         journal: a file to which requests and how they ended are appended, without their data; see journal.py.
@@ -82,10 +84,12 @@ class Supervisor:
         setup: Sequence[str] = (),
         spare: bool = False,
         hang_seconds: float = 1.0,
+        completion: Literal["poll", "block", "callback"] = "poll",
         journal: str | PathLike[str] | None = None,
     ) -> None:
         _one_of("isolation", isolation, ("thread", "process"))
         _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
+        _one_of("completion", completion, ("poll", "block", "callback"))
         _one_of("placement", placement, ("affine", "fair"))
         _at_least("streams", streams, 1)
         _at_least("queue_size", queue_size, 1)
@@ -98,7 +102,7 @@ class Supervisor:
 
         crew: Crew
         if isolation == "thread":
-            crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds)
+            crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds, completion)
         else:
             from dispatch.isolate.crew import ProcessCrew
             from dispatch.isolate.memory import shared

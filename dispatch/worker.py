@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 from cudabind.errors import CudaDriverError, CudaError
 from dispatch import trace
+from dispatch.completion import COMPLETIONS
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed
 from dispatch.future import DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
-from dispatch.stream import NOT_READY
 
 if TYPE_CHECKING:
     import ctypes
@@ -34,10 +33,6 @@ __all__ = ["CudaWorker", "HostWorker", "Worker"]
 
 BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others get their turn
 IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait for a turn
-QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not looked at before that time for each
-LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
-SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
-SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
 
 
 class Worker:
@@ -247,11 +242,12 @@ class HostWorker(Worker):
 class Flight:
     """Requests that were enqueued one after the other, and the event behind the last of them."""
 
-    __slots__ = ("event", "futures", "recorded", "requests")
+    __slots__ = ("event", "futures", "mark", "recorded", "requests")
 
     def __init__(self, event: ctypes.c_void_p) -> None:
         self.event = event
         self.recorded = False
+        self.mark = 0  # for the completion's own use
         self.futures: list[Future] = []
         self.requests: list[
             Request
@@ -272,8 +268,7 @@ class CudaWorker(Worker):
         super().__init__(seat, keeper)
         self._stream: Stream | None = None
         self._flights: deque[Flight] = deque()
-        self._looks = 0
-        self._since = 0.0
+        self._completion: Any = None
 
     def in_hand(self) -> list[Future]:
         return [future for flight in self._flights for future in flight.futures]
@@ -284,6 +279,7 @@ class CudaWorker(Worker):
         driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         self._stream = self.device.stream()
         self.lane = self.device.lane(self._stream)
+        self._completion = COMPLETIONS[self.keeper.completion](self.device, self.seat, self._stream)
 
     def _serve(self) -> None:
         seat, keeper, flights = self.seat, self.keeper, self._flights
@@ -297,8 +293,8 @@ class CudaWorker(Worker):
             if flights and self._land():
                 moved = True
             if moved:
-                self._looks = 0
-            elif flights:
+                continue
+            if flights:
                 self._pause()
             elif keeper.ending and (keeper.ending >= CANCELLING or not len(seat.items)):
                 return
@@ -310,7 +306,7 @@ class CudaWorker(Worker):
         items, run = self.seat.items, self.lane.run
         if trace.hooks:
             run = partial(trace.hooked, self.lane, run)
-        flight = Flight(self.device.event())
+        flight = Flight(self._completion.event())
         futures, requests = flight.futures, flight.requests
         self._flights.append(flight)
         with self.keeper.turn:
@@ -346,24 +342,22 @@ class CudaWorker(Worker):
     def _record(self, flight: Flight) -> None:
         if not flight.futures:
             self._flights.pop()
-            self.device.recycle(flight.event)
+            self._completion.recycle(flight.event)
             return
         status = driver.cuEventRecord.unchecked(flight.event, self.lane.stream.c_handle)
         if status:
             self.device.fail(status, "cuEventRecord")
         flight.recorded = True
         self.seat.busy += len(flight.futures)
+        self._completion.watch(flight)
 
     def _land(self) -> bool:
         """Settle the oldest batch if the GPU is past it."""
         flight = self._flights[0]
-        status = driver.cuEventQuery.unchecked_holding_gil(flight.event)
-        if status == NOT_READY:
+        if not self._completion.ended(flight):
             return False
-        if status:
-            self.device.fail(status, "cuEventQuery")
         self._flights.popleft()
-        self.device.recycle(flight.event)
+        self._completion.recycle(flight.event)
         self._succeed(flight)
         return True
 
@@ -378,20 +372,8 @@ class CudaWorker(Worker):
                 self._tell(future)
 
     def _pause(self) -> None:
-        """Between two looks at the oldest event: at first not at all, then for a share of the time waited so far."""
-        self._looks += 1
-        seconds = 0.0
-        if self._looks == 1:
-            self._since = time.perf_counter()
-            seconds = len(self._flights[0].futures) * QUICKEST  # a look before that only takes the lock from others
-        elif self._looks >= LOOKS:
-            seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
-        if seconds < SHORTEST:
-            return
-        if self.seat.busy < IN_FLIGHT:
-            self.seat.rest(seconds)
-        else:
-            time.sleep(seconds)  # what is queued must wait for room on the stream
+        """Wait for what is in flight, and for what is queued if there is room for it."""
+        self._completion.pause(self._flights, full=self.seat.busy >= IN_FLIGHT)
 
     def _settle_flights(self) -> None:
         if self._stream is None or not self._flights:
@@ -402,7 +384,7 @@ class CudaWorker(Worker):
             flight.futures.clear()
             flight.requests.clear()
         while self._flights and self._flights[0].recorded:  # one that is not is being filled, and goes on empty
-            self.device.recycle(self._flights.popleft().event)
+            self._completion.recycle(self._flights.popleft().event)
 
     def _close(self) -> None:
         try:
@@ -414,6 +396,8 @@ class CudaWorker(Worker):
                     self._fail(future, again(fault or self.keeper.reason()))
             self._flights.clear()
             self.seat.busy = 0
+            if self._completion is not None:
+                self._completion.close()
             super()._close()
         if self._stream is not None and self.device.fault is None:
             self._stream.close()

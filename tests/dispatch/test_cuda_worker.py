@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import dispatch as dp
+from dispatch import completion as completion_module
 from dispatch import worker as worker_module
 from dispatch.device import Device
 from dispatch.errors import BadRequest, DeviceFault, OutOfMemory, WorkerFailed
@@ -41,6 +42,10 @@ class Track:
         self.device, self.enqueued, self.done = device, 0, 0
         self.c_handle = self
         self.closed = False
+        self.waits = []
+
+    def wait_for(self, other):
+        self.waits.append((self.enqueued, other, other.enqueued))
 
     def synchronize(self):
         if self.device.fault is not None:
@@ -122,7 +127,8 @@ class Driver:
 def gpu(monkeypatch):
     gpu = Gpu()
     gpu.driver = Driver(gpu)
-    monkeypatch.setattr(worker_module, "driver", gpu.driver)
+    for module in (worker_module, completion_module):
+        monkeypatch.setattr(module, "driver", gpu.driver)
     return gpu
 
 
@@ -159,6 +165,26 @@ def test_new_requests_are_enqueued_while_older_ones_run(gpu):
         assert not second.done()
         gpu.tracks[0].done = 2
         second.result(PATIENCE)
+
+
+def test_what_runs_after_another_is_enqueued_behind_its_event_while_that_one_runs(gpu):
+    with dp.Supervisor(gpu, streams=2) as sup:
+        hold, entered = threading.Event(), threading.Event()
+        held = sup.submit(Work(lambda: (entered.set(), hold.wait(PATIENCE))), worker=0)
+        assert entered.wait(PATIENCE)
+        first = sup.submit(Work(lambda: "first"), worker=0)
+        second = sup.submit(Work(lambda: "second"), worker=1, after=[first])
+        third = sup.submit(Work(lambda: "third"), worker=0, after=[second])
+        hold.set()
+        while sum(track.enqueued for track in gpu.tracks) < 4:
+            looked_at(gpu)
+        assert not any(future.done() for future in (held, first, second, third))
+        zero, one = (seat.worker.lane.stream for seat in sup._crew.seats)
+        assert one.waits == [(0, zero, 2)], "its stream was told to wait before it was given anything"
+        assert zero.waits == [(2, one, 1)]
+        for track in gpu.tracks:
+            track.done = 3
+        assert [future.result(PATIENCE) for future in (first, second, third)] == ["first", "second", "third"]
 
 
 def test_one_event_is_behind_a_batch_and_no_more_than_so_many_are_in_flight(gpu):

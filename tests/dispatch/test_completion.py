@@ -1,0 +1,166 @@
+"""The three ways to learn that a stream has passed an event, against a driver whose events the test ends by hand.
+
+tests/gpu/test_supervisor.py runs all three on the real driver, and with real faults.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+
+from dispatch import completion as completion_module
+from dispatch.completion import COMPLETIONS, Blocking, Callback, Polling
+from dispatch.errors import DeviceFault
+from dispatch.seat import Seat
+from dispatch.stream import NOT_READY
+from dispatch.worker import Flight
+
+PATIENCE = 30
+FAULT = 700
+
+
+class Gpu:
+    """Events are numbers; the test says when each is complete, and with what."""
+
+    def __init__(self):
+        self.fault = None
+        self.numbers = iter(range(1, 100))
+        self.status = {}
+        self.ends = {number: threading.Event() for number in range(1, 100)}
+        self.callbacks = queue.SimpleQueue()
+        self.destroyed = []
+        self.CUevent_flags = SimpleNamespace(CU_EVENT_BLOCKING_SYNC=1, CU_EVENT_DISABLE_TIMING=2)
+        self.cuEventQuery = SimpleNamespace(unchecked_holding_gil=lambda event: self.status.get(event.value, NOT_READY))
+        self.cuEventSynchronize = SimpleNamespace(unchecked=self.synchronize)
+        self.cuLaunchHostFunc = SimpleNamespace(unchecked=self.launch)
+
+    def __str__(self):
+        return "gpu"
+
+    def cuEventCreate(self, flags):
+        assert flags == 3, "an event to wait for asleep, without timing"
+        return next(self.numbers)
+
+    def cuEventDestroy(self, event):
+        self.destroyed.append(event)
+
+    def event(self):
+        return ctypes.c_void_p(next(self.numbers))
+
+    def recycle(self, event):
+        pass
+
+    def activate(self):
+        pass
+
+    def synchronize(self, event):
+        assert self.ends[event.value].wait(PATIENCE)
+        return self.status[event.value]
+
+    def launch(self, stream, function, number):
+        self.callbacks.put((function, number))
+        return 0
+
+    def fail(self, status, function):
+        self.fault = DeviceFault(f"{function}: {status}")
+        raise self.fault
+
+    def end(self, flight, status=0, *, called=True):
+        """The stream has passed a batch; after a fault no callback is called."""
+        self.status[flight.event.value] = status
+        self.ends[flight.event.value].set()
+        if called and not self.callbacks.empty():
+            function, number = self.callbacks.get()
+            thread = threading.Thread(target=function, args=(number,))
+            thread.start()
+            thread.join(PATIENCE)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = Gpu()
+    monkeypatch.setattr(completion_module, "driver", gpu)
+    return gpu
+
+
+@pytest.fixture(params=[Polling, Blocking, Callback])
+def way(request, gpu):
+    seat = Seat(0, 1)
+    made = request.param(gpu, seat, SimpleNamespace(c_handle=ctypes.c_void_p(7)))
+    yield made
+    made.close()
+
+
+def fly(way):
+    flight = Flight(way.event())
+    flight.futures = [None]
+    way.watch(flight)
+    return flight
+
+
+def wait_for(way, flight, *, full=False):
+    """As a worker does: look, pause, look again."""
+    flights = deque([flight])
+    while not way.ended(flight):
+        way.pause(flights, full=full)
+
+
+def test_all_three_have_a_name():
+    assert list(COMPLETIONS.values()) == [Polling, Blocking, Callback]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_batch_has_ended_when_its_event_is_complete_and_not_before(gpu, way, full):
+    one, two = fly(way), fly(way)
+    assert not way.ended(one)
+    gpu.end(one)
+    wait_for(way, one, full=full)
+    assert not way.ended(two)
+    threading.Timer(0.01, gpu.end, [two]).start()
+    wait_for(way, two, full=full)
+    way.recycle(one.event)
+    way.recycle(two.event)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_what_a_batch_ended_in_is_the_events_status(gpu, way, called):
+    flight = fly(way)
+    gpu.end(flight, FAULT, called=called)
+    with pytest.raises(DeviceFault, match=r"cuEvent.*: 700"):
+        wait_for(way, flight)
+
+
+def test_a_pause_ends_when_something_is_queued_unless_there_is_no_room_for_it(gpu, way):
+    flight = fly(way)
+    way._seat.items.append(None)
+    way.pause(deque([flight]), full=False)
+    assert not way.ended(flight)
+    gpu.end(flight)
+    wait_for(way, flight, full=True)
+
+
+def test_a_waiter_ends_with_its_worker_and_its_events_are_destroyed(gpu):
+    way = Blocking(gpu, Seat(3, 1), None)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "dispatch gpu waiter 3"]
+    flight = fly(way)
+    gpu.end(flight)
+    wait_for(way, flight)
+    way.recycle(flight.event)
+    assert way.event() is flight.event
+    way.recycle(flight.event)
+    way.close()
+    assert not thread.is_alive()
+    assert gpu.destroyed == [flight.event.value]
+
+
+def test_a_callback_that_comes_late_finds_nobody(gpu):
+    way = Callback(gpu, Seat(0, 1), SimpleNamespace(c_handle=None))
+    flight = fly(way)
+    way.close()
+    gpu.end(flight)
+    assert way._called == 0
