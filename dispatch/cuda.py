@@ -16,9 +16,10 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.errors import CudaError
-from dispatch.device import Device
+from dispatch.device import Device, array_kind
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
+from dispatch.pinned import Copy, PinnedPool
 from dispatch.stream import Stream, relaxed
 from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
@@ -74,6 +75,7 @@ class CudaDevice(Device):
         self._events: deque[ctypes.c_void_p] = deque()
         self._deferred: deque[tuple[int, Stream]] = deque()
         self._parked: deque[tuple[list[ctypes.c_void_p], Any]] = deque()
+        self._pinned = PinnedPool(self)
         self._side = self.stream()  # allocations made while the caller captures its own stream
 
     def attribute(self, kind: Any) -> int:
@@ -177,6 +179,7 @@ class CudaDevice(Device):
         self.synchronize()
         self._unpark()
         driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
+        self._pinned.trim()
 
     def _free_deferred(self) -> None:
         for _ in range(len(self._deferred)):
@@ -202,6 +205,10 @@ class CudaDevice(Device):
         if events:
             self._parked.append((events, storage.keep))
 
+    def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
+        """Keep what a copy reads or writes until it has ended, where nobody waits for that."""
+        self._parked.append(([event], keep))
+
     def _unpark(self) -> None:
         """Give parked memory back whose last use is done; looked at as new memory is asked for."""
         for _ in range(len(self._parked)):
@@ -221,6 +228,8 @@ class CudaDevice(Device):
         for ptr, part, pitch in _pieces(tensor, packed(tensor, array)):
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
+            if self._pinned.holds(dense.ctypes.data):
+                stream.synchronize()  # of other memory the driver has made a copy by now
 
     def copy_out(self, tensor: Tensor) -> Array:
         broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
@@ -242,6 +251,49 @@ class CudaDevice(Device):
                 part[...] = dense
         stream.synchronize()
         return array if target is array else unpacked(tensor, target)
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        self.check()
+        self._unpark()
+        return self._pinned.array(*array_kind(shape, dtype))
+
+    def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        self._unpark()
+        pool, kind = self._pinned, tensor.dtype.numpy
+        source = array
+        if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
+            source = pool.array(array.shape, kind)
+            source[...] = array
+        pieces = _whole(tensor, source)
+        if pieces is None:
+            self.copy_in(tensor, source)
+            return Copy(None, None, tensor)
+        stream = self.lane().stream
+        tensor.storage.use(stream, write=True)
+        self._copy(stream, *pieces, into=True)
+        return Copy(self, self._recorded(stream), tensor, source)
+
+    def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
+        self._unpark()
+        pool = self._pinned
+        direct = out is not None and pool.holds(out.ctypes.data)
+        target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)
+        pieces = _whole(tensor, target)
+        if pieces is None:
+            return super().copy_out_async(tensor, out)
+        stream = self.lane().stream
+        tensor.storage.use(stream, write=False)
+        self._copy(stream, *pieces, into=False)
+        finish = None if direct or out is None else partial(np.copyto, out, target)
+        return Copy(self, self._recorded(stream), target if out is None else out, (tensor, target), finish)
+
+    def _recorded(self, stream: Stream) -> ctypes.c_void_p:
+        """An event behind what is enqueued on a stream so far."""
+        event = self.event()
+        status = driver.cuEventRecord.unchecked(event, stream.c_handle)
+        if status:
+            self.fail(status, "cuEventRecord")
+        return event
 
     def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
@@ -286,7 +338,8 @@ class CudaDevice(Device):
             for event in self._events:
                 driver.cuEventDestroy(int(event.value or 0))
             self._events.clear()
-            driver.cuDevicePrimaryCtxRelease(self.handle)
+            if not self._pinned.in_use:  # else arrays of the users would go with the context
+                driver.cuDevicePrimaryCtxRelease(self.handle)
 
 
 def _allocate(*arguments: Any) -> int:
@@ -311,6 +364,13 @@ def _release(storage: Storage) -> None:
             driver.cuCtxSynchronize.unchecked()
             break
     device._free(storage.base, stream)
+
+
+def _whole(tensor: Tensor, array: Array) -> tuple[int, int, Array] | None:
+    """The one dense piece that a copy of a tensor in C order is: (pointer, pitch, array); None where it is not one."""
+    if not tensor.layout.is_contiguous or tensor.dtype.bits == 4:
+        return None
+    return tensor.ptr, 0, array
 
 
 def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:

@@ -17,13 +17,14 @@ import numpy as np
 from dispatch import dlpack
 from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, StaleTensor
 from dispatch.keys import HOST, Arch, Dtype
+from dispatch.pinned import Copy
 from dispatch.stream import LaneLike, Stream, current
 from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Device", "HostDevice", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
+__all__ = ["Device", "HostDevice", "array_kind", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
 
 MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
 
@@ -59,6 +60,27 @@ class Device:
     def copy_out(self, tensor: Tensor) -> Array:
         """The elements of a tensor as a fresh array, once what writes it is done."""
         raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        """An uninitialized NumPy array that copies to and from this device are quickest with, and need not wait for.
+
+        On a GPU it is page-locked memory, from a pool; on the host it is an array like any other.
+        """
+        self.check()
+        return np.empty(*array_kind(shape, dtype))
+
+    def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        """Begin `copy_in`, of an array of any dtype."""
+        self.copy_in(tensor, array.astype(tensor.dtype.numpy, copy=False))
+        return Copy(None, None, tensor)
+
+    def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
+        """Begin `copy_out`, into `out` if that is given."""
+        array = self.copy_out(tensor)
+        if out is None:
+            return Copy(None, None, array)
+        out[...] = array
+        return Copy(None, None, out)
 
     def view(self, tensor: Tensor) -> Array:
         """A NumPy array over the very memory of a tensor of the host."""
@@ -210,6 +232,11 @@ def _shape(shape: Any) -> tuple[int, ...]:
         if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
             raise BadRequest("shape", repr(shape), "integers of 0 or more")
     return tuple(int(extent) for extent in extents)
+
+
+def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the NumPy dtype that are meant; BadRequest for what is none."""
+    return _shape(shape), _dtype(dtype).numpy
 
 
 def _dtype(spec: Any) -> Dtype:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dispatch.device import Device
     from dispatch.keys import Dtype
+    from dispatch.pinned import Copy
     from dispatch.stream import Stream
 
 __all__ = ["Layout", "Storage", "Tensor"]
@@ -263,6 +264,31 @@ class Tensor:
             raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
         self.device.copy_in(self, array.astype(self.dtype.numpy, copy=False))
         return self
+
+    def numpy_async(self, out: Array | None = None) -> Copy:
+        """Begin to copy out, into page-locked memory (`Device.pinned`) or into `out`; its `result()` is the array.
+
+        Only a tensor that is dense in C order is copied while the host goes on; others are waited for.
+        """
+        self.device.check(self)
+        self.device.look(self)
+        if out is not None and (out.shape != self.shape or out.dtype != self.dtype.numpy or not out.flags.c_contiguous):
+            given = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
+            raise BadRequest("out", given, f"a C-order array of {self.layout}", "dev.pinned(shape, dtype) makes one")
+        return self.device.copy_out_async(self, out)
+
+    def copy_from_async(self, source: Any) -> Copy:
+        """Begin to overwrite with an array of the same shape; its `result()` is this tensor.
+
+        From an array of `Device.pinned` of the same dtype nothing is copied on the host, so leave that as it is until
+        the Copy has ended; of any other a copy is made first. Work on this device is ordered behind it; where the
+        device is that of a supervisor with isolation="process", wait for it before you submit what uses the tensor.
+        """
+        self.device.check()
+        array = np.asarray(source)
+        if array.shape != self.shape:
+            raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
+        return self.device.copy_in_async(self, array)
 
     def item(self) -> Any:
         """The only element as a Python number, waiting for it."""

@@ -1,0 +1,179 @@
+"""Asynchronous copies on the host, where they are done at once, and pinned memory over a stand-in driver."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch import pinned as pinned_module
+from dispatch.errors import BadRequest, OutOfMemory, StaleTensor
+from dispatch.pinned import Copy, PinnedPool
+from dispatch.stream import NOT_READY
+
+MIB = 1 << 20
+
+
+class Driver:
+    """Ordinary memory for page-locked memory, and one event whose status the test sets."""
+
+    def __init__(self):
+        self.pages, self.freed, self.status, self.full = {}, [], NOT_READY, False
+        self.cuMemHostAlloc = SimpleNamespace(unchecked=self.allocate)
+        self.cuMemFreeHost = SimpleNamespace(unchecked=lambda where: self.freed.append(where.value))
+        self.cuEventQuery = SimpleNamespace(unchecked_holding_gil=lambda _: self.status)
+        self.cuEventSynchronize = SimpleNamespace(unchecked=lambda _: 0)
+
+    def allocate(self, where, nbytes, flags):
+        if self.full:
+            return 2
+        memory = ctypes.create_string_buffer(nbytes.value)
+        self.pages[ctypes.addressof(memory)] = memory
+        where._obj.value = ctypes.addressof(memory)
+        return 0
+
+
+class Gpu:
+    alive = True
+
+    def __init__(self):
+        self.kept, self.recycled = [], []
+
+    def __str__(self):
+        return "gpu"
+
+    def activate(self):
+        pass
+
+    def recycle(self, event):
+        self.recycled.append(event)
+
+    def keep_until(self, event, keep):
+        self.kept.append((event, keep))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(pinned_module, "driver", driver)
+    return driver
+
+
+# -- the pool -----------------------------------------------------------------------------------------------------
+def test_arrays_share_pages_and_give_their_memory_back_with_the_last_view(driver):
+    pool = PinnedPool(Gpu())
+    a, b = pool.array((1000,), np.dtype(np.float32)), pool.array((3, 5), np.dtype(np.complex64))
+    a[...], b[...] = 1, 2j
+    assert len(driver.pages) == 1
+    assert pool.holds(a.ctypes.data)
+    assert pool.holds(b.ctypes.data)
+    assert not pool.holds(np.empty(4).ctypes.data)
+    assert (a == 1).all()
+    where, view = a.ctypes.data, a[10:20]
+    del a
+    gc.collect()
+    assert pool.array((1000,), np.dtype(np.float32)).ctypes.data != where
+    assert (view == 1).all()
+    del view
+    gc.collect()
+    assert pool.array((1000,), np.dtype(np.float32)).ctypes.data == where
+
+
+def test_pages_are_freed_when_no_array_is_in_them(driver):
+    pool = PinnedPool(Gpu())
+    large = pool.array((200 * MIB,), np.dtype(np.uint8))
+    small = pool.array((), np.dtype(np.float64))
+    pages = [large.ctypes.data, small.ctypes.data]
+    assert pool.in_use
+    del large
+    pool.trim()
+    assert pages[0] in driver.freed
+    assert pages[1] not in driver.freed
+    small[...] = 5
+    del pool
+    assert small == 5, "an array outlives its pool"
+    del small
+    gc.collect()
+    assert pages[1] in driver.freed
+
+
+def test_memory_that_cannot_be_locked_says_so(driver):
+    driver.full = True
+    with pytest.raises(OutOfMemory, match="64 MiB of memory that can be locked for gpu"):
+        PinnedPool(Gpu()).array((4,), np.dtype(np.uint8))
+
+
+# -- a copy under way -----------------------------------------------------------------------------------------------
+def test_a_copy_is_done_when_its_event_is(driver):
+    gpu, ended = Gpu(), []
+    copy = Copy(gpu, "event", "result", "kept", lambda: ended.append(1))
+    assert not copy.done()
+    assert "under way" in repr(copy)
+    with pytest.raises(TimeoutError, match="goes on"):
+        copy.result(timeout=0.001)
+    driver.status = 0
+    assert copy.done()
+    assert (copy.result(), copy.result(timeout=0), gpu.recycled, ended) == ("result", "result", ["event"], [1])
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_copy_that_is_waited_for_ends_once():
+    gpu, ended = Gpu(), []
+    copy = Copy(gpu, "event", "result", None, lambda: ended.append(1))
+    assert asyncio.run(awaited(copy)) == "result"
+    assert copy.done()
+    assert (gpu.recycled, ended) == (["event"], [1])
+
+
+async def awaited(copy):
+    return await copy
+
+
+@pytest.mark.usefixtures("driver")
+def test_what_a_dropped_copy_reads_and_writes_is_kept_until_it_ends():
+    gpu = Gpu()
+    Copy(gpu, "event", "result", "kept")
+    assert gpu.kept == [("event", ("kept", "result"))]
+
+
+# -- on the host ----------------------------------------------------------------------------------------------------
+def test_copies_on_the_host_are_done_at_once_and_exact(rng):
+    host = dp.device("host")
+    source = host.pinned((7, 5), "f32")
+    source[...] = rng.standard_normal((7, 5))
+    x = host.empty((7, 5), "f32")
+    copy = x.copy_from_async(source)
+    assert copy.done()
+    assert copy.result() is x
+    back = host.pinned((7, 5), "f32")
+    assert x.numpy_async(back).result() is back
+    assert np.array_equal(back, source)
+    assert np.array_equal(asyncio.run(awaited(x.T.numpy_async())), source.T)
+    x.T.copy_from_async(np.arange(35).reshape(5, 7))  # converted
+    assert np.array_equal(x.numpy(), np.arange(35).reshape(5, 7).T)
+
+
+def test_an_array_that_does_not_fit_is_refused():
+    x = dp.device("host").zeros((3, 4))
+    for out in (np.empty((4, 3), np.float32), np.empty((3, 4)), np.empty((4, 3), np.float32).T):
+        with pytest.raises(BadRequest, match=r"C-order array of f32\[3, 4\]"):
+            x.numpy_async(out)
+    with pytest.raises(BadRequest, match="source"):
+        x.copy_from_async(np.zeros(12))
+
+
+def test_copies_of_a_closed_device_are_refused():
+    host = dp.device("host")
+    x = host.zeros(3)
+    host.close()
+    with pytest.raises(StaleTensor):
+        x.numpy_async()
+    with pytest.raises(StaleTensor):
+        x.copy_from_async(np.zeros(3))
+    with pytest.raises(StaleTensor):
+        host.pinned(3)
