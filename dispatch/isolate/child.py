@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
@@ -69,7 +69,9 @@ class Station:
         self.device = device
         self.ending = OPEN
         self.blocked = 0
+        self.completion = "poll"
         self.turn = threading.Lock()
+        self.workers: list[Any] = []
         self._control = control
         self._arrived = threading.Condition()
 
@@ -99,8 +101,9 @@ class Station:
         return self.device.at(place, *layout)
 
     def leave(self, error: BaseException) -> None:
-        """The device is lost, and this process with it."""
-        self.tell("lost", str(self.device.fault or error), wire.pack_error(error).hex())
+        """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
+        begun = sorted(number for worker in self.workers for number in worker.begun())
+        self.tell("lost", str(self.device.fault or error), wire.pack_error(error).hex(), begun)
         os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
 
     def opened(self, lane: Any, seat: Seat) -> None:
@@ -160,6 +163,10 @@ class _Remote:
         """Report all that has been run."""
         raise NotImplementedError
 
+    def begun(self) -> list[int]:
+        """The numbers of requests that have begun and of which no end is known; any thread may ask."""
+        raise NotImplementedError
+
     def order(self) -> tuple[Order, Request] | None:
         """The next request; None where what came was none, or one that cannot be run."""
         entry = self.orders.popleft()
@@ -213,6 +220,7 @@ class HostChild(_Remote, HostWorker):
     def _open(self) -> None:
         super()._open()
         self._report: list[Any] = []
+        self._running = 0
 
     def _serve(self) -> None:
         link, report = self.seat.link, self._report
@@ -228,6 +236,7 @@ class HostChild(_Remote, HostWorker):
             if found is None:
                 continue
             order, request = found
+            self._running = order.number
             try:
                 self.run(order, request)
                 ran = True
@@ -239,6 +248,9 @@ class HostChild(_Remote, HostWorker):
                 link.send(report)
                 report.clear()
                 told = perf_counter()
+
+    def begun(self) -> list[int]:
+        return [self._running]
 
     def _fail(self, future: Any, error: BaseException) -> None:
         self._report.append((future.number, wire.pack_error(error)))
@@ -261,6 +273,12 @@ class Trip(Flight):
 
 class CudaChild(_Remote, CudaWorker):
     """Runs orders on a stream of a GPU."""
+
+    _running = 0
+
+    def begun(self) -> list[int]:
+        # `_running` first: what is appended between the two looks is then in one of them at least.
+        return [self._running, *(order.number for order in self.in_hand())]  # type: ignore[attr-defined]
 
     def _serve(self) -> None:
         seat, link, flights = self.seat, self.seat.link, self._flights
@@ -288,6 +306,7 @@ class CudaChild(_Remote, CudaWorker):
                 if found is None:
                     continue
                 order, request = found
+                self._running = order.number
                 try:
                     self.run(order, request)
                     ran = True
@@ -333,27 +352,48 @@ class CudaChild(_Remote, CudaWorker):
 
 
 def main(words: str) -> None:
-    """Run as a child: `words` is JSON with device, control (fd), links (fds), setup (modules), parent (pid), warm."""
+    """Run as a child: `words` is JSON with device, control (fd), links (fds), setup (modules), parent (pid), started.
+
+    `started` is the parent's time.monotonic(), which is the whole system's: what starting took is told when it is over.
+    """
     config = json.loads(words)
     _die_with(config["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     control = socket.socket(fileno=config["control"])
-    device = attached(config["device"])
     for module in config["setup"]:
         importlib.import_module(module)
+    imported = monotonic()
+    chunks, warm = _wait_for_go(control)
+    going = monotonic()
+    device = attached(config["device"])
     station = Station(device, control)
+    for chunk in chunks:
+        device.attach(*chunk)
     kind = HostChild if device.is_host else CudaChild
-    workers = []
     for index, fd in enumerate(config["links"]):
         seat = ChildSeat(index, wire.Link(socket.socket(fileno=fd)))
         worker = kind(seat, station)  # type: ignore[arg-type]  # a Station is a Keeper, but for its device's class
-        workers.append(worker)
-    if config["warm"] and not device.is_host:
+        station.workers.append(worker)
+    if warm and not device.is_host:
         _warm(device)
-    for worker in workers:
+    for worker in station.workers:
         worker.start()
-    station.tell("ready")
+    ready = monotonic()
+    station.tell("ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going})
     station.listen()
+
+
+def _wait_for_go(control: socket.socket) -> tuple[list[tuple[int, int, int]], bool]:
+    """Wait to be needed; returns the chunks that came meanwhile (number, bytes, fd), and whether to warm up."""
+    chunks: list[tuple[int, int, int]] = []
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not data:
+            os._exit(0)
+        first, second = json.loads(data)
+        if first == "go":
+            return chunks, second
+        chunks.append((first, second, fds[0]))
 
 
 def _warm(device: Any) -> None:

@@ -1,55 +1,40 @@
 """ProcessCrew: the policy over workers that run in a child process, and the warden, the one thread that carries it out.
 
 supervisor.py holds it as it holds a Crew of threads. The warden starts children, reads what they report, and replaces
-one that is lost: then what was in flight runs again, one request at a time, so that the one that faults is known.
+one that is lost; inquest.py says what then becomes of what was in flight.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import os
 import select
 import threading
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
 from dispatch.crew import Crew
-from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
-from dispatch.future import TimedFuture
+from dispatch.errors import DeadlineExceeded, DispatchError, WorkerFailed
 from dispatch.isolate import wire
-from dispatch.isolate.launch import Child
-from dispatch.isolate.recovery import Sent, unsafe_to_repeat, written
+from dispatch.isolate.inquest import Loss, hold
+from dispatch.isolate.launch import Child, Reserve
+from dispatch.isolate.recovery import Sent, written
 from dispatch.isolate.seat import RemoteSeat
 from dispatch.seat import BROKEN, CANCELLING, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dispatch.future import TimedFuture
     from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
 
 __all__ = ["ProcessCrew"]
 
 TICK = 0.25  # seconds between looks at whether the child was stopped
-DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
-
-
-class Loss(NamedTuple):
-    """Why a child is to be replaced; `proven` where the device itself said that a request faulted.
-
-    `hanging` are the requests of which one may be without an end: those that the workers had been with the longest.
-    """
-
-    why: str
-    error: BaseException | None = None
-    hanging: frozenset[int] = frozenset()
-
-    @property
-    def proven(self) -> bool:
-        return isinstance(self.error, DispatchError)
+QUIET = 0.5  # seconds after a start before others are started to stand by: they would take its processor time
 
 
 class ProcessCrew(Crew):
@@ -71,15 +56,18 @@ class ProcessCrew(Crew):
         max_restarts: int,
         max_seconds: float,
         setup: Sequence[str] = (),
-        spare: bool = False,
+        spare: int = 0,
         hang_seconds: float = 1.0,
     ) -> None:
-        self._hang_seconds = hang_seconds
+        self.hang_seconds = hang_seconds
         self.numbers, self.names = itertools.count(1), itertools.count(1)
         self.generation = 0
-        self._setup, self._wants_spare = tuple(setup), spare
+        self._setup = tuple(setup)
+        self.reserve = Reserve(self._launch, spare)
+        self._refill_at = 0.0
         self._child: Child | None = None
-        self._spare: Child | None = None
+        self._ended: list[Child] = []  # killed and not yet gone
+        self._starting = threading.Lock()  # held while a child is started and while it is told of a new chunk
         self._observers: list[Callable[[int], object]] = []
         self._deadlines: list[tuple[float, int, RemoteSeat, TimedFuture]] = []
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -121,9 +109,11 @@ class ProcessCrew(Crew):
 
     def after_fork(self) -> None:
         super().after_fork()
-        for child in (self._child, self._spare):
-            if child is not None:
-                child.disconnect()
+        for child in self._children():
+            child.disconnect()
+
+    def _children(self) -> list[Child]:
+        return [*self.reserve.children, *([] if self._child is None else [self._child])]
 
     def watch_deadline(self, future: TimedFuture, number: int, seat: RemoteSeat) -> None:
         with self.lock:
@@ -135,8 +125,8 @@ class ProcessCrew(Crew):
 
     def _new_chunk(self, number: int, chunk: Chunk) -> None:
         """Have the children map what the parent has made, from whichever thread it was made in."""
-        for child in (self._child, self._spare):
-            if child is not None:
+        with self._starting:
+            for child in self._children():
                 child.attach(number, chunk)
 
     # -- the warden -------------------------------------------------------------------------------------------------
@@ -144,7 +134,9 @@ class ProcessCrew(Crew):
         try:
             self.device.on_chunk = self._new_chunk
             self._take_child()
-            self._connect()
+            self.connect()
+            if self.reserve.spare:
+                self._restock()
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
             self.end(BROKEN, WorkerFailed(f"no child process could be started: {error}"))
@@ -174,19 +166,21 @@ class ProcessCrew(Crew):
             with seat.pumping:
                 seat.link = None
             for sent in list(seat.sent.values()):
-                self._give_up(sent, self.reason())
+                self.give_up(sent, self.reason())
             seat.vacate(self)
-        for child in (self._child, self._spare):
-            if child is not None:
-                child.kill() if self.ending == BROKEN else child.close()
-        self._child = self._spare = None
+        if self._child is not None:
+            self._child.kill() if self.ending == BROKEN else self._child.close()
+            self._child = None
+        self.reserve.end()
+        for child in self._ended:
+            child.process.wait()
         self.device.on_chunk = None
         os.close(self._bell)
         self._bell = -1
 
     def _turn(self) -> None:
         """Wait until something happens, and deal with it."""
-        child = self._present()
+        child = self.present()
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         poll.register(child.control, select.POLLIN)
@@ -207,10 +201,18 @@ class ProcessCrew(Crew):
                 else:
                     loss = loss or self._read(by_fd[fd])
             if loss is not None or heard:  # what was reported before is settled before a loss is
-                loss = self._last_words(child) or loss
+                loss = self.last_words(child) or loss
             loss = loss or self._late() or self._stopped(child)
             if loss is not None:
                 self._recover(loss)
+            elif self._refill_at and monotonic() > self._refill_at:
+                self._restock()
+
+    def _restock(self) -> None:
+        """What is done when there is time: let children stand by, and take note of those that have ended."""
+        self._refill_at = 0.0
+        self.reserve.refill()
+        self._ended = [each for each in self._ended if each.process.poll() is None]
 
     def _patience(self) -> float:
         """Milliseconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
@@ -237,14 +239,14 @@ class ProcessCrew(Crew):
                 self.make_room()
         return None
 
-    def _hear(self, child: Child) -> Loss | None:
+    def hear(self, child: Child) -> Loss | None:
         said = child.hear()
         if said is None:
             return Loss("the child process died")
         if said[0] == "lost":
-            return Loss(said[1], wire.error_from(bytes.fromhex(said[2])))
+            return Loss(said[1], wire.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
         if said[0] == "defect":
-            self._allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
+            self.allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
         return None
 
     def _stopped(self, child: Child) -> Loss | None:
@@ -261,175 +263,96 @@ class ProcessCrew(Crew):
                 if future._status or number not in seat.sent:
                     heapq.heappop(self._deadlines)
                     continue
-            if next(iter(seat.sent)) != number and now - seat.since < self._hang_seconds:
+            if next(iter(seat.sent)) != number and now - seat.since < self.hang_seconds:
                 return None  # it may only be late: another look at the next tick
             with self.lock:
                 heapq.heappop(self._deadlines)
             text = "it had not ended when the time it was submitted with was over, and its process was replaced"
-            self._give_up(seat.sent[number], DeadlineExceeded(text))
+            self.give_up(seat.sent[number], DeadlineExceeded(text))
             oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
             return Loss("a request hung beyond its deadline", hanging=oldest)
         return None
 
-    def _give_up(self, sent: Sent, error: BaseException) -> None:
+    def give_up(self, sent: Sent, error: BaseException) -> None:
         """Fail a request that was in flight; what it writes may be half written."""
         sent.seat.sent.pop(sent.number, None)
         for tensor in written(sent):
             self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
         sent.seat.fail(sent.future, error)
 
-    # -- replacing a child --------------------------------------------------------------------------------------------
-    def _take_child(self) -> None:
-        """Have a child that is ready: the spare one, or a new one."""
-        begun = monotonic()
-        child, self._spare = self._spare, None
-        if child is None:
-            child = self._launch(warm=False)
-        child.wait_until_ready()
-        self._child = child
-        self.generation += 1
-        facts = {"device": self.device.name, "pid": child.process.pid, "generation": self.generation}
-        trace.log("child started", {**facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
-        for seat in self.seats:
-            seat.defined, seat.forget = set(), []
-            seat.since = monotonic()
-        if self._wants_spare:
-            self._spare = self._launch(warm=True)
-
-    def _launch(self, *, warm: bool) -> Child:
-        return Child(self.device, len(self.seats), self._setup, warm=warm)
-
-    def _recover(self, loss: Loss) -> None:
-        """Replace the child; run what was in flight again, as far as that is safe; go on."""
-        begun = monotonic()
-        for seat in self.seats:
-            with seat.pumping:  # nobody sends until there is a child
-                seat.link = None
-        if not self._renew(loss):
-            return
-        suspects = sorted((sent for seat in self.seats for sent in seat.sent.values()), key=lambda sent: sent.number)
-        unsafe = unsafe_to_repeat(suspects)
-        for sent in suspects:
-            if sent.number in unsafe:
-                text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[sent.number]}"
-                self._give_up(sent, self._fault(sent, text, loss))
-        for sent in suspects:
-            if sent.number not in unsafe and not self._repeat(sent, sent.number in loss.hanging):
-                return
-        self._connect()
-        facts = {"device": self.device.name, "generation": self.generation, "cause": loss.why, "again": len(suspects)}
-        trace.log("child replaced", {**facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
-        self._tell_observers()
-
-    def _connect(self) -> None:
-        """Let the seats send to the present child."""
-        for seat, link in zip(self.seats, self._present().links, strict=True):
-            seat.link = link
-            seat.wake()
-
-    def _present(self) -> Child:
-        if self._child is None:
-            raise WorkerFailed("there is no child process")
-        return self._child
-
-    def _renew(self, loss: Loss) -> bool:
-        """Another child in place of the present one; False where the circuit is open now."""
-        if self._child is not None:
-            facts = {"device": self.device.name, "pid": self._child.process.pid, "generation": self.generation}
-            trace.log("child lost", {**facts, "cause": loss.error or loss.why})
-            self._child.kill()
-            self._child = None
-        cause = loss.error or WorkerFailed(loss.why)
-        if not self._allow(cause):
-            return False
-        try:
-            self._take_child()
-        except DispatchError as error:
-            error.__cause__ = cause
-            self.end(BROKEN, error)
-            return False
-        return True
-
-    def _repeat(self, sent: Sent, may_hang: bool) -> bool:
-        """Run one request that was in flight alone; False where the circuit is open now."""
-        seat: RemoteSeat = sent.seat
-        if self.device.taints:
-            try:
-                for _, tensor, is_written in sent.request.tensors():
-                    if not is_written:
-                        self.device.look(tensor)
-            except DispatchError as error:
-                self._give_up(sent, error)
-                return True
-        for _ in range(DEATHS):
-            loss = self._alone(sent, may_hang)
-            if loss is None:
-                return True
-            if sent.number not in seat.sent or loss.proven:  # it hung, or faulted
-                if sent.number in seat.sent:
-                    self._give_up(sent, self._fault(sent, loss.why, loss))
-                return self._renew(loss)
-            if not self._renew(loss):
-                return False
-        why = f"{DEATHS} processes in a row died while it ran alone"
-        self._give_up(sent, self._fault(sent, why, Loss(why)))
-        return True
-
-    def _alone(self, sent: Sent, may_hang: bool) -> Loss | None:
-        """Send a request to a child that has nothing else to do, and wait for its end."""
-        child, seat = self._present(), sent.seat
-        link = child.links[seat.index]
-        seat.link = link
-        ends = self._limit(sent, may_hang)
-        try:
-            seat.again(sent)
-            while sent.number in seat.sent:
-                readable, _, _ = select.select([link.socket, child.control], [], [], TICK)
-                if link.socket in readable:
-                    message = link.receive(wait=False)
-                    if message is not None:
-                        seat.report(message)
-                elif child.control in readable:
-                    loss = self._hear(child)
-                    if loss is not None:
-                        return loss
-                elif monotonic() > ends:
-                    text = "it ran beyond its deadline, or without an end before others that had one, also alone"
-                    self._give_up(sent, DeadlineExceeded(text))
-                    return Loss("a request hung")
-                elif child.is_stopped():
-                    return Loss("the child process was stopped")
-        except (EOFError, OSError):
-            said = self._last_words(child)
-            return said or Loss("the child process died")
-        finally:
-            seat.link = None
-        return None
-
-    def _limit(self, sent: Sent, may_hang: bool) -> float:
-        """The moment at which a request that runs alone is taken to be without an end."""
-        soonest = monotonic() + self._hang_seconds
-        if isinstance(sent.future, TimedFuture):
-            return max(sent.future.deadline, soonest)
-        return soonest if may_hang else math.inf
-
-    def _last_words(self, child: Child) -> Loss | None:
+    def last_words(self, child: Child) -> Loss | None:
         """What a child that is gone said of it, if it did."""
         try:
             while select.select([child.control], [], [], 0)[0]:
-                loss = self._hear(child)
+                loss = self.hear(child)
                 if loss is not None:
                     return loss
         except OSError:
             pass
         return None
 
-    def _fault(self, sent: Sent, why: str, loss: Loss) -> DeviceFault:
-        fault = DeviceFault(f"{sent.request.describe()}: {why} (restart {self.restarts} of {self.device})")
-        fault.__cause__ = loss.error
-        return fault
+    # -- replacing a child --------------------------------------------------------------------------------------------
+    def present(self) -> Child:
+        if self._child is None:
+            raise WorkerFailed("there is no child process")
+        return self._child
 
-    def _allow(self, cause: BaseException) -> bool:
+    def _launch(self) -> Child:
+        with self._starting:
+            return Child(self.device, len(self.seats), self._setup)
+
+    def _take_child(self) -> None:
+        """Have a child that is ready."""
+        begun = monotonic()
+        self._child = child = self.reserve.take()
+        self.generation += 1
+        self._refill_at = monotonic() + (0 if self.reserve.spare else QUIET)
+        self._note("child started", begun, pid=child.process.pid, seconds=child.took)
+        for seat in self.seats:
+            seat.defined, seat.forget = set(), []
+            seat.since = monotonic()
+
+    def renew(self, loss: Loss) -> bool:
+        """Another child in place of the present one; False, and the circuit is open, where none can be had.
+
+        The old one is waited for, as what it launched may run on until it is gone. After a fault nothing does.
+        """
+        begun = monotonic()
+        if self._child is not None:
+            self._child.kill(wait=not loss.proven)
+            self._note("child lost", begun, pid=self._child.process.pid, cause=str(loss.cause))
+            self._ended.append(self._child)
+            self._child = None
+        try:
+            self._take_child()
+        except DispatchError as error:
+            error.__cause__ = loss.cause
+            self.end(BROKEN, error)
+            return False
+        self._tell_observers()  # before anything ends in the new generation
+        return True
+
+    def _recover(self, loss: Loss) -> None:
+        """Replace the child; see to what was in flight; go on."""
+        begun = monotonic()
+        for seat in self.seats:
+            with seat.pumping:  # nobody sends until there is a child
+                seat.link = None
+        if self.allow(loss.cause) and hold(self, loss):
+            self.connect()
+            self._note("child replaced", begun, cause=loss.why)
+
+    def _note(self, event: str, begun: float, **facts: object) -> None:
+        """Log what was done, and how long it took."""
+        common = {"device": self.device.name, "generation": self.generation}
+        trace.log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
+
+    def connect(self) -> None:
+        """Let the seats send to the present child; first what was sent to another and has not ended."""
+        for seat, link in zip(self.seats, self.present().links, strict=True):
+            seat.resume(link)
+
+    def allow(self, cause: BaseException) -> bool:
         """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
         now = monotonic()
         with self.lock:

@@ -1,6 +1,6 @@
-"""Starting a child: its connections, its process, and the chunks that it maps.
+"""Starting children: their connections, their processes, the chunks that they map, and a reserve of some that stand by.
 
-The crew's warden makes a Child, and nobody else: the kernel ends a child with the thread that started it. This room
+The crew's warden makes them, and nobody else: the kernel ends a child with the thread that started it. This room
 decides nothing about restarts.
 """
 
@@ -21,11 +21,11 @@ from dispatch.errors import WorkerFailed
 from dispatch.isolate.wire import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
 
-__all__ = ["Child"]
+__all__ = ["Child", "Reserve"]
 
 START_SECONDS = 60.0  # in which a child must be ready; 0.3 to 0.6 are usual, a loaded machine takes longer
 END_SECONDS = 2.0  # in which it must end once its connections are closed
@@ -33,16 +33,12 @@ SOCKET_BYTES = 1 << 20  # asked for; the kernel gives what net.core.wmem_max all
 
 
 class Child:
-    """One child process with a control connection and a link for each worker."""
+    """One child process with a control connection and a link for each worker.
 
-    def __init__(
-        self,
-        device: SharedHost | SharedCuda,
-        streams: int,
-        setup: Sequence[str],
-        *,
-        warm: bool = False,
-    ) -> None:
+    It imports what it needs and then waits for `go`, before which it holds nothing on the device.
+    """
+
+    def __init__(self, device: SharedHost | SharedCuda, streams: int, setup: Sequence[str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [socket.socketpair() for _ in range(streams)]
         for pair in pairs:
@@ -56,7 +52,7 @@ class Child:
             "links": [end.fileno() for end in given[1:]],
             "setup": list(setup),
             "parent": os.getpid(),
-            "warm": warm,
+            "started": monotonic(),
         }
         code = f"import sys; sys.path[:] = {sys.path!r}; from dispatch.isolate.child import main; main(sys.argv[1])"
         try:
@@ -68,15 +64,25 @@ class Child:
         finally:
             for end in given:
                 end.close()
-        self.ready = False
-        self.why = ""  # what it said before it ended
+        self.going = self.ready = False
+        self.took: dict[str, float] = {}  # seconds for each step from its start until it was ready
+        self._attached: set[int] = set()
         for number, chunk in list(device.chunks.items()):
             self.attach(number, chunk)
 
     def attach(self, number: int, chunk: Chunk) -> None:
         """Have it map a chunk; a child that is gone needs none."""
-        with contextlib.suppress(OSError):
-            socket.send_fds(self.control, [json.dumps([number, chunk.nbytes]).encode()], [chunk.fd])
+        if number not in self._attached:
+            self._attached.add(number)
+            with contextlib.suppress(OSError):
+                socket.send_fds(self.control, [json.dumps([number, chunk.nbytes]).encode()], [chunk.fd])
+
+    def go(self, *, warm: bool = False) -> None:
+        """Have it take the device and get ready; `warm`: and run something, so that all is loaded."""
+        if not self.going:
+            self.going = True
+            with contextlib.suppress(OSError):  # whoever waits until it is ready sees that it is gone
+                self.control.send(json.dumps(["go", warm]).encode())
 
     def hear(self) -> list[Any] | None:
         """What it says on the control connection, which must be readable; None where it is gone."""
@@ -88,7 +94,7 @@ class Child:
             return None
         message: list[Any] = json.loads(data)
         if message[0] == "ready":
-            self.ready = True
+            self.ready, self.took = True, message[1]
         return message
 
     def wait_until_ready(self) -> None:
@@ -109,10 +115,11 @@ class Child:
             return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         return False
 
-    def kill(self) -> None:
-        """End it at once."""
+    def kill(self, *, wait: bool = True) -> None:
+        """End it at once; until it has ended, what it had launched may still run."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        if wait:
+            self.process.wait()
         self.disconnect()
 
     def close(self) -> None:
@@ -128,3 +135,49 @@ class Child:
         self.control.close()
         for link in self.links:
             link.close()
+
+
+class Reserve:
+    """Children that stand by: `spare` of them ready to run, and one that has done its imports only.
+
+    What a fault costs is mostly the start of a Python process (0.2 s) and of a context (0.3 s): one that waits behind
+    its imports holds no GPU memory and saves the first, a ready one, whose context holds some 500 MB, saves both.
+    """
+
+    def __init__(self, launch: Callable[[], Child], spare: int) -> None:
+        self._launch, self.spare = launch, spare
+        self.children: list[Child] = []
+
+    def hurry(self, count: int) -> None:
+        """Have so many get ready now."""
+        while len(self.children) < count:
+            self.children.append(self._launch())
+        for child in self.children[:count]:
+            child.go()
+
+    def take(self) -> Child:
+        """The first that is ready; WorkerFailed where also one that was just started does not get ready."""
+        stood_by = len(self.children)
+        while True:
+            self.hurry(1)
+            child = self.children.pop(0)
+            try:
+                child.wait_until_ready()
+            except WorkerFailed:
+                if not stood_by:
+                    raise
+                stood_by -= 1  # it may have been ended while it stood by
+            else:
+                return child
+
+    def refill(self) -> None:
+        """Start those that lack, when there is nothing urgent."""
+        while len(self.children) <= self.spare:
+            self.children.append(self._launch())
+        for child in self.children[: self.spare]:
+            child.go(warm=True)
+
+    def end(self) -> None:
+        for child in self.children:
+            child.kill()
+        self.children.clear()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.isolate.wire import Place
+    from dispatch.pinned import Copy
     from dispatch.request import Request
     from dispatch.stream import Stream
 
@@ -184,6 +185,11 @@ class _Memory(Device):
                 return TaintedTensor(f"{tensor.layout} may be half written: {why}. Overwrite it: x.copy_from(array)")
         return None
 
+    def refusal(self, request: Request) -> TaintedTensor | None:
+        """The error for running a request that reads what may be half written."""
+        read = (tensor for _, tensor, is_written in request.tensors() if not is_written)
+        return next(filter(None, map(self.tainted, read)), None)
+
     def look(self, tensor: Tensor) -> None:
         """Raise for a tensor that must not be read."""
         error = self.tainted(tensor) if self.taints else None
@@ -272,6 +278,10 @@ class SharedCuda(_Memory, CudaDevice):
         self.overwritten(tensor)
         super().copy_in(tensor, array)
         self.lane().stream.synchronize()  # the child's streams know nothing of this one
+
+    def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        self.overwritten(tensor)
+        return super().copy_in_async(tensor, array)
 
     def fill_zero(self, tensor: Tensor) -> None:
         self.overwritten(tensor)

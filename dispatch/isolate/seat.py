@@ -7,6 +7,7 @@ the parent is in the way. The crew's warden reads what comes back. Nothing here 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from dispatch.request import Request
 from dispatch.seat import CANCELLING, Seat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dispatch.future import Future
     from dispatch.isolate.crew import ProcessCrew
     from dispatch.isolate.wire import Link
@@ -133,10 +136,9 @@ class RemoteSeat(Seat):
         wired = getattr(request, "bound", None)
         if type(wired) is not Wired or wired.crew is not crew:
             wired = self._wire(request)
-        if crew.device.taints:
-            for _, tensor, is_written in request.tensors():
-                if not is_written:
-                    crew.device.look(tensor)
+        refusal = crew.device.refusal(request) if crew.device.taints else None
+        if refusal is not None:
+            raise refusal
         outputs: Operands = {}
         missing = request.missing()
         if missing:
@@ -169,16 +171,33 @@ class RemoteSeat(Seat):
         object.__setattr__(request, "bound", wired)
         return wired
 
-    def again(self, sent: Sent) -> None:
-        """Send one request once more; the warden waits for it, and nothing else is on its way."""
-        wired = sent.request.bound
-        entry: tuple[Any, ...] = (sent.number, wired.name)
-        if sent.outputs:
-            entry = (*entry, tuple(tuple(tensor.storage.keep) for tensor in sent.outputs.values()))
-        self.defined.add(wired.name)
-        self.since = monotonic()
-        if self.link is not None:
-            self.link.send([(DEFINE, wired.name, wired.data), entry])
+    def again(self, link: Link, requests: Iterable[Sent]) -> None:
+        """Send requests once more, to a child that may know nothing of them. OSError where it is gone."""
+        message: list[Any] = []
+        for sent in requests:
+            wired = sent.request.bound
+            if wired.name not in self.defined:
+                message.append((DEFINE, wired.name, wired.data))
+                self.defined.add(wired.name)
+            places = tuple(tuple(tensor.storage.keep) for tensor in sent.outputs.values())
+            message.append((sent.number, wired.name, places) if places else (sent.number, wired.name))
+        if message:
+            self.since = monotonic()
+            link.send(message)
+
+    def resume(self, link: Link) -> None:
+        """Send to a new child: what its predecessor had and did not end, as far as it may run, and what is queued."""
+        device = self.crew.device
+        with self.pumping:
+            for sent in list(self.sent.values()) if device.taints else ():
+                error = device.refusal(sent.request)
+                if error is not None:
+                    del self.sent[sent.number]
+                    self.fail(sent.future, error)
+            with suppress(OSError):  # the warden sees that the child is gone, and recovers once more
+                self.again(link, self.sent.values())
+            self.link = link
+        self.wake()
 
     def in_hand(self) -> list[Future]:
         return [sent.future for sent in list(self.sent.values())]

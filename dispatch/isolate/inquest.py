@@ -1,0 +1,148 @@
+"""What becomes of what was in flight when a child was lost: who is guilty, what runs again, what fails.
+
+The crew's warden calls `hold`, with nobody sending meanwhile. What had begun runs again in a new child, one request at
+a time, until the one that faults again is known; the rest is sent again as it was. This room starts no process itself.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
+from dispatch.future import TimedFuture
+from dispatch.isolate.recovery import Sent, unsafe_to_repeat
+
+if TYPE_CHECKING:
+    from dispatch.isolate.crew import ProcessCrew
+
+__all__ = ["Loss", "hold"]
+
+TICK = 0.25  # seconds between looks at whether the child was stopped
+DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
+# Statuses of the driver that a kernel brings about: illegal address, assert, illegal instruction, misaligned address,
+# invalid address space, invalid pc, launch failure (a trap). Others, as an error of the memory, may come by chance.
+OF_KERNELS = frozenset({700, 710, 715, 716, 717, 718, 719})
+
+
+class Loss(NamedTuple):
+    """Why a child is to be replaced.
+
+    `begun` are the requests that had begun and not ended, by the child's own word; None where it could give none.
+    `hanging` are those of which one may be without an end: those that the workers had been with the longest.
+    """
+
+    why: str
+    error: BaseException | None = None
+    begun: frozenset[int] | None = None
+    hanging: frozenset[int] = frozenset()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the device itself said that a request faulted: then nothing of its context runs any more."""
+        return isinstance(self.error, DispatchError)
+
+    @property
+    def cause(self) -> BaseException:
+        return self.error or WorkerFailed(self.why)
+
+    @property
+    def is_of_a_kernel(self) -> bool:
+        cause = None if self.error is None else self.error.__cause__
+        return self.proven and getattr(cause, "status", None) in OF_KERNELS
+
+
+def hold(crew: ProcessCrew, loss: Loss) -> bool:
+    """Replace the child, and settle those that must not run again; False where the circuit is open now."""
+    sent = sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number)
+    begun = [each for each in sent if loss.begun is None or each.number in loss.begun]
+    sure = len(begun) == 1 and loss.is_of_a_kernel  # no second run is needed to know who it was
+    # A fault that comes again costs a second child: both get ready at the same time.
+    crew.reserve.hurry(1 if sure or not (loss.proven or loss.hanging) else 2)
+    if not crew.renew(loss):
+        return False
+    if sure:
+        _convict(crew, begun[0], loss)
+        return True
+    unsafe = unsafe_to_repeat(begun)
+    for each in begun:
+        if each.number in unsafe:
+            text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[each.number]}"
+            crew.give_up(each, _fault(crew, each, text, loss))
+    # Of requests that may hang only the first at each worker can be the one: the others had not been reached.
+    suspects = [each for each in begun if each.number not in unsafe]
+    if loss.hanging:
+        suspects = [each for each in suspects if each.number in loss.hanging]
+    for each in suspects:
+        found = _try(crew, each, may_hang=each.number in loss.hanging)
+        if found is not None:
+            return found
+    return True
+
+
+def _try(crew: ProcessCrew, sent: Sent, *, may_hang: bool) -> bool | None:
+    """Run one request alone. None: it is innocent; True: it was guilty, and there is a child again; False: none is."""
+    refusal = crew.device.refusal(sent.request) if crew.device.taints else None
+    if refusal is not None:
+        crew.give_up(sent, refusal)
+        return None
+    for _ in range(DEATHS):
+        loss = _alone(crew, sent, may_hang)
+        if loss is None:
+            return None
+        if loss.proven:
+            _convict(crew, sent, loss)
+        if not crew.renew(loss):
+            return False
+        if sent.number not in sent.seat.sent:  # it faulted, or hung
+            return True
+    _convict(crew, sent, Loss(f"{DEATHS} processes in a row died while it ran alone"))
+    return True
+
+
+def _convict(crew: ProcessCrew, sent: Sent, loss: Loss) -> None:
+    crew.give_up(sent, _fault(crew, sent, loss.why, loss))
+
+
+def _fault(crew: ProcessCrew, sent: Sent, why: str, loss: Loss) -> DeviceFault:
+    fault = DeviceFault(f"{sent.request.describe()}: {why} (restart {crew.restarts} of {crew.device})")
+    fault.__cause__ = loss.error
+    return fault
+
+
+def _alone(crew: ProcessCrew, sent: Sent, may_hang: bool) -> Loss | None:
+    """Send a request to a child that has nothing else to do, and wait for its end."""
+    child, seat = crew.present(), sent.seat
+    link = child.links[seat.index]
+    ends = _limit(crew, sent, may_hang)
+    try:
+        seat.again(link, [sent])
+        while sent.number in seat.sent:
+            readable, _, _ = select.select([link.socket, child.control], [], [], TICK)
+            if link.socket in readable:
+                message = link.receive(wait=False)
+                if message is not None:
+                    seat.report(message)
+            elif child.control in readable:
+                loss = crew.hear(child)
+                if loss is not None:
+                    return loss
+            elif monotonic() > ends:
+                text = "it ran beyond its deadline, or without an end before others that had one, also alone"
+                crew.give_up(sent, DeadlineExceeded(text))
+                return Loss("a request hung")
+            elif child.is_stopped():
+                return Loss("the child process was stopped")
+    except (EOFError, OSError):
+        return crew.last_words(child) or Loss("the child process died")
+    return None
+
+
+def _limit(crew: ProcessCrew, sent: Sent, may_hang: bool) -> float:
+    """The moment at which a request that runs alone is taken to be without an end."""
+    soonest = monotonic() + crew.hang_seconds
+    if isinstance(sent.future, TimedFuture):
+        return max(sent.future.deadline, soonest)
+    return soonest if may_hang else math.inf
