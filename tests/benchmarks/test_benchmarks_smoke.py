@@ -22,7 +22,13 @@ def run(script: str, *arguments: str, **environ: str) -> str:
 
 @pytest.mark.parametrize(
     ("script", "figures"),
-    [("bench_overhead.py", "bursts"), ("bench_supervisor.py", "bursts"), ("bench_matmul.py", "host")],
+    [
+        ("bench_overhead.py", "bursts"),
+        ("bench_supervisor.py", "bursts"),
+        ("bench_matmul.py", "host"),
+        ("bench_completion.py", "completion"),
+        ("bench_copies.py", "copies"),
+    ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
@@ -40,6 +46,9 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
     assert not [name for name in calls["missing"] if not name.endswith("nvmath")]
 
 
-@pytest.mark.parametrize("script", ["bench_overhead.py", "bench_supervisor.py", "bench_matmul.py"])
+@pytest.mark.parametrize(
+    "script",
+    ["bench_overhead.py", "bench_supervisor.py", "bench_matmul.py", "bench_completion.py", "bench_copies.py"],
+)
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
     assert "cannot run on cuda:0" in run(script, CUDA_VISIBLE_DEVICES="")

@@ -289,7 +289,7 @@ def faults(call):
 
 a = device.array(np.eye(64, dtype=np.float32))
 product = dp.MatmulRequest(a, a)
-with dp.Supervisor(device, streams=4) as sup:
+with dp.Supervisor(device, streams=4, completion=sys.argv[2]) as sup:
     before = sup.submit_many([dp.MatmulRequest(a, a) for _ in range(20)])
     print(all(np.array_equal(future.result(30).numpy(), np.eye(64)) for future in before))
     guilty, *behind = sup.submit_many([Fault(), *(dp.MatmulRequest(a, a) for _ in range(20))], worker=0)
@@ -306,9 +306,10 @@ print(np.array_equal(dp.matmul(host, host).numpy(), np.eye(3)))
 
 
 @pytest.mark.parametrize("body", ["*(volatile int*)p = 1;", 'asm("trap;");'], ids=["illegal address", "trap"])
-def test_a_fault_is_told_to_every_future_and_every_later_call_and_the_exit_is_clean(body):
+@pytest.mark.parametrize("completion", ["poll", "block", "callback"])
+def test_a_fault_is_told_to_every_future_and_every_later_call_and_the_exit_is_clean(body, completion):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FAULT, body],
+        [sys.executable, "-W", "error", "-c", FAULT, body, completion],
         capture_output=True,
         text=True,
         timeout=120,

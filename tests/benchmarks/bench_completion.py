@@ -1,0 +1,107 @@
+"""The three ways in which a supervisor learns that the GPU is past a request, against each other.
+
+For each: microseconds from submit() to result() back to back and after a pause, requests per second one by one and by
+submit_many, and CPU seconds per second while one caller submits and waits. 64^3 products in bf16.
+Repeat: `python tests/benchmarks/bench_completion.py [--quick] [--device cuda:0|host] [--json FILE]`; 10 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from report import Report, environment, say, table
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 64
+STREAMS = 4
+BURST = 512
+PAUSE = 1e-3  # seconds, after which the supervisor has nothing left to do
+WAYS: tuple[Literal["poll", "block", "callback"], ...] = ("poll", "block", "callback")
+
+
+def product(device: dp.Device) -> dp.MatmulRequest:
+    dtype = "f32" if device.is_host else "bf16"
+    one = device.array(np.ones((SIZE, SIZE), np.float32), dtype)
+    return dp.MatmulRequest(one, one, out=device.empty((SIZE, SIZE), dtype))
+
+
+def waits(sup: dp.Supervisor, request: dp.MatmulRequest, count: int, pause: float) -> list[float]:
+    """Seconds of so many calls that submit and wait, sorted."""
+    taken = []
+    for _ in range(count):
+        if pause:
+            time.sleep(pause)
+        start = time.perf_counter()
+        sup.submit(request).result()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)
+
+
+def rate(work: Callable[[], list[dp.Future]], bursts: int) -> float:
+    """Requests per second of the median burst."""
+    taken = []
+    for _ in range(bursts):
+        start = time.perf_counter()
+        for future in work():
+            future.result()
+        taken.append(time.perf_counter() - start)
+    return BURST / sorted(taken)[bursts // 2]
+
+
+def measure(device: dp.Device, way: Literal["poll", "block", "callback"], quick: bool) -> dict[str, float]:
+    with dp.Supervisor(device, streams=STREAMS, completion=way) as sup:
+        request, many = product(device), [product(device) for _ in range(BURST)]
+        for _ in range(4):  # calls, records, and replays from then on
+            for future in sup.submit_many(many):
+                future.result()
+        waits(sup, request, 50, 0)
+        begun, cpu = time.perf_counter(), time.process_time()
+        back_to_back = waits(sup, request, 100 if quick else 3000, 0)
+        cpu_share = (time.process_time() - cpu) / (time.perf_counter() - begun)
+        idle = waits(sup, request, 20 if quick else 500, PAUSE)
+        bursts = 3 if quick else 30
+        one_by_one = rate(lambda: [sup.submit(one) for one in many], bursts)
+        at_once = rate(lambda: sup.submit_many(many), bursts)
+    return {
+        "back to back, us": back_to_back[len(back_to_back) // 2] * 1e6,
+        "p90, us": back_to_back[len(back_to_back) * 9 // 10] * 1e6,
+        "after 1 ms, us": idle[len(idle) // 2] * 1e6,
+        "one by one, per s": one_by_one,
+        "submit_many, per s": at_once,
+        "CPU s per s": cpu_share,
+    }
+
+
+def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
+    """Measure all three, print them, and write them to `json_path` as they come."""
+    try:
+        chosen = dp.device(device)
+    except dp.errors.DispatchError as error:
+        say(f"bench_completion cannot run on {device}: {error}")
+        return
+    report = Report(json_path)
+    report.put("environment", environment(chosen))
+    figures = {}
+    for way in WAYS:
+        figures[way] = measure(chosen, way, quick)
+        report.put("completion", figures)
+    say(f"\n{SIZE}^3 products, {STREAMS} workers")
+    names = list(figures["poll"])
+    rows = [(way, *(f"{figure[name]:,.2f}" for name in names)) for way, figure in figures.items()]
+    table(("", *names), rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    main(options.device, options.quick, options.json)
