@@ -1,0 +1,112 @@
+"""Plans that end in one call of cuDNN's older API, `cudnnSoftmaxForward` and its like: all is ready but the addresses.
+
+The `cudnn` rooms of the ops make them from descriptors; a lane runs and records them. Here nothing is chosen: the row
+and the op have done that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cudnn.handle import handle_of, last_error
+from dispatch.cudnn.tensors import scalar_type
+from dispatch.keys import U8
+from dispatch.request import Argument, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cudabind._bind import StatusFunction
+    from dispatch.cudnn.tensors import Descriptor
+    from dispatch.keys import Dtype
+    from dispatch.lane import CudaLane
+    from dispatch.row import Row
+
+__all__ = ["CallPlan", "NothingPlan", "Operand", "Scratch", "number"]
+
+
+class Operand:
+    """The place of an operand's address in a call: its position in the request's `arguments()`."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def number(value: float, dtype: Dtype) -> Any:
+    """alpha or beta: a pointer to a number in host memory, of the type that cuDNN reads for tensors of a dtype."""
+    return ctypes.pointer(scalar_type(dtype)(value))
+
+
+class Scratch:
+    """Workspace of a plan: its lane's where that is large enough, else memory that the plan keeps."""
+
+    __slots__ = ("_own", "c_ptr", "nbytes")
+
+    def __init__(self, lane: CudaLane, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._own = lane.empty((nbytes,), (1,), U8) if nbytes > lane.workspace.nbytes else None
+        self.c_ptr = lane.workspace.c_ptr if self._own is None else ctypes.c_void_p(self._own.ptr)
+
+
+class CallPlan(Plan):
+    """One call of cuDNN: the handle, then `arguments`, in which descriptors and operands stand for what they become."""
+
+    __slots__ = ("_arguments", "_function", "_handle", "_keep", "_lane", "_slots")
+
+    def __init__(
+        self,
+        lane: CudaLane,
+        row: Row,
+        function: StatusFunction[Any],
+        arguments: Sequence[Any],
+        keep: Sequence[Descriptor | Scratch] = (),
+        *,
+        capture_safe: bool = True,
+    ) -> None:
+        super().__init__(row, capture_safe=capture_safe)
+        self._lane, self._function = lane, function
+        self._handle = handle_of(lane)
+        self._keep = tuple(keep)  # descriptors that other descriptors point to, and workspace
+        slots: list[tuple[ctypes.c_void_p, int]] = []
+        ready: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, Operand):
+                slot = ctypes.c_void_p()
+                slots.append((slot, argument.index))
+                ready.append(slot)
+            else:
+                ready.append(argument)
+        self._slots = slots
+        self._keep += tuple(argument for argument in ready if hasattr(argument, "handle"))
+        self._arguments = tuple(getattr(argument, "handle", argument) for argument in ready)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for slot, index in self._slots:
+            address: Any = arguments[index]  # addresses are ints
+            slot.value = address or None
+        self.call(self._function, self._arguments)
+
+    def call(self, function: StatusFunction[Any], arguments: Sequence[Any]) -> None:
+        """Call cuDNN on the lane's stream; raises its own error, with what it says of it."""
+        status = function.unchecked(self._handle.follow(), *arguments)
+        if status:
+            said = last_error()
+            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+            error = function.error(status)
+            error.text = said or error.text
+            raise error
+
+
+class NothingPlan(Plan):
+    """A request whose outputs have no elements: nothing is launched."""
+
+    __slots__ = ()
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""

@@ -1,0 +1,179 @@
+"""One trial of a request of an op that is one cuDNN call: operands in poisoned memory, and what must come out.
+
+The `cases` rooms of the ops build trials; tests run them through a row with `carry_out`. Bounds belong to the ops; this
+file chooses no shapes and calls no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dispatch.errors import NoRow
+from dispatch.keys import F64, Dtype
+from dispatch.ops.matmul.trial import ROUNDOFF, Memory, Mismatch, poison
+from dispatch.plans import prepare
+from dispatch.request import Operands, run
+from dispatch.row import refusals
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.cudnn.formulas import Results
+    from dispatch.cudnn.operands import OperandRequest
+    from dispatch.device import Device
+    from dispatch.row import Row
+    from dispatch.tensor import Array
+
+__all__ = [
+    "ROUNDOFF",
+    "Case",
+    "Memory",
+    "Trial",
+    "carry_out",
+    "distinct",
+    "normal",
+    "outputs_of",
+    "place",
+    "poison",
+    "rounded",
+    "unit",
+]
+
+
+class Case(Protocol):
+    """What a test parametrizes over."""
+
+    @property
+    def id(self) -> str:
+        """Readable, and of its own within a row."""
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A request with fresh operands, what it must give, how far off each may be, and memory that is watched.
+
+    The reference is computed before the run, for an output may overwrite an input. `check` takes what `run` returned.
+    """
+
+    name: str
+    request: OperandRequest
+    expected: Results
+    allowed: Results
+    written: tuple[Memory, ...] = ()
+
+    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
+        given = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.made(), given, strict=True):
+            if name in self.expected:
+                self._compare(name, tensor.numpy())
+        for memory in self.written:
+            if memory.whole.ndim and (count := memory.disturbed()):
+                raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
+
+    def _compare(self, name: str, got: Array) -> None:
+        expected = self.expected[name]
+        allowed = np.broadcast_to(self.allowed[name], expected.shape)
+        values = got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            off = np.abs(values - expected)
+            wrong = ~((off <= allowed) | (values == expected))  # NaN is wrong, equal infinities are right
+        if not wrong.any():
+            return
+        worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(off, nan=np.inf), -1)), got.shape)
+        raise Mismatch(
+            f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at {tuple(map(int, worst))} it is"
+            f" {got[worst]}, expected {expected[worst]} within {allowed[worst]:.3g} ({self.request.describe()})"
+        )
+
+
+def carry_out(row: Row, case: Case, device: Device, rng: np.random.Generator) -> str:
+    """Run a case through its row twice, recorded and plain, and check it; or give the words that the row refuses with.
+
+    Raises Mismatch for a wrong result, for another row than this one, and for a refusal that is not the row's.
+    """
+    trial = case.trial(device, rng)
+    why = refusals(row, trial.request, trial.request.signature())
+    try:
+        call = prepare(trial.request)
+    except NoRow as error:
+        if not why or tuple(why) != dict(error.refusals)[row.name]:
+            raise
+        return why[0]
+    if (call.row.name == row.name) is bool(why):
+        raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {why or 'nothing against it'}")
+    trial.check(call())  # the recorded call
+    again = case.trial(device, rng)
+    again.check(run(again.request))  # the plain call, at other addresses
+    return why[0] if why else ""
+
+
+def outputs_of(request: OperandRequest, device: Device) -> Operands:
+    """Memory for the outputs that a request leaves open."""
+    made: Operands = device.lane().outputs(request)
+    return made
+
+
+# -- operands -----------------------------------------------------------------------------------------------------
+def place(device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, before: int = 0) -> Memory:
+    """Values on a device with their axes in memory in an order; `gap` poisoned elements behind every axis.
+
+    `before` more stand before the first of the innermost axis, so that the view starts at an odd address.
+    """
+    axes = tuple(range(values.ndim)) if order is None else tuple(order)
+    lines = values.transpose(axes)
+    dtype = Dtype.of(values.dtype)
+    room = [extent + gap for extent in lines.shape]
+    inside: list[Any] = [slice(0, extent) for extent in lines.shape]
+    if room and before:
+        room[-1] += before
+        inside[-1] = slice(before, before + lines.shape[-1])
+    kept = poison(dtype, tuple(room))
+    kept[tuple(inside)] = lines
+    whole = device.array(kept)
+    part = whole[tuple(inside)]
+    steps = [0] * values.ndim
+    for place_in_memory, axis in enumerate(axes):
+        steps[axis] = part.layout.strides[place_in_memory]
+    layout = device.layout(dtype, values.shape, tuple(steps), part.ptr)
+    return Memory(Tensor(part.storage, part.ptr, layout), whole, kept, tuple(inside))
+
+
+def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], spread: float = 1.0) -> Array:
+    """Normal numbers of a spread; whole ones over most of the range of i8."""
+    if dtype.numpy.kind in "iu":
+        return rng.integers(-100 if dtype.numpy.kind == "i" else 0, 101, shape).astype(dtype.numpy)
+    drawn: Array = (rng.standard_normal(shape) * spread).astype(dtype.numpy)
+    return drawn
+
+
+def distinct(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
+    """Values of magnitude 1 among which no two within 2000 of each other are equal, in any dtype of 16 bits or more.
+
+    bf16 has 128 values between two powers of 2: 8 of those ranges and both signs make 2048 of them.
+    """
+    powers = 2.0 ** np.arange(-5, 3)
+    grid = np.outer(powers, 1 + np.arange(128) / 128).ravel()
+    pool = np.concatenate([grid, -grid])
+    size = int(np.prod(shape))
+    return np.asarray(np.resize(rng.permutation(pool), size).reshape(shape).astype(dtype.numpy))
+
+
+def rounded(error: Array, expected: Array, dtype: Dtype) -> Array:
+    """A bound after rounding to a dtype: what is rounded is at most its error larger than the exact value."""
+    if dtype.numpy.kind in "iu":
+        return np.asarray(error + 0.5)
+    unit, tiny = ROUNDOFF[dtype]
+    return np.asarray(error + unit * (np.abs(expected) + error) + tiny)
+
+
+def unit(dtype: Dtype) -> float:
+    """The unit roundoff of what is computed between reading and storing: f64 for f64, else f32."""
+    return 2.0**-53 if dtype is F64 else 2.0**-24

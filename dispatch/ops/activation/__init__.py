@@ -1,0 +1,82 @@
+"""Activations, element by element, and their gradients: `activation` and `activation_bwd`.
+
+`ActivationRequest` and `ActivationBackwardRequest` are the requests; `cudnn_activation` and `numpy_activation` carry
+them out, `reference` says what is right, `cases` what is tested.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode, ActivationRequest
+from dispatch.request import run
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.ops.activation.trials import ActivationCase
+    from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = [
+    "ActivationBackwardRequest",
+    "ActivationMode",
+    "ActivationRequest",
+    "activation",
+    "activation_bwd",
+    "cases",
+    "cudnn_activation",
+    "numpy_activation",
+    "reference",
+]
+
+RELU = ActivationMode.RELU
+
+
+def activation(x: Tensor, *, mode: ActivationMode = RELU, coef: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """f(x) for every element of x, on the current stream; returns without waiting.
+
+    x has any shape; y has its shape and dtype. `coef` is the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of
+    SWISH. Raises BadRequest for operands that do not fit, NoRow where no library takes them.
+    """
+    result: Tensor = run(ActivationRequest(x, mode, coef, out))
+    return result
+
+
+def activation_bwd(
+    x: Tensor, y: Tensor, dy: Tensor, *, mode: ActivationMode = RELU, coef: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of `activation`: dx from x, its result y and the gradient dy, all of one shape, dtype and layout."""
+    result: Tensor = run(ActivationBackwardRequest(x, y, dy, mode, coef, out))
+    return result
+
+
+def cudnn_activation(request: ActivationRequest | ActivationBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnActivationForward` or `cudnnActivationBackward`."""
+    from dispatch.ops.activation import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan(request, lane, row)
+
+
+def numpy_activation(request: ActivationRequest | ActivationBackwardRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy."""
+    from dispatch.cudnn.formulas import numpy_plan
+    from dispatch.ops.activation.formulas import evaluate
+
+    return numpy_plan(evaluate, request, lane, row)
+
+
+def reference(request: ActivationRequest | ActivationBackwardRequest) -> Results:
+    """The output of a request in float64, by name."""
+    from dispatch.cudnn.formulas import EXACT
+    from dispatch.ops.activation.formulas import evaluate
+
+    return evaluate(request, EXACT)
+
+
+def cases(row: Row) -> list[ActivationCase]:
+    """The cases that a row of the table is tried with."""
+    from dispatch.ops.activation import trials
+
+    return trials.cases(row)

@@ -1,0 +1,51 @@
+"""The activation requests carried out by `cudnnActivationForward` and `cudnnActivationBackward`.
+
+The axes are merged as far as memory allows, so that nearly every tensor is one axis to cuDNN. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnactivationforward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudabind.sys import cudnn
+from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
+from dispatch.cudnn.tensors import Descriptor, tensor
+from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode
+from dispatch.ops.activation.rules import axes_of
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.activation.request import ActivationRequest
+    from dispatch.request import Plan
+    from dispatch.row import Row
+
+__all__ = ["plan"]
+
+PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
+
+
+def plan(request: ActivationRequest | ActivationBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+    """The plan of either request; nothing is launched where there is no element."""
+    if request.x.size == 0:
+        return NothingPlan(row)
+    dtype = request.x.dtype
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    axes = axes_of(layouts)
+    extents = [axis.extent for axis in axes]
+    described = [tensor(dtype, extents, [axis.strides[i] for axis in axes]) for i in range(len(layouts))]
+    one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, request.coef)
+    if isinstance(request, ActivationBackwardRequest):
+        x, y, dy, dx = described
+        operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
+        return CallPlan(lane, row, cudnn.cudnnActivationBackward, (function, one, *operands))
+    x, y = described
+    return CallPlan(lane, row, cudnn.cudnnActivationForward, (function, one, x, Operand(0), zero, y, Operand(1)))
+
+
+def _function(mode: ActivationMode, coef: float) -> Descriptor:
+    made = Descriptor("Activation")
+    cudnn.cudnnSetActivationDescriptor(made.handle, cudnn.cudnnActivationMode_t(mode), PROPAGATE, coef)
+    if mode is ActivationMode.SWISH:
+        cudnn.cudnnSetActivationDescriptorSwishBeta(made.handle, coef)
+    return made

@@ -1,0 +1,61 @@
+"""What the activation requests mean, in NumPy: for the host rows in their own precision, in f64 as the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.formulas import Results, values
+from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode
+
+if TYPE_CHECKING:
+    from dispatch.ops.activation.request import ActivationRequest
+    from dispatch.tensor import Array
+
+__all__ = ["evaluate", "sigmoid"]
+
+
+def evaluate(request: ActivationRequest | ActivationBackwardRequest, work: np.dtype[Any]) -> Results:
+    """The output of a request by name, computed in a working dtype."""
+    x, coef = values(request.x, work), work.type(request.coef)
+    if isinstance(request, ActivationBackwardRequest):
+        return {"out": values(request.dy, work) * slope(request.mode, x, values(request.y, work), coef)}
+    return {"out": forward(request.mode, x, coef)}
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x); e^x only ever of numbers below 0, so that nothing overflows."""
+    power = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + power), power / (1 + power)))
+
+
+def forward(mode: ActivationMode, x: Array, coef: Any) -> Array:
+    """f(x)."""
+    if mode is ActivationMode.SIGMOID:
+        return sigmoid(x)
+    if mode is ActivationMode.RELU:
+        return np.asarray(np.maximum(x, 0))
+    if mode is ActivationMode.TANH:
+        return np.asarray(np.tanh(x))
+    if mode is ActivationMode.CLIPPED_RELU:
+        return np.asarray(np.minimum(np.maximum(x, 0), coef))
+    if mode is ActivationMode.ELU:
+        return np.asarray(np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0))))
+    return np.asarray(x * sigmoid(coef * x))
+
+
+def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
+    """f'(x), from y where that says it; 0 at the corners of RELU and CLIPPED_RELU."""
+    if mode is ActivationMode.SIGMOID:
+        return np.asarray(y * (1 - y))
+    if mode is ActivationMode.RELU:
+        return np.asarray(x > 0).astype(x.dtype)
+    if mode is ActivationMode.TANH:
+        return np.asarray(1 - y * y)
+    if mode is ActivationMode.CLIPPED_RELU:
+        return np.asarray((x > 0) & (x < coef)).astype(x.dtype)
+    if mode is ActivationMode.ELU:
+        return np.asarray(np.where(x > 0, x.dtype.type(1), y + coef))
+    gate = sigmoid(coef * x)
+    return np.asarray(gate * (1 + coef * x * (1 - gate)))

@@ -1,0 +1,45 @@
+"""What an activation row asks of a request beyond its dtypes: layouts that a descriptor of cuDNN can say.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.cudnn.axes import Axis, describable, merge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationRequest
+    from dispatch.tensor import Layout
+
+__all__ = ["axes_of", "five_axes", "one_layout"]
+
+MAX_AXES = 5
+
+
+def axes_of(layouts: Sequence[Layout]) -> list[Axis]:
+    """The axes of tensors that are gone through element by element, merged."""
+    return merge(layouts, [0] * len(layouts[0].shape))
+
+
+def five_axes(request: ActivationRequest | ActivationBackwardRequest) -> str:
+    """Strides above 0, and no more than five axes once merged."""
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    if reason := describable(*layouts):
+        return reason
+    count = len(axes_of(layouts))
+    return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
+
+
+def one_layout(request: ActivationBackwardRequest) -> str:
+    """The gradient wants all its tensors laid out alike."""
+    first = request.x.layout
+    for name in ("y", "dy", "out"):
+        layout = request.layout_of(name)
+        steps = zip(first.shape, first.strides, layout.strides, strict=True)
+        if any(extent > 1 and one != other for extent, one, other in steps):
+            return f"needs {name} with the strides of x {first.strides}, has {layout.strides}"
+    return ""

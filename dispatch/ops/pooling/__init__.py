@@ -1,0 +1,100 @@
+"""Pooling over one, two or three axes of space, and its gradient: `pooling` and `pooling_bwd`.
+
+`PoolingRequest` and `PoolingBackwardRequest` are the requests; `cudnn_pooling` and `numpy_pooling` carry them out,
+`reference` says what is right, `cases` what is tested.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingMode, PoolingRequest
+from dispatch.request import run
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.ops.pooling.request import Steps
+    from dispatch.ops.pooling.trials import PoolingCase
+    from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = [
+    "PoolingBackwardRequest",
+    "PoolingMode",
+    "PoolingRequest",
+    "cases",
+    "cudnn_pooling",
+    "numpy_pooling",
+    "pooling",
+    "pooling_bwd",
+    "reference",
+]
+
+MAX = PoolingMode.MAX
+
+
+def pooling(
+    x: Tensor,
+    window: Steps,
+    *,
+    mode: PoolingMode = MAX,
+    stride: Steps | None = None,
+    padding: Steps = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The largest or the average of every window of x, on the current stream; returns without waiting.
+
+    x is (images, channels, 1 to 3 axes of space), NCHW or NHWC by its strides; y has
+    (space + 2 · padding - window) // stride + 1 places along every axis. Raises BadRequest for windows that do not fit,
+    NoRow where no library takes the tensors.
+    """
+    result: Tensor = run(PoolingRequest(x, window, mode, stride, padding, out))
+    return result
+
+
+def pooling_bwd(
+    x: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    window: Steps,
+    *,
+    mode: PoolingMode = MAX,
+    stride: Steps | None = None,
+    padding: Steps = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The gradient of `pooling`: dx from x, its result y and the gradient dy; the choices are those of the forward."""
+    result: Tensor = run(PoolingBackwardRequest(x, y, dy, window, mode, stride, padding, out))
+    return result
+
+
+def cudnn_pooling(request: PoolingRequest | PoolingBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnPoolingForward` or `cudnnPoolingBackward`."""
+    from dispatch.ops.pooling import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan(request, lane, row)
+
+
+def numpy_pooling(request: PoolingRequest | PoolingBackwardRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy."""
+    from dispatch.cudnn.formulas import numpy_plan
+    from dispatch.ops.pooling.formulas import evaluate
+
+    return numpy_plan(evaluate, request, lane, row)
+
+
+def reference(request: PoolingRequest | PoolingBackwardRequest) -> Results:
+    """The output of a request in float64, by name."""
+    from dispatch.cudnn.formulas import EXACT
+    from dispatch.ops.pooling.formulas import evaluate
+
+    return evaluate(request, EXACT)
+
+
+def cases(row: Row) -> list[PoolingCase]:
+    """The cases that a row of the table is tried with."""
+    from dispatch.ops.pooling import trials
+
+    return trials.cases(row)

@@ -1,0 +1,20 @@
+"""What a pooling row asks of a request beyond its dtypes: layouts that a descriptor of cuDNN can say.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.cudnn.axes import describable
+
+if TYPE_CHECKING:
+    from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingRequest
+
+__all__ = ["images"]
+
+
+def images(request: PoolingRequest | PoolingBackwardRequest) -> str:
+    """Strides above 0."""
+    return describable(*(request.layout_of(name) for name in (*request.reads, *request.writes)))

@@ -1,0 +1,53 @@
+"""What a reduction row asks of a request beyond its dtypes: axes that a descriptor of cuDNN can say.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.cudnn.axes import Axis, describable, merge
+
+if TYPE_CHECKING:
+    from dispatch.ops.reduction.request import ReduceRequest
+    from dispatch.tensor import Layout
+
+__all__ = ["axes_of", "eight_axes"]
+
+MAX_AXES = 8
+
+
+def axes_of(request: ReduceRequest) -> list[Axis]:
+    """The axes of x, those that are reduced in group 1, merged; with the strides of x and of the outputs.
+
+    With indices they keep their order, which the indices count in.
+    """
+    x = request.x.layout
+    layouts = [x, *(_widened(request, request.layout_of(name)) for name in request.made())]
+    groups = [int(axis in request.reduced) for axis in range(len(x.shape))]
+    return merge(layouts, groups, in_order=request.indices)
+
+
+def _widened(request: ReduceRequest, layout: Layout) -> Layout:
+    """The layout of an output with the axes of x, of one element where they are reduced."""
+    if request.keepdims:
+        return layout
+    extents, steps = list(layout.shape), list(layout.strides)
+    for axis in request.reduced:
+        extents.insert(axis, 1)
+        steps.insert(axis, 1)
+    return request.device.layout(layout.dtype, tuple(extents), tuple(steps), layout.alignment)
+
+
+def eight_axes(request: ReduceRequest) -> str:
+    """Strides above 0, and no more than eight axes once merged; places in a dense tensor of their own."""
+    layouts = {name: request.layout_of(name) for name in ("x", *request.made())}
+    if reason := describable(*layouts.values()):
+        return reason
+    count = len(axes_of(request))
+    if count > MAX_AXES:
+        return f"needs at most {MAX_AXES} axes that do not merge, has {count}"
+    if request.indices and not (layouts["index"].is_contiguous and layouts["out"].is_contiguous):
+        return "needs out and index dense in row-major order, has other strides"
+    return ""

@@ -1,0 +1,42 @@
+"""What the softmax requests mean, in NumPy: for the host rows in their own precision, in f64 as the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.formulas import Results, values
+from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBackwardRequest
+
+if TYPE_CHECKING:
+    from dispatch.ops.softmax.request import SoftmaxRequest
+
+__all__ = ["evaluate"]
+
+
+def evaluate(request: SoftmaxRequest | SoftmaxBackwardRequest, work: np.dtype[Any]) -> Results:
+    """The output of a request by name, computed in a working dtype."""
+    return backward(request, work) if isinstance(request, SoftmaxBackwardRequest) else forward(request, work)
+
+
+def forward(request: SoftmaxRequest, work: np.dtype[Any]) -> Results:
+    """y along the axis; the largest is subtracted first unless the algorithm is FAST."""
+    x, axis = values(request.x, work), request.axis
+    if request.x.size == 0:
+        return {"out": x}
+    if request.algorithm is not SoftmaxAlgorithm.FAST:
+        x = x - x.max(axis=axis, keepdims=True)
+    powers = np.exp(x)
+    total = powers.sum(axis=axis, keepdims=True)
+    if request.algorithm is SoftmaxAlgorithm.LOG:
+        return {"out": x - np.log(total)}
+    return {"out": powers / total}
+
+
+def backward(request: SoftmaxBackwardRequest, work: np.dtype[Any]) -> Results:
+    """dx = y · (dy - Σ y · dy), or dy - exp(y) · Σ dy for the logarithm."""
+    y, dy, axis = values(request.y, work), values(request.dy, work), request.axis
+    if request.algorithm is SoftmaxAlgorithm.LOG:
+        return {"out": dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)}
+    return {"out": y * (dy - (y * dy).sum(axis=axis, keepdims=True))}

@@ -1,0 +1,59 @@
+"""The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours.
+
+`table.py` takes them in. A GPU row is here because its cases have passed; its rules say what cuDNN refuses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Dtype, Epilogue
+from dispatch.ops.activation import cudnn_activation, numpy_activation
+from dispatch.ops.activation.rules import five_axes, one_layout
+from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
+from dispatch.ops.pooling.rules import images
+from dispatch.ops.reduction import cudnn_reduce, numpy_reduce
+from dispatch.ops.reduction.rules import eight_axes
+from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
+from dispatch.ops.softmax.rules import four_axes
+from dispatch.row import Row, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)  # the oldest that cuDNN 9 for CUDA 13 runs on
+SINCE = (9, 0)
+FLOATS = (F32, F64, F16, BF16)
+H200 = ("NVIDIA H200",)
+UNTRIED: tuple[str, ...] = ()
+
+# ruff: noqa: E501
+# Op, dtypes of the first input (one row each), dtype of the first output (None: the same), rules, cuDNN's function, the
+# functions of the op, and where the cases have passed.
+# fmt: off
+CALLS: tuple[tuple[str, tuple[Dtype, ...], Dtype | None, tuple[Rule, ...], str, Any, Any, tuple[str, ...]], ...] = (
+    ("softmax_fwd", FLOATS, None, (four_axes,), "cudnnSoftmaxForward",  cudnn_softmax, numpy_softmax, UNTRIED),
+    ("softmax_bwd", FLOATS, None, (four_axes,), "cudnnSoftmaxBackward", cudnn_softmax, numpy_softmax, UNTRIED),
+    ("activation_fwd", FLOATS, None, (five_axes,), "cudnnActivationForward", cudnn_activation, numpy_activation, UNTRIED),
+    ("activation_bwd", FLOATS, None, (five_axes, one_layout), "cudnnActivationBackward", cudnn_activation, numpy_activation, UNTRIED),
+    ("pooling_fwd", FLOATS, None, (images,), "cudnnPoolingForward", cudnn_pooling, numpy_pooling, UNTRIED),
+    ("pooling_bwd", FLOATS, None, (images,), "cudnnPoolingBackward", cudnn_pooling, numpy_pooling, UNTRIED),
+    ("reduce", FLOATS, None, (eight_axes,), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+    ("reduce", (F16, BF16), F32, (eight_axes,), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+)
+# fmt: on
+
+
+def _rows() -> Iterator[Row]:
+    """A row for each dtype of a line, of the GPU and then of the host, which takes what the GPU takes."""
+    plain = ((Epilogue.NONE,), ((None, None),))
+    for op, dtypes, made, rules, function, on_gpu, on_host, run_on in CALLS:
+        for dtype in dtypes:
+            pair = (dtype, made or dtype)
+            yield Row(op, pair, (), None, *plain, rules, SM75, None, SINCE, "cudnn", function, on_gpu, run_on)
+            yield Row(op, pair, (), None, *plain, rules, HOST, HOST, (), "numpy", op, on_host, ("host",))
+
+
+ROWS = tuple(_rows())
