@@ -1,0 +1,117 @@
+"""Every function that a module binds is in the installed library, or listed with its reason; and no reason is stale."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cudabind import _bind, _lazy, _load
+from cudabind.errors import LibraryNotFound, SymbolNotFound
+
+if TYPE_CHECKING:
+    import ctypes
+    from types import ModuleType
+
+# By module, with the file that exports its functions where it is not of that name.
+MODULES = {
+    **{name: name for name in ("cublasLt", "cublas", "cublasXt", "cudnn", "cufft", "curand", "cusparse", "cusparseLt")},
+    **{
+        name: name
+        for name in ("cusolverDn", "cusolverSp", "cusolverRf", "cusolverMg", "cutensor", "cutensorMg", "nccl")
+    },
+    "cublas_legacy": "cublas",
+}
+# Removed from the header and exported all the same, for programs that were linked before.
+EXPORTED_ON = {"nccl": {"ncclResetDebugInit", "pncclResetDebugInit"}}
+# The headers of nvJitLink 13.0 were the first to declare these.
+NVJITLINK_SINCE = {"nvJitLinkGetLinkedLTOIR": "13.0", "nvJitLinkGetLinkedLTOIRSize": "13.0"}
+
+
+class Installed:
+    """A module with the installed library: what it binds, and what of it the library exports."""
+
+    def __init__(self, name: str) -> None:
+        self.module: ModuleType = importlib.import_module(f"cudabind.sys.{name}")
+        try:
+            self.dll: ctypes.CDLL = _load.open(MODULES[name])
+        except LibraryNotFound as error:
+            pytest.skip(str(error))
+        self.version = _load.version(MODULES[name])
+        self.bound = set(_bind.symbols(self.module))
+        names: _lazy.Module = self.module._names
+        # An older library may export a function under another name.
+        self.exported = {each for each in self.bound if hasattr(self.dll, names.older(each, each))}
+
+
+@pytest.fixture(params=MODULES)
+def installed(request: pytest.FixtureRequest) -> Installed:
+    return Installed(request.param)
+
+
+def test_every_function_resolves_or_is_listed(installed: Installed) -> None:
+    module = installed.module
+    listed = module.NOT_EXPORTED.keys() | module.SINCE.keys() | module.UNTIL.keys()
+    assert len(installed.exported) > 10
+    assert installed.bound - installed.exported <= listed
+    assert _bind.expected(module, installed.version) <= installed.exported
+
+
+def test_what_is_listed_as_not_exported_or_inline_is_not_exported(installed: Installed) -> None:
+    listed = [*installed.module.NOT_EXPORTED, *installed.module.LEFT_OUT]
+    assert [name for name in listed if hasattr(installed.dll, name)] == []
+
+
+def test_what_is_listed_as_newer_or_removed_is_not_exported(installed: Installed) -> None:
+    pytest.importorskip("clang", reason="cudabind.gen, which knows the versions that were read, needs libclang")
+    from cudabind.gen import sources
+    from cudabind.gen.libraries import RELEASES, ROWS
+
+    name = installed.module.__name__.rpartition(".")[2]
+    row = next(row for row in ROWS if row.module == name)
+    read = sorted(_lazy.key(sources.version(row, release)) for release in RELEASES)
+    # A library between two that were read may be the first with a function, or the last.
+    mine = _lazy.key(installed.version)
+    next_read = min((version for version in read if version >= mine), default=mine)
+    last_read = max((version for version in read if version <= mine), default=mine)
+    newer = {each for each, since in installed.module.SINCE.items() if _lazy.key(since) > next_read}
+    removed = {each for each, until in installed.module.UNTIL.items() if _lazy.key(until) < last_read}
+    assert (newer | removed) & installed.exported == EXPORTED_ON.get(name, set()) & removed
+
+
+def test_what_does_not_resolve_says_why_at_the_call(installed: Installed) -> None:
+    module = installed.module
+    for name in installed.bound - installed.exported:
+        with pytest.raises(SymbolNotFound) as caught:
+            _ = getattr(module, name).unchecked
+        assert installed.version in str(caught.value)
+        known = (module.SINCE.get(name) or module.UNTIL.get(name)) if name not in module.NOT_EXPORTED else None
+        assert (known or name) in str(caught.value)
+
+
+def test_every_exported_function_can_be_bound_with_its_types(installed: Installed) -> None:
+    for name in installed.exported:
+        function = getattr(installed.module, name)
+        assert len(function.unchecked.argtypes) == len(function.__wrapped__.__annotations__) - 1
+
+
+def test_every_variable_of_the_library_is_there(installed: Installed) -> None:
+    module = installed.module
+    variables = [name for name, kind in module.__annotations__.items() if not kind.startswith(("dict[", "tuple["))]
+    due = [name for name in variables if _lazy.key(module.SINCE.get(name, "0")) <= _lazy.key(installed.version)]
+    assert [name for name in due if not getattr(module, name)] == []
+    assert bool(due) is (installed.module.__name__ == "cudabind.sys.cutensor")
+
+
+@pytest.mark.parametrize("name", ["runtime", "nvrtc", "nvjitlink"])
+def test_every_function_over_cuda_python_resolves_or_is_newer(name: str) -> None:
+    library = {"runtime": "cudart", "nvrtc": "nvrtc", "nvjitlink": "nvJitLink"}[name]
+    try:
+        dll, version = _load.open(library), _load.version(library)
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    symbols: dict[str, str] = importlib.import_module(f"cudabind.{name}").symbols()
+    newer = {each for each, since in NVJITLINK_SINCE.items() if _lazy.key(version) < _lazy.key(since)}
+    assert len(symbols) > 10
+    assert {each for each, symbol in symbols.items() if not hasattr(dll, symbol)} == newer & symbols.keys()
