@@ -6,8 +6,10 @@ A child of a supervisor imports this module by `setup=("trouble",)`; importing i
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,13 +134,26 @@ def on_host(_request: Trouble, _lane: Any, row: dp.Row) -> Plan:
     return HostTrouble(row, capture_safe=False)
 
 
+def cubin(arch: int) -> bytes:
+    """The kernel, compiled once for all children: what recovery takes must not depend on a compiler."""
+    from cudabind import nvrtc
+
+    key = hashlib.sha256(KERNEL.encode()).hexdigest()[:16]
+    file = Path(tempfile.gettempdir()) / f"trouble-{os.getuid()}-{arch}-{key}.cubin"
+    if not file.exists():
+        made = file.with_suffix(f".{os.getpid()}")
+        made.write_bytes(nvrtc.compile(KERNEL, options=[f"-arch=sm_{arch}"]).code)
+        made.rename(file)
+    return file.read_bytes()
+
+
 def on_gpu(request: Trouble, lane: Any, row: dp.Row) -> Plan:
-    from cudabind import driver, nvrtc
+    from cudabind import driver
 
     plan = GpuTrouble(row, capture_safe=False)
     plan.lane, plan.request = lane, request
     if request.kind in ON_GPU[:5]:
-        code = nvrtc.compile(KERNEL, options=[f"-arch=sm_{int(lane.device.arch)}"]).code
+        code = cubin(int(lane.device.arch))
         plan.kernel = driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"trouble")
     return plan
 

@@ -21,7 +21,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
-from dispatch.errors import BadRequest, DispatchError
+from dispatch.errors import BadRequest, DependencyFailed, DispatchError
 from dispatch.isolate import wire
 from dispatch.isolate.memory import AttachedCuda, AttachedHost, attached
 from dispatch.seat import OPEN, Seat
@@ -37,6 +37,7 @@ __all__ = ["DEFINE", "FORGET", "LOST", "main"]
 DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
 LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
 REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long at the latest
+KEPT = 1024  # failures of one worker: more than can be on their way at once
 PR_SET_PDEATHSIG = 1
 
 
@@ -50,26 +51,38 @@ class Order:
 
 
 class ChildSeat(Seat):
-    """A worker's place; it sleeps until something comes in."""
+    """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
 
-    __slots__ = ("link",)
+    __slots__ = ("bell", "link")
 
     def __init__(self, index: int, link: Link) -> None:
         super().__init__(index, IN_FLIGHT)
         self.link = link
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.bell, 1)
 
     def rest(self, seconds: float) -> None:
-        select.select([self.link.socket], [], [], None if seconds < 0 else seconds)
+        self._sleep([self.link.socket, self.bell], seconds)
+
+    def nap(self, seconds: float) -> None:
+        self._sleep([self.bell], seconds)
+
+    def _sleep(self, ends: list[Any], seconds: float) -> None:
+        if self.bell in select.select(ends, [], [], None if seconds < 0 else seconds)[0]:
+            os.eventfd_read(self.bell)
 
 
 class Station:
     """What the child's workers share: the device, and the word to the parent (seat.Keeper)."""
 
-    def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket) -> None:
+    def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket, completion: str) -> None:
         self.device = device
         self.ending = OPEN
         self.blocked = 0
-        self.completion = "poll"
+        self.completion = completion
+        self.holding = False  # whether a worker waits for another, or ever has
         self.turn = threading.Lock()
         self.workers: list[Any] = []
         self._control = control
@@ -112,6 +125,12 @@ class Station:
     def failed(self, future: Any, errors: list[BaseException]) -> None:
         """Workers here report for themselves."""
 
+    def launched(self) -> None:
+        """A worker has gone on: wake those that may wait for that."""
+        for worker in self.workers:
+            if worker.is_held:
+                worker.seat.wake()
+
     callbacks_failed = make_room = lost = failed  # nothing of it happens here
 
     def replace(self, worker: Any, defect: BaseException) -> bool:
@@ -122,18 +141,26 @@ class Station:
 
 
 class _Remote:
-    """What child workers add to those of a thread: orders from a connection, reports to it, and a second life."""
+    """What child workers add to those of a thread: orders from a connection, reports to it, and a second life.
+
+    Guarantees: `passed` grows; all orders up to that number are enqueued (on the host: have run) or have failed. An
+    order waits only for smaller numbers, so the one with the smallest of all can always go on.
+    """
 
     seat: Any  # a ChildSeat
     keeper: Any  # the Station
     lane: Any
     device: Any
-    _open: Any  # the worker's own
+    _follow: Any  # the worker's own
+    _open: Any
     _serve: Any
 
     def _main(self) -> None:
         """Serve until the parent is gone; a defect costs what was planned, a fault the process."""
         self.orders: deque[Any] = deque()
+        self.passed = 0
+        self.is_held = False
+        self.failures: dict[int, BaseException] = {}
         self.known: dict[int, Request | BaseException] = {}
         self._open()
         while True:
@@ -167,6 +194,43 @@ class _Remote:
         """The numbers of requests that have begun and of which no end is known; any thread may ask."""
         raise NotImplementedError
 
+    def may_go_on(self) -> bool:
+        """Whether the next order need not wait for another worker; that one wakes this one where it must."""
+        waits = self.orders[0][3] if len(self.orders[0]) > 3 else ()
+        workers, own = self.keeper.workers, self.seat.index
+        for _ in range(2):  # a second look, once the others know that they are waited for
+            if all(index == own or workers[index].passed >= number for index, number in waits):
+                self.is_held = False
+                return True
+            self.is_held = self.keeper.holding = True
+        return False
+
+    def _follow_all(self, waits: tuple[tuple[int, int], ...]) -> BaseException | None:
+        """Let the stream wait for others; returns what failed there, and this order with it."""
+        for index, number in waits:
+            other = self.keeper.workers[index]
+            cause = other.failures.get(number)
+            if cause is not None:
+                text = f"it was not run, for a request that it was submitted to run after failed: {cause!r}"
+                error = DependencyFailed(text)
+                error.__cause__ = cause
+                return error
+            if other is not self:
+                self._follow(other.seat)
+        return None
+
+    def _pass(self, number: int) -> None:
+        """An order is enqueued, or has failed."""
+        self.passed = number
+        if self.keeper.holding:
+            self.keeper.launched()
+
+    def _note(self, number: int, error: BaseException) -> None:
+        """Keep what an order failed with for those that wait for it, which were sent soon after it."""
+        self.failures[number] = error
+        if len(self.failures) > KEPT:
+            del self.failures[next(iter(self.failures))]
+
     def order(self) -> tuple[Order, Request] | None:
         """The next request; None where what came was none, or one that cannot be run."""
         entry = self.orders.popleft()
@@ -184,7 +248,12 @@ class _Remote:
             self._fail(order, request)
             return None
         if len(entry) > 2:
-            order.outputs = self._outputs(request, entry[2])
+            if entry[2]:
+                order.outputs = self._outputs(request, entry[2])
+            refusal = self._follow_all(entry[3])
+            if refusal is not None:
+                self._fail(order, refusal)
+                return None
         return order, request
 
     def _defined(self, data: bytes) -> Request | BaseException:
@@ -232,8 +301,15 @@ class HostChild(_Remote, HostWorker):
                     report.clear()
                 self.orders.extend(link.receive() or ())
                 told = perf_counter()
+            if len(self.orders[0]) > 3 and not self.may_go_on():
+                self._settle()
+                self.seat.nap(-1)
+                continue
+            number = self.orders[0][0]
             found = self.order()
             if found is None:
+                if number > 0:
+                    self._pass(number)
                 continue
             order, request = found
             self._running = order.number
@@ -244,6 +320,7 @@ class HostChild(_Remote, HostWorker):
                 ran = self._rescue(order, request, error)  # type: ignore[arg-type]  # an order is to it what a future is
             if ran:
                 report.append(order.number)
+            self._pass(number)
             if perf_counter() - told > REPORT_SECONDS:
                 link.send(report)
                 report.clear()
@@ -253,6 +330,7 @@ class HostChild(_Remote, HostWorker):
         return [self._running]
 
     def _fail(self, future: Any, error: BaseException) -> None:
+        self._note(future.number, error)
         self._report.append((future.number, wire.pack_error(error)))
 
     def _settle(self) -> None:
@@ -286,22 +364,28 @@ class CudaChild(_Remote, CudaWorker):
             moved = False
             if not self.orders and seat.busy < IN_FLIGHT:
                 self.orders.extend(link.receive(wait=not flights) or ())
-            if self.orders and seat.busy < IN_FLIGHT:
+            if self.orders and seat.busy < IN_FLIGHT and (len(self.orders[0]) < 4 or self.may_go_on()):
                 self._take()
                 moved = True
             if flights and self._land():
                 moved = True
             if moved:
-                self._looks = 0
-            elif flights:
-                self._pause()
+                continue
+            if flights:
+                self._completion.pause(flights, full=seat.busy >= IN_FLIGHT or bool(self.orders))
+            elif self.is_held:
+                seat.nap(-1)
 
     def _take(self) -> None:
         """Enqueue what has come, and record an event behind it."""
-        trip = Trip(self.device.event())
+        trip = Trip(self._completion.event())
         self._flights.append(trip)
+        last = 0
         with self.keeper.turn:
             while self.orders:
+                if len(self.orders[0]) > 3 and not self.may_go_on():
+                    break
+                last = max(last, self.orders[0][0])
                 found = self.order()
                 if found is None:
                     continue
@@ -317,6 +401,8 @@ class CudaChild(_Remote, CudaWorker):
                     trip.requests.append(request)
                     trip.report.append(order.number)
             self._record(trip)
+        if last > 0:
+            self._pass(last)
 
     def _record(self, flight: Flight) -> None:
         report = flight.report  # type: ignore[attr-defined]
@@ -328,6 +414,7 @@ class CudaChild(_Remote, CudaWorker):
                 self.seat.link.send(report)
 
     def _fail(self, future: Any, error: BaseException) -> None:
+        self._note(future.number, error)
         trip: Any = self._flights[-1]  # `_take` has put it there
         trip.report.append((future.number, wire.pack_error(error)))
 
@@ -347,7 +434,7 @@ class CudaChild(_Remote, CudaWorker):
     def _settle(self) -> None:
         self._settle_flights()
         while self._flights:  # the one that was being filled
-            self.device.recycle(self._flights.popleft().event)
+            self._completion.recycle(self._flights.popleft().event)
         self.seat.busy = 0
 
 
@@ -366,13 +453,14 @@ def main(words: str) -> None:
     chunks, warm = _wait_for_go(control)
     going = monotonic()
     device = attached(config["device"])
-    station = Station(device, control)
+    station = Station(device, control, config["completion"])
     for chunk in chunks:
         device.attach(*chunk)
     kind = HostChild if device.is_host else CudaChild
     for index, fd in enumerate(config["links"]):
         seat = ChildSeat(index, wire.Link(socket.socket(fileno=fd)))
         worker = kind(seat, station)  # type: ignore[arg-type]  # a Station is a Keeper, but for its device's class
+        seat.worker = worker
         station.workers.append(worker)
     if warm and not device.is_host:
         _warm(device)

@@ -44,7 +44,6 @@ class ProcessCrew(Crew):
     by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`.
     """
 
-    crosses = False  # what a request waits for must have ended before it is sent
     device: Any  # a SharedHost or SharedCuda
     seats: list[Any]  # RemoteSeats
 
@@ -299,7 +298,7 @@ class ProcessCrew(Crew):
 
     def _launch(self) -> Child:
         with self._starting:
-            return Child(self.device, len(self.seats), self._setup)
+            return Child(self.device, len(self.seats), self._setup, self.completion)
 
     def _take_child(self) -> None:
         """Have a child that is ready."""

@@ -38,7 +38,7 @@ class Child:
     It imports what it needs and then waits for `go`, before which it holds nothing on the device.
     """
 
-    def __init__(self, device: SharedHost | SharedCuda, streams: int, setup: Sequence[str]) -> None:
+    def __init__(self, device: SharedHost | SharedCuda, streams: int, setup: Sequence[str], completion: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [socket.socketpair() for _ in range(streams)]
         for pair in pairs:
@@ -51,6 +51,7 @@ class Child:
             "control": theirs.fileno(),
             "links": [end.fileno() for end in given[1:]],
             "setup": list(setup),
+            "completion": completion,
             "parent": os.getpid(),
             "started": monotonic(),
         }

@@ -22,6 +22,7 @@ from dispatch.seat import CANCELLING, Seat
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dispatch.errors import DispatchError
     from dispatch.future import Future
     from dispatch.isolate.crew import ProcessCrew
     from dispatch.isolate.wire import Link
@@ -29,10 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteSeat", "Wired"]
 
+Waits = tuple[tuple[int, int], ...]
+
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
 PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
+
+
+def _waits(future: LateFuture) -> Waits:
+    """What a future waits for that has not ended, by worker and number: the child has been sent it, or will be."""
+    return tuple((other._seat.index, other._number) for other in future.after if not other._status)
+
+
+def _places(outputs: Operands) -> tuple[Any, ...]:
+    return tuple(tuple(tensor.storage.keep) for tensor in outputs.values())
 
 
 class Wired:
@@ -79,10 +91,12 @@ class RemoteSeat(Seat):
         while self.pumping.acquire(False):
             self.asleep = False
             try:
-                self._send()
+                is_sent = self._send()
             finally:
                 self.asleep = True
                 self.pumping.release()
+            if is_sent and self.crew.holding:
+                self.crew.launched()
             if not self.items or not self._has_room():
                 return
 
@@ -92,7 +106,8 @@ class RemoteSeat(Seat):
         flying = len(self.sent)
         return flying < WINDOW and (flying < PATIENT or len(self.items) >= PATIENT)
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
+        is_sent = False
         while self.items and self._has_room():
             message: list[Any] = []
             size = 0
@@ -105,10 +120,12 @@ class RemoteSeat(Seat):
                 if size > MESSAGE_BYTES:
                     break
             if message and self.link is not None:
+                is_sent = True
                 try:
                     self.link.send(message)
                 except OSError:  # the child is gone: the warden sees it, and deals with what was sent
-                    return
+                    return True
+        return is_sent
 
     def _add(self, message: list[Any]) -> int:
         """Take the next request from the queue into a message; returns about how many bytes that adds."""
@@ -121,17 +138,18 @@ class RemoteSeat(Seat):
             self.cancelled += 1
             return 0
         try:
+            waits: Waits = ()
             if isinstance(future, LateFuture):
-                refusal = future.refusal()
+                waits = _waits(future)
+                refusal = future.refusal()  # after `_waits`: what it did not find has ended by now
                 if refusal is not None:
                     raise refusal
-                future.after = ()
-            return self._entry(future, request, message)
+            return self._entry(future, request, message, waits)
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
             self.fail(future, error)
             return 0
 
-    def _entry(self, future: Future, request: Any, message: list[Any]) -> int:
+    def _entry(self, future: Future, request: Any, message: list[Any], waits: Waits) -> int:
         crew = self.crew
         wired = getattr(request, "bound", None)
         if type(wired) is not Wired or wired.crew is not crew:
@@ -149,9 +167,9 @@ class RemoteSeat(Seat):
             message.append((DEFINE, wired.name, wired.data))
             self.defined.add(wired.name)
             size += len(wired.data)
-        number = next(crew.numbers)
-        if outputs:
-            message.append((number, wired.name, tuple(tuple(tensor.storage.keep) for tensor in outputs.values())))
+        future._number = number = next(crew.numbers)
+        if outputs or waits:
+            message.append((number, wired.name, _places(outputs), waits))
         else:
             message.append((number, wired.name))
         future._value = request.result(outputs)
@@ -179,8 +197,8 @@ class RemoteSeat(Seat):
             if wired.name not in self.defined:
                 message.append((DEFINE, wired.name, wired.data))
                 self.defined.add(wired.name)
-            places = tuple(tuple(tensor.storage.keep) for tensor in sent.outputs.values())
-            message.append((sent.number, wired.name, places) if places else (sent.number, wired.name))
+            waits = _waits(sent.future) if isinstance(sent.future, LateFuture) else ()
+            message.append((sent.number, wired.name, _places(sent.outputs), waits))
         if message:
             self.since = monotonic()
             link.send(message)
@@ -189,8 +207,8 @@ class RemoteSeat(Seat):
         """Send to a new child: what its predecessor had and did not end, as far as it may run, and what is queued."""
         device = self.crew.device
         with self.pumping:
-            for sent in list(self.sent.values()) if device.taints else ():
-                error = device.refusal(sent.request)
+            for sent in list(self.sent.values()) if device.taints or self.crew.holding else ():
+                error = self.refusal(sent)
                 if error is not None:
                     del self.sent[sent.number]
                     self.fail(sent.future, error)
@@ -198,6 +216,14 @@ class RemoteSeat(Seat):
                 self.again(link, self.sent.values())
             self.link = link
         self.wake()
+
+    def refusal(self, sent: Sent) -> DispatchError | None:
+        """Why a request must not run again, if so: what it reads, or waits for, came to harm."""
+        future = sent.future
+        error: DispatchError | None = future.orphaned() if isinstance(future, LateFuture) else None
+        if error is None and self.crew.device.taints:
+            error = self.crew.device.refusal(sent.request)
+        return error
 
     def in_hand(self) -> list[Future]:
         return [sent.future for sent in list(self.sent.values())]
@@ -216,6 +242,8 @@ class RemoteSeat(Seat):
                         device.overwritten(tensor)
                 future = sent.future
                 self.done += 1
+                if isinstance(future, LateFuture):
+                    future.after = ()
                 future._status = DONE
                 if future._waiting is not None:
                     errors = future._waiting.tell(future)
