@@ -15,6 +15,8 @@ Importing this package loads no CUDA library and needs no GPU.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dispatch import errors
 from dispatch.device import Device, device, from_cuda_array_interface, from_dlpack
 from dispatch.future import Future
@@ -29,8 +31,12 @@ from dispatch.supervisor import Supervisor
 from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
+if TYPE_CHECKING:
+    from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
+
 __all__ = [
     "TABLE",
+    "Activation",
     "Arch",
     "BoundCall",
     "Compute",
@@ -47,6 +53,10 @@ __all__ = [
     "Supervisor",
     "Tensor",
     "aux_shape",
+    "conv_bwd_data",
+    "conv_bwd_filter",
+    "conv_fwd",
+    "conv_transpose",
     "device",
     "errors",
     "explain",
@@ -59,3 +69,19 @@ __all__ = [
 ]
 
 register = TABLE.register
+
+# The ops beyond matmul by their rooms, which are imported when a name is first used: `import dispatch` stays quick.
+_ROOMS = {
+    "dispatch.ops.conv": ("Activation", "conv_bwd_data", "conv_bwd_filter", "conv_fwd", "conv_transpose"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """The op of a name, imported now."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'dispatch' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+    return found

@@ -16,6 +16,7 @@ from cudabind.sys import cudnn
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
+    from dispatch.tensor import Storage
 
 __all__ = ["Handle", "handle_of", "last_error"]
 
@@ -29,12 +30,13 @@ class Handle:
     the whole device was closed or lost first is nothing destroyed, for then there is no context left to do it in.
     """
 
-    __slots__ = ("__weakref__", "_device", "_stream", "_target", "c_handle")
+    __slots__ = ("__weakref__", "_device", "_scratch", "_stream", "_target", "c_handle")
 
     def __init__(self, lane: CudaLane) -> None:
         self.c_handle = cudnn.cudnnHandle_t()
         self._device = lane.device
         self._target = lane.target
+        self._scratch: dict[int, Storage] = {}
         self._stream: int | None = -1  # none that exists
         lane.device.activate()
         cudnn.cudnnCreate(self.c_handle)
@@ -47,6 +49,18 @@ class Handle:
             cudnn.cudnnSetStream(self.c_handle, cudnn.cudaStream_t(stream))
             self._stream = stream
         return self.c_handle
+
+    def scratch(self, lane: CudaLane, nbytes: int) -> ctypes.c_void_p:
+        """The address of so many bytes of workspace, shared by the lane's plans, which run one after the other.
+
+        Small ones are the lane's own; each larger power of 2 is allocated once and stays, for recorded calls hold it.
+        """
+        if nbytes <= lane.workspace.nbytes:
+            return lane.workspace.c_ptr
+        size = 1 << (nbytes - 1).bit_length()
+        if size not in self._scratch:
+            self._scratch[size] = lane.device.allocate(size, lane.stream)
+        return ctypes.c_void_p(self._scratch[size].base)
 
     def __del__(self) -> None:
         if sys.is_finalizing() or not self.c_handle.value or not self._device.alive or self._device.fault is not None:

@@ -1,0 +1,159 @@
+"""A graph bound to a lane: the engine chosen, by heuristics or by timing, and the run at given addresses.
+
+Ops end here, by `bind`. A run is one variant pack and one `cudnnBackendExecute`; lane.py records it as a graph of CUDA
+and launches that from the second run on. Plans belong to their lane and never cross threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cudnn
+from dispatch.cudnn.engines import Engine, Policy, Target, engines, restored
+from dispatch.cudnn.handle import handle_of
+from dispatch.request import Plan
+from dispatch.tuning import Algorithm, AlgorithmCache, fastest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.cudnn.graph import Graph
+    from dispatch.keys import Dtype
+    from dispatch.lane import CudaLane
+    from dispatch.request import Argument, Request
+    from dispatch.row import Row
+
+__all__ = ["GraphPlan", "bind"]
+
+CANDIDATES = 10  # that autotune times
+WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
+C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+
+class GraphPlan(Plan):
+    """One execution plan of cuDNN, with everything but the addresses filled in.
+
+    `places` says where each wire's address stands in the request's arguments, in the order of `wires`.
+    """
+
+    __slots__ = ("_constants", "_engine", "_handle", "_lane", "_numbers", "_places", "_scratch", "_uids")
+
+    def __init__(self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], engine: Engine) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane, self._handle = lane, handle_of(lane)
+        fixed = [wire for wire in graph.wires if wire.value is not None]
+        self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
+        numbers = {uid: _number(graph.wire(uid).dtype, 0.0) for uid in places if graph.wire(uid).by_value}
+        self._numbers = tuple((places[uid], number) for uid, number in numbers.items())
+        pointers = [uid for uid in places if uid not in numbers]
+        self._places = tuple(places[uid] for uid in pointers)
+        uids = [*pointers, *numbers, *(wire.uid for wire in fixed)]
+        self._uids = (ctypes.c_int64 * len(uids))(*uids)
+        self.take(engine)
+
+    def take(self, engine: Engine) -> None:
+        """Run by this engine from now on."""
+        self._engine = engine
+        self._scratch = self._handle.scratch(self._lane, engine.workspace)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for place, number in self._numbers:
+            number.value = arguments[place]
+        given: list[Any] = [arguments[place] for place in self._places]
+        given += [ctypes.addressof(number) for _, number in self._numbers]
+        given += [ctypes.addressof(number) for number in self._constants]
+        handle = self._handle.follow()
+        pack = cudnn.cudnnBackendDescriptor_t()
+        cudnn.cudnnBackendCreateDescriptor(PACK, pack)
+        try:
+            self._fill(pack, (ctypes.c_void_p * len(given))(*given))
+            status = cudnn.cudnnBackendExecute.unchecked(handle, self._engine.plan.c, pack)
+        finally:
+            cudnn.cudnnBackendDestroyDescriptor.unchecked(pack)
+        if status:
+            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise cudnn.cudnnBackendExecute.error(status)
+
+    def _fill(self, pack: cudnn.cudnnBackendDescriptor_t, pointers: ctypes.Array[ctypes.c_void_p]) -> None:
+        count = len(self._uids)
+        cudnn.cudnnBackendSetAttribute(pack, UIDS, TYPE.CUDNN_TYPE_INT64, count, self._uids)
+        cudnn.cudnnBackendSetAttribute(pack, POINTERS, TYPE.CUDNN_TYPE_VOID_PTR, count, pointers)
+        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._scratch))
+        cudnn.cudnnBackendFinalize(pack)
+
+    def tune(self, request: Request, candidates: Sequence[Engine]) -> Engine:
+        """Take the fastest of some engines by timing them on copies of the request's operands."""
+
+        def run(number: int, arguments: tuple[Argument, ...]) -> None:
+            self.take(candidates[number])
+            self.enqueue(arguments)
+
+        best = candidates[fastest(self._lane, request, run, len(candidates))]
+        self.take(best)
+        return best
+
+
+PACK = cudnn.cudnnBackendDescriptorType_t.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR
+TYPE = cudnn.cudnnBackendAttributeType_t
+UIDS = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS
+POINTERS = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS
+SCRATCH = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_WORKSPACE
+
+
+def bind(
+    request: Request,
+    lane: CudaLane,
+    row: Row,
+    graph: Graph,
+    places: dict[int, int],
+    policy: Policy,
+    *,
+    autotune: bool = False,
+) -> GraphPlan:
+    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments.
+
+    Raises Refused with cuDNN's own words where no engine takes the graph.
+    """
+    lane.refuse_capture("a cuDNN request")  # engines are compiled and loaded now
+    lane.device.activate()
+    target = Target(handle_of(lane).c_handle)
+    if not autotune:
+        return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)))
+    memory = _memory(lane.device.model)
+    name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
+    known = memory.get(request.op, name)
+    engine = None if known is None else restored(known.blob, target, policy)
+    if engine is not None:
+        return GraphPlan(lane, row, graph, places, engine)
+    candidates = _first(graph, target, policy)
+    made = GraphPlan(lane, row, graph, places, candidates[0])
+    if len(candidates) > 1:
+        best = made.tune(request, candidates)
+        memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
+    return made
+
+
+def _first(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
+    found = []
+    for engine in engines(graph, target, policy):
+        found.append(engine)
+        if len(found) == CANDIDATES:
+            break
+    return found
+
+
+def _number(dtype: Dtype, value: float) -> Any:
+    if dtype.name in ("f16", "bf16"):
+        bits = dtype.numpy.type(value)
+        return ctypes.c_uint16.from_buffer_copy(bits.tobytes())
+    kind = C_NUMBER[dtype.name]
+    return kind(value if kind in (ctypes.c_float, ctypes.c_double) else int(value))
+
+
+@cache
+def _memory(gpu: str) -> AlgorithmCache:
+    """What autotune has found for a GPU model and this cuDNN."""
+    return AlgorithmCache(gpu, f"cudnn-{cudnn.cudnnGetVersion()}")

@@ -1,0 +1,33 @@
+"""A convolution request carried out by cuDNN's backend: its graph, the policy for engines, and the plan.
+
+The table's GPU rows end here, by `plan`. Which precision an engine may compute in is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.cudnn.engines import Policy
+from dispatch.cudnn.plan import WORKSPACE, bind
+from dispatch.keys import F32, Compute
+from dispatch.ops.conv.describe import describe
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.conv.request import ConvRequest
+    from dispatch.request import Plan
+    from dispatch.row import Row
+
+__all__ = ["plan", "policy_of"]
+
+
+def policy_of(request: ConvRequest, row: Row) -> Policy:
+    """What engines may do: f32 stays f32 unless the row is the one of TF32, which is chosen only when asked for."""
+    tensor_cores = request.dtypes[0] is not F32 or row.compute is Compute.COMPUTE_32F_FAST_TF32
+    return Policy(tensor_cores, request.deterministic, WORKSPACE if request.workspace is None else request.workspace)
+
+
+def plan(request: ConvRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request to a lane; Refused with cuDNN's words where no engine takes it."""
+    graph, places = describe(request)
+    return bind(request, lane, row, graph, places, policy_of(request, row), autotune=request.autotune)

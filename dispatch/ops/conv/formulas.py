@@ -1,0 +1,61 @@
+"""What a convolution request gives, in NumPy: its graph evaluated in a working dtype, and how large what it adds up is.
+
+The host rows compute with it, tests hold rows against it in float64. It calls no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn import convolve
+from dispatch.cudnn.reference import evaluate as evaluate_graph
+from dispatch.keys import I8, Compute
+from dispatch.ops.conv.describe import describe
+from dispatch.ops.conv.request import ConvBwdDataRequest, ConvFwdRequest
+from dispatch.ops.matmul.host import to_tf32
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.ops.conv.request import ConvRequest
+    from dispatch.tensor import Array
+
+__all__ = ["evaluate", "magnitude"]
+
+
+def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
+    """The result of a request; integers are summed up exactly, and rounded and cut off as cuDNN does for i8."""
+    graph, places = describe(request)
+    whole = request.dtypes[0] is I8
+    tf32 = request.compute is Compute.COMPUTE_32F_FAST_TF32 and work == np.float32
+    names = (*request.reads, *request.writes)
+    feeds: dict[int, Array] = {}
+    for uid, place in places.items():
+        tensor = getattr(request, names[place])
+        if tensor is not None and (names[place] != "out" or _accumulates(request)):
+            values = np.asarray(tensor).astype(np.float64 if whole else work)
+            feeds[uid] = to_tf32(np.ascontiguousarray(values)) if tf32 and names[place] in request.reads[:2] else values
+    feeds = {uid: values.reshape(graph.wire(uid).dims) for uid, values in feeds.items()}
+    (found,) = evaluate_graph(graph, feeds, np.float64 if whole else work.type).values()
+    if request.result_dtype is I8:
+        found = np.clip(np.rint(found), -128, 127)
+    return {"out": found}
+
+
+def _accumulates(request: ConvRequest) -> bool:
+    return not isinstance(request, ConvFwdRequest) and request.beta != 0
+
+
+def magnitude(request: ConvRequest) -> tuple[Array, int]:
+    """The sum of the absolute values of all products of each element, scaled, and how many products there are."""
+    one, other = (np.abs(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.reads[:2])
+    if isinstance(request, ConvFwdRequest):
+        size, terms = convolve.forward(one, other, request.steps), int(np.prod(request.w_shape[1:]))
+    elif isinstance(request, ConvBwdDataRequest):
+        size = convolve.backward_data(one, other, request.x_shape, request.steps)
+        terms = request.w_shape[0] // request.groups * int(np.prod(request.w_shape[2:]))
+    else:
+        size = convolve.backward_filter(one, other, request.w_shape, request.steps)
+        terms = request.x_shape[0] * int(np.prod(request.y_shape[2:]))
+    return size * abs(request.alpha), terms
