@@ -3,14 +3,16 @@
 #   PYTHON  the interpreter the environment is made from                       make test PYTHON=python3.12
 #   VENV    where the environment is; empty: use PYTHON as it is, install nothing          make test VENV=
 #   ARGS    passed on to the command                                           make demo ARGS="--device host"
+#   TESTS   which tests                                                        make test TESTS=tests/cudabind
 
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= cu13,test,gen,examples,dev
+TESTS ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check format lint types generated bench gen table
+.PHONY: help demo test test-cu12 test-gpu check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
@@ -40,13 +42,17 @@ $(READY): pyproject.toml
 endif
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one, else on the host
 	$(PY) examples/01_train_digits.py $(ARGS)
 
 test: $(READY)  ## the tests that need no GPU
-	$(PY) -m pytest tests --ignore=tests/gpu --ignore=tests/benchmarks $(ARGS)
+	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(ARGS)
+
+# Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files.
+test-cu12:  ## the tests of the bindings, against the libraries of CUDA 12 in an environment of their own
+	@$(MAKE) --no-print-directory test VENV=.venv-cu12 EXTRAS=cu12,test,gen TESTS=tests/cudabind
 
 # Fresh random numbers each time; the first lines of the output tell the seed to repeat them with.
 test-gpu: $(READY)  ## the tests that need one
