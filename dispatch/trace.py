@@ -173,10 +173,15 @@ def log(event: str, facts: Mapping[str, object]) -> None:
 
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # else a program that sets up no logging gets warnings on its stderr
-    told: dict[str, str | int | float] = {"event": event}
-    told |= {name: fact if isinstance(fact, (int, float)) else str(fact) for name, fact in facts.items()}
+    told = {"event": event, **{name: _plain(fact) for name, fact in facts.items()}}
     with contextlib.suppress(Exception):  # what a program's own handler raises must not break who tells it
         logger.log(EVENTS[event], json.dumps(told), extra={"facts": told})
+
+
+def _plain(fact: object) -> object:
+    if fact is None or isinstance(fact, (int, float, str, list)):
+        return fact
+    return repr(fact) if isinstance(fact, BaseException) else str(fact)
 
 
 if os.environ.get(NVTX, "0") not in ("", "0"):
