@@ -21,7 +21,7 @@ import dispatch as dp
 from dispatch.keys import F32, HOST, Arch
 from dispatch.request import Plan, Request, Signature
 
-ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "fine")
+ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "hook", "fine")
 ON_GPU = ("illegal address", "misaligned", "trap", "assert", "hang", *ON_HOST)
 KERNEL = r"""
 extern "C" __global__ void trouble(float* out, int n, int kind) {

@@ -1,0 +1,26 @@
+"""Twenty thousand requests and fifty faults on the host: what must hold whatever happens (tests/chaos.py)."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+REQUESTS, FAULTS = 20_000, 50
+
+
+@pytest.mark.usefixtures("trouble")
+@pytest.mark.timeout(280)  # it takes 15 to 40 s: half of that is for children that hang or start
+def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
+    chaos = importlib.import_module("chaos")
+    before = chaos.left_over()
+    seed = int(rng.integers(1 << 32))
+    outcome = chaos.storm("host", seed, REQUESTS, chaos.plan(seed, REQUESTS, FAULTS, on_gpu=False))
+    record_property("outcome", str(outcome))
+    print(f"seed {seed}: {outcome}")
+    assert outcome.wrong == []
+    bursts, signals = outcome.faults["burst"], outcome.faults["kill"] + outcome.faults["stop"]
+    assert sum(outcome.faults.values()) == FAULTS
+    assert outcome.requests == REQUESTS - bursts - signals  # these three have a turn but no request
+    assert outcome.restarts >= outcome.faults["die"] + outcome.faults["hang"]
+    assert chaos.left_over() == before
