@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Dtype, Epilogue
+from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Dtype, Epilogue
 from dispatch.ops.activation import cudnn_activation, numpy_activation
 from dispatch.ops.activation.rules import five_axes, one_layout
+from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
+from dispatch.ops.dropout.rules import one_axis
 from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
-from dispatch.ops.pooling.rules import images
+from dispatch.ops.pooling.rules import images, whole_max
 from dispatch.ops.reduction import cudnn_reduce, numpy_reduce
-from dispatch.ops.reduction.rules import eight_axes
+from dispatch.ops.reduction.rules import eight_axes, shrinks
 from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
 from dispatch.ops.softmax.rules import four_axes
 from dispatch.row import Row, Rule
@@ -38,10 +40,15 @@ CALLS: tuple[tuple[str, tuple[Dtype, ...], Dtype | None, tuple[Rule, ...], str, 
     ("softmax_bwd", FLOATS, None, (four_axes,), "cudnnSoftmaxBackward", cudnn_softmax, numpy_softmax, UNTRIED),
     ("activation_fwd", FLOATS, None, (five_axes,), "cudnnActivationForward", cudnn_activation, numpy_activation, UNTRIED),
     ("activation_bwd", FLOATS, None, (five_axes, one_layout), "cudnnActivationBackward", cudnn_activation, numpy_activation, UNTRIED),
+    ("pooling_fwd", (I8,), None, (images, whole_max), "cudnnPoolingForward", cudnn_pooling, numpy_pooling, UNTRIED),
     ("pooling_fwd", FLOATS, None, (images,), "cudnnPoolingForward", cudnn_pooling, numpy_pooling, UNTRIED),
     ("pooling_bwd", FLOATS, None, (images,), "cudnnPoolingBackward", cudnn_pooling, numpy_pooling, UNTRIED),
-    ("reduce", FLOATS, None, (eight_axes,), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
-    ("reduce", (F16, BF16), F32, (eight_axes,), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+    ("reduce", (F32, F64, F16), None, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+    ("reduce", (F16, I8), F32, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+    ("reduce", (F32,), F16, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
+    ("dropout_states", (U8,), None, (), "cudnnSetDropoutDescriptor", cudnn_dropout, numpy_dropout, UNTRIED),
+    ("dropout_fwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutForward", cudnn_dropout, numpy_dropout, UNTRIED),
+    ("dropout_bwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutBackward", cudnn_dropout, numpy_dropout, UNTRIED),
 )
 # fmt: on
 

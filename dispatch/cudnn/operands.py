@@ -172,12 +172,12 @@ class OperandRequest(Request):
                 raise BadRequest(
                     name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
                 )
-        home = given[0][1].device
+        home = self.device
         home.check(*(tensor for _, tensor in given))
         for name, tensor in given:
             if tensor.device is not home:
                 hint = f"move it: {home}.array(x)"
-                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as {given[0][0]} is", hint)
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
 
     def _check_outputs(self) -> None:
         """Outputs that were given fit what the op makes, and their memory is nobody else's."""

@@ -32,6 +32,7 @@ __all__ = [
     "ROUNDOFF",
     "Case",
     "Memory",
+    "Mismatch",
     "Trial",
     "carry_out",
     "distinct",
@@ -74,6 +75,9 @@ class Trial:
         for name, tensor in zip(self.request.made(), given, strict=True):
             if name in self.expected:
                 self._compare(name, tensor.numpy())
+        self._check_memory()
+
+    def _check_memory(self) -> None:
         for memory in self.written:
             if memory.whole.ndim and (count := memory.disturbed()):
                 raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
@@ -155,10 +159,12 @@ def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], sprea
 
 
 def distinct(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Values of magnitude 1 among which no two within 2000 of each other are equal, in any dtype of 16 bits or more.
+    """Values of magnitude 1 among which no two within 2000 of each other are equal; whole ones may be.
 
     bf16 has 128 values between two powers of 2: 8 of those ranges and both signs make 2048 of them.
     """
+    if dtype.numpy.kind in "iu":
+        return normal(rng, dtype, shape)
     powers = 2.0 ** np.arange(-5, 3)
     grid = np.outer(powers, 1 + np.arange(128) / 128).ravel()
     pool = np.concatenate([grid, -grid])

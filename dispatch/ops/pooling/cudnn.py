@@ -59,6 +59,6 @@ def _image(layout: Layout) -> Descriptor:
     """The descriptor of an image; where an axis has one element its stride is what a dense image would have."""
     shape, steps = list(layout.shape), list(layout.strides)
     if len(shape) == 3:  # one axis of space becomes two
+        steps.insert(2, shape[2] * steps[2])
         shape.insert(2, 1)
-        steps.insert(2, shape[3] * steps[3])
     return tensor(layout.dtype, shape, [max(step, 1) for step in steps])

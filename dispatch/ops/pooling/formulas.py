@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from dispatch.ops.pooling.request import PoolingRequest, Windows
     from dispatch.tensor import Array
 
-__all__ = ["counts", "evaluate"]
+__all__ = ["backward", "evaluate"]
 
 
 def evaluate(request: PoolingRequest | PoolingBackwardRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     if request.x.size == 0:
         return {"out": np.zeros(request.layout_of("out").shape, work)}
-    return {"out": backward(request, work) if isinstance(request, PoolingBackwardRequest) else forward(request, work)}
+    if isinstance(request, PoolingBackwardRequest):
+        return {"out": backward(request, values(request.dy, work))}
+    return {"out": forward(request, work)}
 
 
 def _cut(x: Array, windows: Windows, fill: float) -> Array:
@@ -36,7 +38,7 @@ def _cut(x: Array, windows: Windows, fill: float) -> Array:
     return np.asarray(cut[steps])
 
 
-def counts(request: PoolingRequest | PoolingBackwardRequest, work: np.dtype[Any]) -> Array:
+def _counts(request: PoolingRequest | PoolingBackwardRequest, work: np.dtype[Any]) -> Array:
     """What the averages divide by, for every place: the window's size, or its elements that are in the image."""
     windows = request.windows
     if request.mode is PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING:
@@ -52,18 +54,18 @@ def forward(request: PoolingRequest, work: np.dtype[Any]) -> Array:
     space = tuple(range(-len(request.windows.window), 0))
     if request.mode.is_max:
         return np.asarray(_cut(x, request.windows, -np.inf).max(axis=space))
-    return np.asarray(_cut(x, request.windows, 0.0).sum(axis=space) / counts(request, work))
+    return np.asarray(_cut(x, request.windows, 0.0).sum(axis=space) / _counts(request, work))
 
 
-def backward(request: PoolingBackwardRequest, work: np.dtype[Any]) -> Array:
-    """dx: every place of y gives its share to each element of its window, or all of it to the largest."""
-    windows, dy = request.windows, values(request.dy, work)
+def backward(request: PoolingBackwardRequest, dy: Array) -> Array:
+    """dx: every place of y gives its share to each element of its window, or all of it to the first of the largest."""
+    windows, work = request.windows, dy.dtype
     axes = len(windows.window)
     if request.mode.is_max:
         cut = _cut(values(request.x, work), windows, -np.inf)
-        first = cut.reshape(*cut.shape[:-axes], -1).argmax(axis=-1)
+        first = cut.reshape(*cut.shape[:-axes], int(np.prod(windows.window))).argmax(axis=-1)
     else:
-        dy = dy / counts(request, work)
+        dy = dy / _counts(request, work)
     padded = [extent + 2 * pad for extent, pad in zip(request.x.shape[2:], windows.padding, strict=True)]
     dx = np.zeros((*request.x.shape[:2], *padded), work)
     for number, places in enumerate(_places(windows, dy.shape[2:])):

@@ -128,7 +128,7 @@ class PoolingBackwardRequest(OperandRequest):
         window, mode, stride, padding: those of the forward pass.
         out: dx, of x's shape and dtype. Left open, it lies in memory as x does.
 
-    Where several elements of a window are the largest, the host's row gives the gradient to the first of them.
+    Where several elements of a window are the largest, the gradient goes to the first of them.
     """
 
     op: ClassVar[str] = "pooling_bwd"

@@ -12,7 +12,12 @@ from dispatch.cudnn.axes import describable
 if TYPE_CHECKING:
     from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingRequest
 
-__all__ = ["images"]
+__all__ = ["images", "whole_max"]
+
+
+def whole_max(request: PoolingRequest) -> str:
+    """The averages of i8 are whole numbers, and no document says how they are rounded."""
+    return "" if request.mode.is_max else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {request.mode.name}"
 
 
 def images(request: PoolingRequest | PoolingBackwardRequest) -> str:

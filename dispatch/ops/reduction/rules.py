@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dispatch.ops.reduction.request import ReduceRequest
     from dispatch.tensor import Layout
 
-__all__ = ["axes_of", "eight_axes"]
+__all__ = ["axes_of", "eight_axes", "shrinks"]
 
 MAX_AXES = 8
 
@@ -38,6 +38,15 @@ def _widened(request: ReduceRequest, layout: Layout) -> Layout:
         extents.insert(axis, 1)
         steps.insert(axis, 1)
     return request.device.layout(layout.dtype, tuple(extents), tuple(steps), layout.alignment)
+
+
+def shrinks(request: ReduceRequest) -> str:
+    """cuDNN refuses a result of the operand's own shape (BAD_PARAM, "!dims_differ")."""
+    if any(request.x.shape[axis] > 1 for axis in request.reduced) or request.x.size == 0:
+        return ""
+    return (
+        f"needs an axis of two elements or more among those reduced, has x {request.x.layout}, axes {request.reduced}"
+    )
 
 
 def eight_axes(request: ReduceRequest) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import Trial, distinct, place, poison, rounded, unit
-from dispatch.keys import U32
+from dispatch.keys import I8, U32
 from dispatch.ops.reduction.formulas import evaluate, rows_of
 from dispatch.ops.reduction.request import WITH_INDICES, ReduceOp, ReduceRequest
 
@@ -73,9 +73,14 @@ class ReduceCase:
             if self.reduce is ReduceOp.MUL_NO_ZEROS and values.ndim and values.size:
                 values.ravel()[:: max(values.size // 3, 2)] = 0
             drawn = values.astype(self.dtypes[0].numpy)
+            if self.dtypes[0] is I8:
+                drawn = rng.choice(np.array([-1, 1, 1 if self.reduce is ReduceOp.MUL else 0], np.int8), self.shape)
         else:
             drawn = distinct(rng, self.dtypes[0], self.shape)
-            drawn = np.abs(drawn) if self.reduce is ReduceOp.AMAX and self.indices else drawn
+            if self.reduce is ReduceOp.AMAX and self.indices:  # no two of one magnitude: equal ones have no one place
+                drawn = (
+                    np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
+                )
         x = place(device, drawn, self.order, self.gap)
         source = ReduceRequest(x.view, self.axes, self.reduce, self.keepdims, self.indices, self.dtypes[1])
         shape = source.made()["out"].shape

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.cudnn.formulas import EXACT
-from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.keys import HALF
 from dispatch.ops.softmax.formulas import evaluate
 from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBackwardRequest, SoftmaxRequest
 
@@ -69,7 +70,8 @@ class SoftmaxCase:
 
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
-        x = self._lay(device, normal(rng, self.dtype, self.shape, 3.0))
+        spread = 1.0 if self.algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
+        x = self._lay(device, normal(rng, self.dtype, self.shape, spread))
         if not self.backward:
             memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
             request = SoftmaxRequest(x.view, self.axis, self.algorithm, memory.view)
@@ -91,7 +93,8 @@ def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
     """How far y may be off.
 
     A power of e is off by the rounding of its argument, |x - largest| · u and as much again in the exponent's scaling,
-    and by 4 units of its own (`ex2.approx` has 2^-22); the sum walks like √n; the logarithm adds u of itself.
+    and by 4 units of its own (`ex2.approx` has 2^-22); the sum walks like √n; the logarithm adds u of itself. Where the
+    axis is not the last in memory, cuDNN 9.19 keeps e^x in y's own dtype between its two passes: a rounding more.
     """
     x = np.asarray(request.x).astype(np.float64)
     y = expected["out"]
@@ -102,6 +105,8 @@ def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
     relative = (8 + 2 * span + 4 * np.sqrt(x.shape[request.axis])) * u
     if request.algorithm is SoftmaxAlgorithm.LOG:
         return rounded(relative + 4 * u * np.abs(y) + 2 * u * np.abs(x), y, request.x.dtype)
+    if request.x.dtype in HALF and not request.device.is_host:
+        relative = relative + ROUNDOFF[request.x.dtype][0]
     return rounded(relative * y, y, request.x.dtype)
 
 

@@ -1,0 +1,160 @@
+"""The requests of dropout: the state of its random numbers, the forward pass and the backward pass.
+
+The state is a tensor that every forward pass moves on, so that a program that starts from the same seed draws the same
+masks in the same order. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cudnn.operands import Made, OperandRequest, dense, like, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import U8, Dtype
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+    from dispatch.request import Argument, Operands
+    from dispatch.tensor import Tensor
+
+__all__ = ["DropoutBackwardRequest", "DropoutRequest", "DropoutStatesRequest", "reserve_bytes", "states_bytes"]
+
+MAX_SEED = 2**63 - 1
+HOST_STATES = 16  # bytes: the seed, and how many masks were drawn from it
+
+
+def states_bytes(device: Device) -> int:
+    """The size of a state on a device; on a GPU cuDNN says it."""
+    if device.is_host:
+        return HOST_STATES
+    from dispatch.ops.dropout import cudnn  # at first use: requests bind no library
+
+    return cudnn.states_bytes(device)
+
+
+def reserve_bytes(size: int) -> int:
+    """The size of the reserve space of so many elements: a bit each, in words of four bytes."""
+    return -(-size // 32) * 4
+
+
+def check_probability(p: object) -> None:
+    """BadRequest unless a number is a probability below 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise BadRequest("p", repr(p), "a number from 0 to below 1")
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutStatesRequest(OperandRequest):
+    """A fresh state of dropout's random numbers.
+
+    Attributes:
+        on: the device.
+        seed: a whole number; equal seeds give equal states.
+        out: u8, of the size that the device's library asks for.
+    """
+
+    op: ClassVar[str] = "dropout_states"
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+
+    on: Device
+    seed: int
+    out: Tensor | None = None
+
+    @property
+    def device(self) -> Device:
+        return self.on
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        return U8, U8
+
+    def check_fields(self) -> None:
+        whole("seed", self.seed, 0, MAX_SEED)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": self._out}
+
+    @cached_property
+    def _out(self) -> Made:
+        return dense((states_bytes(self.on),), U8)
+
+    def choices(self) -> tuple[Any, ...]:
+        return ()
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutRequest(OperandRequest):
+    """y = x / (1 - p) for elements that stay and 0 for those that are dropped, each with probability p.
+
+    Attributes:
+        x: any dense tensor, in any order of its axes.
+        states: from `DropoutStatesRequest`; the pass moves it on.
+        p: the probability that an element is dropped, below 1.
+        out: y, of x's shape and dtype, laid out like x; it may be x itself.
+        reserve: u8, a bit for each element, for the backward pass; what it holds is the library's affair.
+    """
+
+    op: ClassVar[str] = "dropout_fwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "states")
+    writes: ClassVar[tuple[str, ...]] = ("out", "reserve")
+    updates: ClassVar[tuple[str, ...]] = ("states",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    states: Tensor
+    p: float = 0.5
+    out: Tensor | None = None
+    reserve: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_probability(self.p)
+        wanted = states_bytes(self.device)
+        if (self.states.shape, self.states.dtype) != ((wanted,), U8) or not self.states.layout.is_contiguous:
+            raise BadRequest("states", str(self.states.layout), f"dense u8[{wanted}]", "dropout_states(device, seed)")
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout), "reserve": dense((reserve_bytes(self.x.size),), U8)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return (float(self.p),)
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutBackwardRequest(OperandRequest):
+    """dx = dy / (1 - p) where the forward pass kept x, else 0: the gradient of `DropoutRequest`.
+
+    Attributes:
+        dy: the gradient of y, laid out as x was.
+        reserve: what the forward pass left.
+        p: that of the forward pass.
+        out: dx, of dy's shape and dtype, laid out like dy; it may be dy itself.
+    """
+
+    op: ClassVar[str] = "dropout_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("dy", "reserve")
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
+
+    dy: Tensor
+    reserve: Tensor
+    p: float = 0.5
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_probability(self.p)
+        wanted = reserve_bytes(self.dy.size)
+        if (self.reserve.shape, self.reserve.dtype) != ((wanted,), U8) or not self.reserve.layout.is_contiguous:
+            hint = "pass on the one that the forward pass gave"
+            raise BadRequest("reserve", str(self.reserve.layout), f"dense u8[{wanted}]", hint)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.dy.layout)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return (float(self.p),)
