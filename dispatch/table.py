@@ -178,6 +178,6 @@ HOST_ROWS = tuple(
 )
 
 # The rows of further families are in files of their own, which the table reads when it is first asked: one name each.
-ROOMS: tuple[str, ...] = ("dispatch.table_cudnn", "dispatch.table_calls")
+ROOMS: tuple[str, ...] = ("dispatch.table_cudnn", "dispatch.table_calls", "dispatch.table_cutlass")
 
 TABLE = Table((*GPU_ROWS, *HOST_ROWS), ROOMS)

@@ -1,0 +1,126 @@
+"""From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
+
+Plans ask `request` for a future and wait for it, `warm` asks for many. A second request for a kernel that is being
+compiled gets the same future. NVRTC holds the interpreter for as long as it runs, hence the processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dispatch.cutlass import headers
+from dispatch.cutlass.store import Entry, folder, store
+from dispatch.errors import DispatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dispatch.cutlass.emit import Source
+
+__all__ = ["OPTIONS", "CompileFailed", "kernel_id", "request", "toolchain"]
+
+OPTIONS = ("-std=c++17", "-default-device", "-DNDEBUG", "-diag-suppress=177")
+LOG_LINES = 3  # of the compiler's errors that a message shows
+
+
+class CompileFailed(DispatchError, RuntimeError):
+    """A kernel that NVRTC refuses: which one, its first error, and where the whole log is."""
+
+    def __init__(self, label: str, error: str, log: str) -> None:
+        self.label, self.error, self.log = label, error, log
+        super().__init__(f"NVRTC does not compile {label}: {error}. The whole log is in {log}")
+
+    def __reduce__(self) -> tuple[type[CompileFailed], tuple[str, str, str]]:
+        return type(self), (self.label, self.error, self.log)
+
+
+def kernel_id(source: Source, target: str) -> str:
+    """The digest of what is compiled, without what it is compiled with."""
+    return hashlib.sha256("\0".join((source.text, target, *OPTIONS)).encode()).hexdigest()
+
+
+@cache
+def toolchain() -> str | None:
+    """NVRTC, CUTLASS and CCCL by version, and our amendments by digest; None where something is missing."""
+    from cudabind import nvrtc
+    from cudabind.errors import CudaError
+
+    try:
+        found = headers.find()
+        version = ".".join(map(str, nvrtc.nvrtcVersion()))
+    except (headers.HeadersMissing, CudaError):
+        return None
+    amendments = hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
+    return f"NVRTC {version}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
+
+
+_lock = threading.Lock()
+_known: dict[str, Future[bytes]] = {}
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    """Threads that each wait for one compiler process."""
+    return ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2) // 2)), thread_name_prefix="nvrtc")
+
+
+def request(source: Source, target: str, label: str) -> Future[bytes]:
+    """The future cubin of a source: it is there already, being compiled, or about to be."""
+    kernel = kernel_id(source, target)
+    with _lock:
+        future = _known.get(kernel)
+        if future is not None and not (future.done() and future.exception()):
+            return future
+        entry = store().find(kernel, toolchain())
+        if entry is None:
+            future = _compilers().submit(_compile, kernel, source.text, target, label)
+        else:
+            future = Future()
+            future.set_result(entry.code)
+        _known[kernel] = future
+        return future
+
+
+def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
+    """Compile in a child process, and keep the result."""
+    chain = toolchain()
+    if chain is None:
+        headers.find()  # says what is missing
+        raise headers.HeadersMissing(f"{label} is not compiled yet, and there is no NVRTC. {headers.INSTALL}")
+    started = time.monotonic()
+    command = [sys.executable, "-c", "from dispatch.cutlass.child import main; main()"]
+    order = json.dumps({"text": text, "options": [f"-arch={target}", *OPTIONS]}).encode()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, input=order, capture_output=True, env=environment, check=False)
+    if done.returncode == 0:
+        entry = Entry(kernel, chain, target, label, round(time.monotonic() - started, 1), done.stdout)
+        store().put(entry)
+        return entry.code
+    log = done.stderr.decode(errors="replace")
+    raise CompileFailed(label, first_errors(log), str(_keep_log(kernel, text, log)))
+
+
+def first_errors(log: str) -> str:
+    """The first errors of a log, without the templates that they came up in."""
+    errors = re.findall(r"^(?:.*?\(\d+\): )?(?:error|catastrophic error)\s?:? ?(.*)$", log, re.MULTILINE)
+    lines: Sequence[str] = list(dict.fromkeys(error.strip() for error in errors)) or log.strip().splitlines()[-1:]
+    return "; ".join(line[:200] for line in lines[:LOG_LINES]) or "the compiler process ended without a message"
+
+
+def _keep_log(kernel: str, text: str, log: str) -> Path:
+    where = folder() / "logs"
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = where / f"{kernel[:16]}.log"
+    path.write_text(f"{log}\n\n// ---- the source ----\n{text}", encoding="utf-8")
+    return path

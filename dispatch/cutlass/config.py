@@ -1,0 +1,65 @@
+"""Which kernel for which extents: tile, cluster, schedule and scheduler.
+
+`CONFIGS` is the stated set; `choose` picks from it without having timed anything, and a request may name another. No
+extent enters a kernel's key: a handful of kernels serve all extents.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dispatch.errors import BadRequest
+
+__all__ = ["CONFIGS", "Config", "choose"]
+
+
+class Config(NamedTuple):
+    """A thread block's tile (m, n), the cluster (m, n), and CUTLASS's schedule and scheduler by name."""
+
+    tile: tuple[int, int]
+    cluster: tuple[int, int] = (1, 1)
+    schedule: str = "cooperative"
+    scheduler: str = "persistent"
+
+    def __str__(self) -> str:
+        tile, cluster = ("x".join(map(str, pair)) for pair in (self.tile, self.cluster))
+        return f"{tile} cluster {cluster} {self.schedule} {self.scheduler}"
+
+
+# A cooperative tile is split between two warp groups along m, so it has 128 rows or more.
+CONFIGS = tuple(
+    Config(tile, cluster, schedule, scheduler)
+    for tile, schedule in (
+        ((128, 256), "cooperative"),
+        ((256, 128), "cooperative"),
+        ((128, 128), "cooperative"),
+        ((128, 64), "cooperative"),
+        ((64, 256), "pingpong"),
+        ((64, 128), "pingpong"),
+        ((128, 128), "pingpong"),
+        ((64, 64), "pingpong"),
+        ((64, 16), "basic"),
+    )
+    for cluster in ((1, 1), (2, 1), (1, 2))
+    for scheduler in ("persistent", "stream_k")
+    if scheduler == "persistent" or schedule == "cooperative"
+)
+
+
+def choose(m: int, n: int, k: int, batches: int, multiprocessors: int, given: Config | None = None) -> Config:
+    """A configuration for these extents: the largest tile of which there are enough for every multiprocessor."""
+    if given is not None:
+        if given not in CONFIGS:
+            raise BadRequest("config", str(given), f"one of the {len(CONFIGS)} in dispatch.cutlass.config.CONFIGS")
+        return given
+
+    def tiles(tile: tuple[int, int]) -> int:
+        return -(-m // tile[0]) * -(-n // tile[1]) * batches
+
+    if tiles((128, 256)) >= 2 * multiprocessors:
+        return Config((128, 256), (2, 1))
+    if tiles((128, 128)) >= multiprocessors:
+        return Config((128, 128), (2, 1))
+    if m > 64 and k >= 4096 and 2 * tiles((128, 128)) <= multiprocessors:
+        return Config((128, 128), (1, 1), "cooperative", "stream_k")
+    return Config((64, 128), (1, 1), "pingpong")

@@ -1,0 +1,198 @@
+"""CUTLASS's and CCCL's headers where the user has installed them, and what NVRTC needs them to say differently.
+
+compile.py takes the include folders and the amended texts from here. Nothing is copied into this project: an amendment
+is a few lines put into the installed text at compile time, and a text it does not fit is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dispatch.errors import DispatchError
+
+__all__ = ["Headers", "HeadersMissing", "find"]
+
+CUTLASS_VERSIONS = ((4, 2),)  # the amendments below were tried with these
+CCCL_MAJOR, CCCL_MINOR = 3, 0  # of CUDA 13.0; 3.3's declarations of std::tuple_size clash with those of CUTLASS 4.2
+INSTALL = (
+    "pip install 'cudabind[cutlass]' (nvidia-cutlass 4.2, nvidia-cuda-cccl 13.0), with a CUDA 13 runtime's headers"
+)
+RTC = "defined(__CUDACC_RTC__)"
+
+
+class HeadersMissing(DispatchError, ImportError):
+    """The headers that a kernel is compiled from are not installed, or are of a version that does not fit."""
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Where the headers lie, which versions they are, and the texts to be given to NVRTC instead of a file's own."""
+
+    include: tuple[str, ...]
+    cutlass: str
+    cccl: str
+    texts: dict[str, str]
+
+
+@cache
+def find() -> Headers:
+    """The installed headers, amended; HeadersMissing says what to install."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = {name: find_nvidia_header_directory(name) for name in ("cutlass", "cccl", "cudart")}
+    missing = [name for name, folder in found.items() if folder is None]
+    if missing:
+        raise HeadersMissing(f"CUTLASS kernels need the headers of {', '.join(missing)}: {INSTALL}")
+    cutlass, cccl, runtime = (Path(str(found[name])) for name in ("cutlass", "cccl", "cudart"))
+    version = _version(cutlass / "cutlass/version.h", "CUTLASS_MAJOR", "CUTLASS_MINOR", "CUTLASS_PATCH")
+    if version[:2] not in CUTLASS_VERSIONS:
+        known = ", ".join(".".join(map(str, known)) for known in CUTLASS_VERSIONS)
+        raise HeadersMissing(f"CUTLASS {_dotted(version)} in {cutlass}: this works with {known}. {INSTALL}")
+    packed = _version(cccl / "cuda/std/__cccl/version.h", "CCCL_VERSION")[0]
+    collection = (packed // 1_000_000, packed // 1000 % 1000, packed % 1000)
+    if collection[:2] != (CCCL_MAJOR, CCCL_MINOR):
+        wanted = f"{CCCL_MAJOR}.{CCCL_MINOR}"
+        raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}: CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
+    texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
+    return Headers((str(cutlass), str(cccl), str(runtime)), _dotted(version), _dotted(collection), texts)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _version(path: Path, *names: str) -> tuple[int, ...]:
+    text = path.read_text(encoding="utf-8")
+    found = [re.search(rf"^#\s*define\s+{name}\s+(\d+)", text, re.MULTILINE) for name in names]
+    if None in found:
+        raise HeadersMissing(f"{path} does not define {' and '.join(names)}: {INSTALL}")
+    return tuple(int(match[1]) for match in found if match)
+
+
+def _amend(path: Path, changes: tuple[tuple[str, str, int], ...]) -> str:
+    text = path.read_text(encoding="utf-8")
+    for pattern, replacement, count in changes:
+        text, done = re.subn(pattern, replacement, text)
+        if done != count:
+            raise HeadersMissing(f"{path} is not as CUTLASS 4.2 has it ({pattern!r} fits {done} times). {INSTALL}")
+    return text
+
+
+# A tensor map is made by the driver, on the host. Under NVRTC the host's part runs in a one-thread kernel, which leaves
+# the arguments of the driver's call where the tensor map belongs; params.py finds them by the magic number.
+RECORD = r"""
+template <class T>
+CUTE_HOST_DEVICE constexpr int recorded_format() {
+  if constexpr (is_same_v<T, uint16_t>)   { return 1; } else
+  if constexpr (is_same_v<T, uint32_t>)   { return 2; } else
+  if constexpr (is_same_v<T, int32_t>)    { return 3; } else
+  if constexpr (is_same_v<T, uint64_t>)   { return 4; } else
+  if constexpr (is_same_v<T, int64_t>)    { return 5; } else
+  if constexpr (is_same_v<T, half_t>)     { return 6; } else
+  if constexpr (is_same_v<T, float>)      { return 7; } else
+  if constexpr (is_same_v<T, double>)     { return 8; } else
+  if constexpr (is_same_v<T, bfloat16_t>) { return 9; } else
+  if constexpr (is_same_v<T, tfloat32_t>) { return 11; } else
+  { static_assert(sizeof(T) == 1, "this element has no tensor map format here"); return 0; }
+}
+
+template <class T, class Sizes, class Strides, class Box, class Steps>
+CUTE_HOST_DEVICE TmaDescriptor record_tensor_map(
+    void const* address, Sizes const& sizes, Strides const& strides, Box const& box, Steps const& steps, int rank,
+    int swizzle_bits, int swizzle_base) {
+  TmaDescriptor recorded = {};
+  auto* words = reinterpret_cast<uint64_t*>(recorded.bytes);
+  auto* extents = reinterpret_cast<uint32_t*>(recorded.bytes + 16);
+  auto* pitches = reinterpret_cast<uint64_t*>(recorded.bytes + 40);
+  auto* boxes = reinterpret_cast<uint16_t*>(recorded.bytes + 72);
+  auto* small = reinterpret_cast<uint8_t*>(recorded.bytes + 82);
+  words[0] = 0x70616d5f726f736eull;
+  words[1] = reinterpret_cast<uint64_t>(address);
+  for (int i = 0; i < 5; ++i) {
+    extents[i] = static_cast<uint32_t>(sizes[i]);
+    boxes[i] = static_cast<uint16_t>(box[i]);
+    small[i] = static_cast<uint8_t>(steps[i]);
+    if (i > 0) { pitches[i - 1] = strides[i]; }
+  }
+  small[5] = static_cast<uint8_t>(rank);
+  small[6] = static_cast<uint8_t>(swizzle_bits);
+  small[7] = static_cast<uint8_t>(swizzle_base);
+  small[8] = static_cast<uint8_t>(recorded_format<T>());
+  return recorded;
+}
+"""
+
+RECORD_CALL = r"""  #else
+    tma_desc = record_tensor_map<TmaInternalType>(
+        gmem_address, gmem_prob_shape, gmem_prob_stride, smem_box_shape, smem_box_stride, int(tma_dim),
+        int(get_tma_swizzle_bits(swizzle)), int(get_tma_swizzle_base(swizzle)));
+\g<0>"""
+
+# NVRTC's front end took 33 s for a kernel, 8 s of them in the standard library's tuple_element and 11 s in return types
+# that spell the element's type out three times, which every mangled name then repeats. The code made is the same.
+ELEMENT = r"""
+namespace cudabind {
+template <size_t I, class First, class... Rest> struct element : element<I - 1, Rest...> {};
+template <class First, class... Rest> struct element<0, First, Rest...> { using type = First; };
+}
+namespace cute
+{"""
+
+# Structured bindings of a constant tuple, which CUTLASS leaves to the standard library.
+BINDINGS = """
+namespace std {
+template <class... T>
+struct tuple_size<cute::tuple<T...> const> : CUTE_STL_NAMESPACE::integral_constant<size_t, sizeof...(T)> {};
+template <size_t I, class... T>
+struct tuple_element<I, cute::tuple<T...> const> { using type = typename ::cudabind::element<I, T...>::type const; };
+}
+"""
+
+NO_QUERY = """\
+#if defined(__CUDACC_RTC__)
+  CUTLASS_HOST_DEVICE static int query_device_multiprocessor_count(int = 0) { return 0; }
+#else
+  static inline int
+"""
+TYPE = r"cute::tuple_element_t<N, cute::tuple<T\.\.\.>>"
+IS_EMPTY = rf"cute::is_empty<{TYPE}>::value"
+
+AMENDMENTS: dict[str, tuple[tuple[str, str, int], ...]] = {
+    "cutlass/kernel_hardware_info.h": (
+        (
+            r"#if !defined\(__CUDACC_RTC__\)\n  static inline int\n",
+            NO_QUERY,
+            1,
+        ),
+    ),
+    "cute/atom/copy_traits_sm90_tma.hpp": (
+        (
+            r"  #endif // \(__CUDACC_VER_MAJOR__ >= 12\) && !defined\(__CUDACC_RTC__\)\n  auto recast_ratio",
+            RECORD_CALL,
+            1,
+        ),
+        (r"namespace cute\n\{\n", "\\g<0>" + RECORD.replace("\\", "\\\\"), 1),
+    ),
+    "cute/container/tuple.hpp": (
+        (
+            r": CUTE_STL_NAMESPACE::tuple_element<I, CUTE_STL_NAMESPACE::tuple<T\.\.\.>>",
+            ": ::cudabind::element<I, T...>",
+            2,
+        ),
+        (
+            rf"cute::conditional_t<{IS_EMPTY},\n\s+{TYPE},\n\s+{TYPE} ?(?:const&|&&|&)>\n",
+            "decltype(auto)\n",
+            3,
+        ),
+        (
+            rf"(if constexpr \({IS_EMPTY}\) \{{\n    return) \{{\}};",
+            r"\1 cute::tuple_element_t<N, cute::tuple<T...>>{};",
+            3,
+        ),
+        (r"\nnamespace cute\n\{", ELEMENT, 1),
+        (r"\Z", BINDINGS, 1),
+    ),
+}

@@ -1,0 +1,127 @@
+"""A compiled kernel on a GPU: its module, the launch that its parameters ask for, and the launch itself.
+
+The plans of `dispatch.ops` hold one. `fill` runs for each set of extents, on the lane's stream, and is waited for;
+after that a launch is parameters made on the host and one `cuLaunchKernelEx`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cudabind import driver
+from dispatch.cutlass.params import ALIGNED, Template, stand_ins
+from dispatch.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dispatch.cuda import CudaDevice
+    from dispatch.cutlass.visitors import Word
+    from dispatch.lane import CudaLane
+
+__all__ = ["Launch", "Module", "module"]
+
+MAX_PARAMS = 4096  # what a kernel may take by value
+FACTS = 9  # what `fill` tells beside the parameters, 8 bytes each
+STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
+
+
+_modules: WeakKeyDictionary[CudaDevice, dict[str, Module]] = WeakKeyDictionary()
+
+
+def module(device: CudaDevice, kernel: str, code: bytes, words: Sequence[Word]) -> Module:
+    """The module of a kernel on a device, which is loaded once for all its plans."""
+    loaded = _modules.setdefault(device, {})
+    found = loaded.get(kernel)
+    if found is None:
+        device.activate()
+        found = loaded[kernel] = Module(code, words)
+    return found
+
+
+class Module:
+    """A loaded cubin and its entry points."""
+
+    def __init__(self, code: bytes, words: Sequence[Word]) -> None:
+        self.words = tuple(words)
+        self._module = driver.cuModuleLoadData(code)
+        self.gemm = driver.cuModuleGetFunction(self._module, b"gemm")
+        self._fill = driver.cuModuleGetFunction(self._module, b"fill")
+        self.scale = driver.cuModuleGetFunction(self._module, b"scale")
+
+    def images(self, lane: CudaLane, values: Mapping[str, int], which: int) -> tuple[bytes, tuple[int, ...]]:
+        """What `fill` makes of the words with stand-ins: the parameters, and the facts of the launch."""
+        from dispatch.keys import U8
+
+        total = MAX_PARAMS + FACTS * 8
+        memory = lane.empty((total,), (1,), U8)
+        stream = lane.stream.c_handle.value or 0
+        driver.cuMemsetD8Async(memory.ptr, 0, total, stream)
+        words = (ctypes.c_int64 * len(self.words))(*stand_ins(self.words, values, which))
+        addresses = (ctypes.c_uint64(memory.ptr), ctypes.c_uint64(memory.ptr + MAX_PARAMS))
+        pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(x) for x in (words, *addresses)))
+        driver.cuLaunchKernel(self._fill, 1, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+        host = (ctypes.c_uint8 * total)()
+        driver.cuMemcpyDtoHAsync(ctypes.addressof(host), memory.ptr, total, stream)
+        lane.stream.synchronize()
+        facts = tuple((ctypes.c_int64 * FACTS).from_buffer(host, MAX_PARAMS))
+        return bytes(host)[: facts[0]], facts
+
+
+class Launch:
+    """A kernel for one set of extents: `fix` it to addresses, then `enqueue` it as often as wanted."""
+
+    def __init__(self, module: Module, lane: CudaLane, values: Mapping[str, int], cluster: tuple[int, int]) -> None:
+        self._lane = lane
+        images = [module.images(lane, values, which) for which in (0, 1)]
+        _, self.shared, threads, *grid, fits, self.barriers, self.workspace = images[0][1]
+        if not fits:
+            raise Refused("CUTLASS cannot run these extents and steps with this kernel")
+        self._template = self._learn(module, values, (images[0][0], images[1][0]))
+        size = len(self._template.image)
+        self._memory = (ctypes.c_uint8 * (size + ALIGNED))()
+        self._params = -(-ctypes.addressof(self._memory) // ALIGNED) * ALIGNED
+        self._pointers = (ctypes.c_void_p * 1)(self._params)
+        self._gemm, self._scale = module.gemm, module.scale
+        if self.shared > STATIC_SHARED:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            driver.cuFuncSetAttribute(self._gemm, attribute, self.shared)
+        self._config = _config((grid[0], grid[1], grid[2]), threads, self.shared, cluster)
+
+    def _learn(self, module: Module, values: Mapping[str, int], images: tuple[bytes, bytes]) -> Template:
+        """The template; where padding is not the same from run to run, its places are found by a third run."""
+        again, _ = module.images(self._lane, values, 0)
+        first = images[0]
+        padding = frozenset(o for o in range(0, len(first), 4) if first[o : o + 4] != again[o : o + 4])
+        return Template.learn(module.words, images, padding)
+
+    def scale(self, address: int, count: int, factor: float, stream: int) -> None:
+        """Multiply a vector of f32 in place: sums become means."""
+        values = (ctypes.c_uint64(address), ctypes.c_int64(count), ctypes.c_float(factor))
+        pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
+        blocks = min(-(-count // 256), 1024)
+        driver.cuLaunchKernel(self._scale, blocks, 1, 1, 256, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+
+    def enqueue(self, values: Mapping[str, int], stream: int) -> None:
+        """Launch it for these addresses and numbers; the parameters are read before this returns."""
+        self._template.write(self._params, values)
+        self._config.hStream = stream
+        driver.cuLaunchKernelEx(self._config, self._gemm, ctypes.addressof(self._pointers), 0)
+
+
+def _config(grid: tuple[int, int, int], threads: int, shared: int, cluster: tuple[int, int]) -> Any:
+    """A launch configuration with the cluster attribute."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = driver.CUlaunchAttributeValue()
+    size.clusterDim.x, size.clusterDim.y, size.clusterDim.z = *cluster, 1
+    attribute.value = size
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config

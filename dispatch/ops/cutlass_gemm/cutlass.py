@@ -1,0 +1,159 @@
+"""A CutlassGemmRequest carried out by a CUTLASS kernel: its spec, its parameters, and what goes before and behind it.
+
+The table's GPU rows end here, by `plan`. Everything but addresses and numbers is done when a plan is made; a run writes
+the parameters on the host and launches.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass.config import choose
+from dispatch.cutlass.emit import GemmSpec, emit
+from dispatch.cutlass.evt import Reduce, walk
+from dispatch.cutlass.launch import Launch, module
+from dispatch.cutlass.visitors import Operand
+from dispatch.keys import F32, U8, Arch, Compute
+from dispatch.ops.cutlass_gemm.layout import order_of, pitch
+from dispatch.request import Argument, Plan
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.cutlass.config import Config
+    from dispatch.lane import CudaLane
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.row import Row
+
+__all__ = ["CutlassPlan", "plan", "spec_of"]
+
+BYTES_K = 128  # of a tile along k: a line of the swizzle
+INFINITY = 0x7F800000
+START = {"max": INFINITY | 1 << 31, "min": INFINITY}  # f32 bits; other reductions start from zero
+
+
+def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request to a lane: choose the kernel, compile or load it, learn its parameters."""
+    return CutlassPlan(request, lane, row)
+
+
+def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec:
+    """The kernel of a request."""
+    # Outputs that are made for the request have rows.
+    orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
+    operands = []
+    for name, kind in request.kinds.items():
+        given = request.given.get(name)
+        if kind in ("store", "reduce"):
+            dtype = request.writes[name][1]
+        else:
+            dtype = given.dtype if isinstance(given, Tensor) else F32
+        order = order_of(given) if isinstance(given, Tensor) and given.ndim >= 2 else "row"
+        operands.append((name, Operand(kind, dtype, order if kind in ("load", "store") else "row")))
+    return GemmSpec(
+        arch=arch,
+        a=request.a.dtype,
+        b=request.b.dtype,
+        c=None if request.c is None else request.c.dtype,
+        d=request.d_dtype,
+        orders=(orders[0], orders[1], orders[2], orders[3]),
+        tile=(*config.tile, BYTES_K * 8 // request.a.dtype.bits),
+        cluster=config.cluster,
+        schedule=config.schedule,
+        scheduler=config.scheduler,
+        epilogue=request.tree,
+        operands=tuple(operands),
+        tf32=request.compute is Compute.COMPUTE_32F_FAST_TF32,
+        fast_accumulation=request.fast_accum,
+    )
+
+
+class CutlassPlan(Plan):
+    """One kernel for one set of layouts."""
+
+    __slots__ = ("_finish", "_lane", "_launch", "_names", "_scratch", "_starts", "_values", "config", "spec")
+
+    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane = lane
+        lane.refuse_capture("a CUTLASS kernel")
+        batches = _product(request.batch)
+        device = lane.device
+        processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        self.config = choose(request.m, request.n, request.k, batches, processors, request.config)
+        self.spec = spec_of(request, Arch(90), self.config)
+        source = emit(self.spec)
+        future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
+        loaded = module(lane.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        self._names = ("a", "b", "c", "out", *request.kinds)
+        self._values = _layout(request, batches, processors)
+        self._launch = Launch(loaded, lane, self._values, self.config.cluster)
+        self._scratch: Tensor | None = None
+        if self._launch.workspace:
+            self._scratch = lane.empty((self._launch.workspace,), (1,), U8)
+        reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
+        sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
+        self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
+        extents = {"m": request.m, "n": request.n, "mn": request.m * request.n}
+        self._finish = tuple(
+            (node.name, sizes[node.name], 1 / extents[node.over]) for node in reductions if node.function == "mean"
+        )
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        values = dict(self._values)
+        for name, argument in zip(self._names, arguments, strict=True):
+            if type(argument) is int:
+                values[name] = argument
+            else:
+                values[f"{name}.value"] = _bits(argument.real)
+        stream = self._lane.target.value or 0
+        for name, bits, count in self._starts:
+            driver.cuMemsetD32Async(values[name], bits, count, stream)
+        if self._scratch is not None:
+            values["workspace"] = self._scratch.ptr
+            barriers = self._launch.workspace - self._launch.barriers
+            if barriers:
+                driver.cuMemsetD8Async(self._scratch.ptr + self._launch.barriers, 0, barriers, stream)
+        self._launch.enqueue(values, stream)
+        for name, count, factor in self._finish:
+            self._launch.scale(values[name], count, factor, stream)
+
+
+def _layout(request: CutlassGemmRequest, batches: int, processors: int) -> dict[str, int]:
+    """The words that do not change from run to run; 1 stands for an address that is there."""
+    values = {
+        "m": request.m,
+        "n": request.n,
+        "k": request.k,
+        "batches": batches,
+        "multiprocessors": processors,
+    }
+    missing = request.missing()
+    for name in ("a", "b", "c", "out", *request.kinds):
+        given: Any = getattr(request, name) if name in ("a", "b", "c", "out") else request.given.get(name)
+        if name in missing:
+            shape, strides, _ = missing[name]
+        elif isinstance(given, Tensor):
+            shape, strides = given.shape, given.layout.strides
+        else:
+            continue
+        values[name] = 1
+        kind = request.kinds.get(name, "matrix")
+        axes = {"row": 1, "col": 1, "scalar": 0, "reduce": len(shape) - len(request.batch)}.get(kind, 2)
+        values[f"{name}.batch"] = strides[0] if len(shape) > axes and kind != "scalar" and shape[0] > 1 else 0
+        if axes == 2:
+            values[f"{name}.pitch"] = pitch(shape, strides)
+    return values
+
+
+def _product(extents: tuple[int, ...]) -> int:
+    size = 1
+    for extent in extents:
+        size *= extent
+    return size
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])

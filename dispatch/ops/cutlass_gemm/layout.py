@@ -1,0 +1,46 @@
+"""How a matrix lies in memory, in the two words that kernels know: which lines are dense, and the step between them.
+
+rules.py asks whether a kernel can step through it, cutlass.py writes the step into the kernel's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Tensor
+
+__all__ = ["dense_line", "order", "order_of", "pitch"]
+
+Pair = tuple[int, ...]
+
+
+def order(shape: Pair, strides: Pair) -> str:
+    """Which lines of the last two axes are dense, "row" or "column"; of a matrix that is one line, as it suits."""
+    (rows, columns), (down, right) = shape[-2:], strides[-2:]
+    by_row = right == 1 or columns == 1
+    by_column = down == 1 or rows == 1
+    if by_row and by_column:  # a vector: the step over its length says how it lies
+        return "row" if (rows == 1 and right == 1) or (columns == 1 and down != 1) else "column"
+    return "row" if by_row else "column"
+
+
+def order_of(tensor: Tensor) -> str:
+    """The order of a tensor's last two axes."""
+    return order(tensor.shape, tensor.layout.strides)
+
+
+def pitch(shape: Pair, strides: Pair) -> int:
+    """The step between dense lines, in elements; of a single line, its length rounded up to what tensor maps take."""
+    by_row = order(shape, strides) == "row"
+    lines, length = (shape[-2], shape[-1]) if by_row else (shape[-1], shape[-2])
+    return (strides[-2] if by_row else strides[-1]) if lines > 1 else -(-length // 16) * 16
+
+
+def dense_line(tensor: Tensor) -> bool:
+    """Whether rows or columns are dense, and the others follow each other forward without overlap."""
+    shape, strides = tensor.shape, tensor.layout.strides
+    by_row = order(shape, strides) == "row"
+    length, lines = (shape[-1], shape[-2]) if by_row else (shape[-2], shape[-1])
+    step, over = (strides[-1], strides[-2]) if by_row else (strides[-2], strides[-1])
+    return (step == 1 or length == 1) and (lines == 1 or over >= length) and min(strides[:-2], default=0) >= 0

@@ -1,0 +1,65 @@
+"""What a row of cutlass_gemm asks of a request beyond its dtypes: what tensor maps and tensor cores can step through.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.cutlass_gemm.layout import dense_line, order_of
+
+if TYPE_CHECKING:
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.tensor import Tensor
+
+__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_batch_axis", "some_elements"]
+
+
+def k_dense(request: CutlassGemmRequest) -> str:
+    """Hopper's tensor cores read operands that are not of 16 bits along k only."""
+    wrong = []
+    if order_of(request.a) != "row":
+        wrong.append("a row-major (k dense): copy it with dev.array(a.numpy())")
+    if order_of(request.b) != "column":
+        wrong.append("b column-major (k dense): make it as dev.array(b.numpy().mT.copy()).mT")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def by_16_bytes(request: CutlassGemmRequest) -> str:
+    """Tensor maps: matrices start at a multiple of 16 bytes, and so does each of their lines."""
+    matrices = {"a": request.a, "b": request.b, "c": request.c, "out": request.out}
+    for name, kind in request.kinds.items():
+        given = request.given.get(name)
+        if kind in ("load", "store"):
+            matrices[name] = given  # type: ignore[assignment]  # the request has seen to it that it is a tensor
+    wrong = [reason for name, tensor in matrices.items() if tensor is not None and (reason := _lines(name, tensor))]
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def _lines(name: str, tensor: Tensor) -> str:
+    if tensor.layout.alignment < 16:
+        return f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}"
+    if not dense_line(tensor):
+        return f"{name} with dense rows or columns, has {tensor.layout}"
+    steps = [s for s, e in zip(tensor.layout.strides, tensor.shape, strict=True) if e > 1 and s != 1]
+    if any(step * tensor.dtype.bits % 128 for step in steps):
+        return f"{name} with lines at multiples of 16 bytes, has {tensor.layout}"
+    return ""
+
+
+def one_batch_axis(request: CutlassGemmRequest) -> str:
+    """A tensor map has one axis for the batch, and each batch of an output its own memory."""
+    if len(request.batch) > 1:
+        return f"needs one batch axis at most, has {len(request.batch)}: reshape them to one"
+    return ""
+
+
+def some_elements(request: CutlassGemmRequest) -> str:
+    """Nothing is launched for nothing."""
+    return "" if request.k and all(request.shape) else f"needs extents of 1 or more, has {(*request.shape, request.k)}"
+
+
+def no_fast_accum(request: CutlassGemmRequest) -> str:
+    """Fast accumulation is a choice of fp8 products."""
+    return "needs fast_accum=False, has True" if request.fast_accum else ""

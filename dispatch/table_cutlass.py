@@ -1,0 +1,64 @@
+"""The table's rows that end in a CUTLASS kernel, compiled by NVRTC. Rows, and nothing else.
+
+`table.py` names this file and reads it when it is first asked. A GPU row stands here because its kernels compile; the
+last column names the machines on which its cases have passed, and is empty where none has run it yet.
+"""
+
+# fmt: off
+# ruff: noqa: E501
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.ops.cutlass_gemm import cutlass_plan, numpy_plan
+from dispatch.ops.cutlass_gemm.rules import by_16_bytes, k_dense, no_fast_accum, one_batch_axis, some_elements
+from dispatch.row import Row
+
+__all__ = ["ROWS"]
+
+TF32 = Compute.COMPUTE_32F_FAST_TF32
+TREE = (Epilogue.NONE,)  # the epilogue is a tree, and any tree
+PLAIN = ((None, None),)
+ANY  = (some_elements, one_batch_axis, by_16_bytes, no_fast_accum)
+K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum)
+FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense)
+SM90 = Arch(90)
+ANY_VERSION: tuple[int, ...] = ()
+CUT  = ("cutlass", "GemmUniversal", cutlass_plan)
+H200 = ("H200",)
+
+GPU_ROWS = (
+#       op              a       b       c     d               extra compute epilogues scales rules arch   since, calls  run on
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F16,    F16,    F16,  F8E4M3) ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F16,    F16,    F16,  I8)     ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, I8)     ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (I8,     I8,     F32,  F32)    ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (I8,     I8,     BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (I8,     I8,     I8,   I8)     ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+)
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=numpy_plan, run_on=("host",))
+    for row in GPU_ROWS
+)
+
+ROWS = (*GPU_ROWS, *HOST_ROWS)
