@@ -114,11 +114,11 @@ class Supervisor:
         crew.start()
         self._journal: Journal | None = None
         try:
-            self._board = Board(crew, isolation)
             if journal is not None:
                 from dispatch.journal import Journal
 
                 self._journal = Journal(journal, crew, isolation, setup)
+            self._board = Board(crew, isolation)
         except BaseException:
             crew.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
             raise
