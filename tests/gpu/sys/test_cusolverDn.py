@@ -254,7 +254,7 @@ def test_eigenvalues_of_a_matrix_without_symmetry(gpu, run_64, rng, close):
 
 def test_a_size_that_cannot_be_is_refused_by_name(handle):
     with pytest.raises(CusolverError) as caught:
-        dn.cusolverDnDgetrf_bufferSize(handle, -1, 4, None, 4, byref(c_int32()))
+        dn.cusolverDnDsyevd_bufferSize(handle, VECTOR, LOWER, -1, None, 4, None, byref(c_int32()))
     assert caught.value.name == "CUSOLVER_STATUS_INVALID_VALUE"
-    assert caught.value.function == "cusolverDnDgetrf_bufferSize"
+    assert caught.value.function == "cusolverDnDsyevd_bufferSize"
     assert not caught.value.sticky
