@@ -149,12 +149,14 @@ class Reader:
 
     def __init__(self, tensor: Callable[[Json], Tensor], device: Device, modules: Sequence[str] = ()) -> None:
         self._tensor, self._device, self._modules = tensor, device, frozenset(modules)
+        self._made: dict[str, Tensor] = {}  # of the present request
 
     def request(self, entry: Json) -> Request:
         """The request of an entry; BadRequest where it cannot be made, with the reason."""
         kind = self._find(entry["class"])
         if not (isinstance(kind, type) and issubclass(kind, Request)):
             raise BadRequest("class", entry["class"], "a dispatch.Request")
+        self._made = {}
         state = {name: self._value(value) for name, value in entry["fields"].items()}
         if is_dataclass(kind):
             made = kind(**state)
@@ -168,8 +170,8 @@ class Reader:
         if not isinstance(value, dict):
             return value
         kind = next(iter(value))
-        if kind == "tensor":
-            return self._tensor(value)
+        if kind == "tensor":  # one object where it was one: to requests, C is D only where it is the same tensor
+            return self._made.setdefault(repr(value), self._tensor(value))
         if kind == "dtype":
             return Dtype.by_name[value["dtype"]]
         if kind == "device":

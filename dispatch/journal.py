@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.entries import Writer
-from dispatch.errors import BadRequest, DependencyFailed, DispatchError, QueueFull
+from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DispatchError, QueueFull
 from dispatch.future import CANCELLED, DONE
 from dispatch.request import Request
 from dispatch.select import ANY_VERSION, candidates
@@ -38,6 +38,7 @@ __all__ = ["VERSION", "Journal", "read", "row_of"]
 VERSION = 1
 PERIOD = 0.1  # seconds between writes: what a process that is killed may lose, and how long requests are held for it
 HURRY = 2048  # notes, at which the writer does not wait any longer
+NEVER_RUN = (DependencyFailed, QueueFull)
 WORDS = 300  # characters of an error
 
 
@@ -61,6 +62,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], crew: Crew, isolation: str, setup: Sequence[str]) -> None:
         self.path = Path(path)
         self._crew = crew
+        self._may_hang = isolation == "process"  # with threads, a deadline is only looked at before the start
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._process = os.getpid()
         self._numbers, self._names = itertools.count(1), itertools.count(1)
@@ -170,9 +172,10 @@ class Journal:
         if future._status == CANCELLED:
             return {"status": "cancelled"}
         error, refusal = future._value, self._crew.refusal
-        # What fails because the supervisor ended was never run, and a rerun has nothing to compare with.
+        # What fails because the supervisor ended, or because of others, was not run: a rerun has nothing to compare.
         turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
-        status = "not run" if turned_away or isinstance(error, (DependencyFailed, QueueFull)) else "failed"
+        kinds = NEVER_RUN if self._may_hang else (*NEVER_RUN, DeadlineExceeded)
+        status = "not run" if turned_away or isinstance(error, kinds) else "failed"
         return {"status": status, "error": type(error).__name__, "words": _words(error)}
 
 

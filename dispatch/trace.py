@@ -179,7 +179,7 @@ def log(event: str, facts: Mapping[str, object]) -> None:
 
 
 def _plain(fact: object) -> object:
-    if fact is None or isinstance(fact, (int, float, str, list)):
+    if fact is None or isinstance(fact, (int, float, str, list, dict)):
         return fact
     return repr(fact) if isinstance(fact, BaseException) else str(fact)
 

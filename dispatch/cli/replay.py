@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.cli import print_json, say
 from dispatch.device import device as find_device
 from dispatch.entries import Memory, Reader
-from dispatch.errors import DeviceUnavailable, DispatchError
+from dispatch.errors import DeadlineExceeded, DeviceUnavailable, DispatchError
 from dispatch.journal import read, row_of
 from dispatch.supervisor import Supervisor
 
@@ -129,7 +129,7 @@ class Rerun:
             return None
 
     def _one(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
-        """Run one request, and compare how it ends."""
+        """Deal with one request of the journal."""
         then = self.outcomes.get(line["request"])
         if then is None:
             self.unknown += 1
@@ -138,16 +138,22 @@ class Rerun:
         elif request is None:
             self.unreadable += 1
         else:
-            error = sup.submit(request, timeout=line.get("timeout")).exception(PATIENCE)
             self.ran += 1
-            now: Json = {} if error is None else {"error": type(error).__name__, "words": str(error)}
-            here = None
-            if row is not None and error is None and self.header["arch"] == str(sup.device.arch):
-                here = row_of(request, sup.device.arch)  # on another machine rows have other names
-            if then.get("error") != now.get("error") or (here is not None and here != row):
-                before, after = _words(then, row), _words(now, here or row_of(request, sup.device.arch))
-                found = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
-                self.difference = found
+            self._compare(sup, line, then, request, row)
+
+    def _compare(self, sup: Supervisor, line: Json, then: Json, request: Request, row: str | None) -> None:
+        """Run one request, and take note where it ends otherwise, or is done by another row."""
+        late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have come too late
+        error = sup.submit(request, timeout=line["timeout"] if late else None).exception(PATIENCE)
+        if late and (error is None or isinstance(error, DeadlineExceeded)):
+            return
+        arch = sup.device.arch
+        now: Json = {} if error is None else {"error": type(error).__name__, "words": str(error)}
+        comparable = error is None and row is not None and self.header["arch"] == str(arch)  # else rows differ anyway
+        if then.get("error") != now.get("error") or (comparable and row_of(request, arch) != row):
+            before, after = _words(then, row), _words(now, row_of(request, arch))
+            found = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
+            self.difference = found
 
     def report(self, file: str | Path) -> Json:
         """What came of it."""

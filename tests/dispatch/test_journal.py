@@ -1,0 +1,393 @@
+"""The journal of a supervisor: what it holds, what it survives, and that the requests of one can be run again."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch import journal as journal_module
+from dispatch.__main__ import main
+from dispatch.entries import Memory, Reader, Writer
+from dispatch.errors import Undelivered
+from dispatch.journal import read
+from dispatch.keys import BF16, HOST, Compute, Dtype, Epilogue, ScaleMode
+
+PATIENCE = 30
+N = 8
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.jsonl"
+
+
+def product(dev, **fields):
+    return dp.MatmulRequest(dev.array(np.ones((N, N), np.float32)), dev.array(np.ones((N, N), np.float32)), **fields)
+
+
+def replay(path, *options):
+    return main(["replay", str(path), *options])
+
+
+def report(path, capsys, *options):
+    """What `replay --json` says, with its exit status."""
+    capsys.readouterr()
+    code = replay(path, "--json", *options)
+    return code, json.loads(capsys.readouterr().out)
+
+
+# -- what it holds --------------------------------------------------------------------------------------------------
+def test_it_holds_requests_and_how_they_ended(probe, path):
+    entered, release = threading.Event(), threading.Event()
+    dev = dp.device("host")
+    request = product(dev, epilogue=Epilogue.RELU)
+    sup = dp.Supervisor("host", streams=2, journal=path)
+    sup.submit(probe(lambda: (entered.set(), release.wait(PATIENCE))), worker=1)
+    assert entered.wait(PATIENCE)
+    bad = dp.MatmulRequest(dev.zeros((4, 4), "f64"), dev.zeros((4, 4), "f32"))
+    failed = sup.submit(bad, worker=0)
+    gone = sup.submit(probe(), worker=1)
+    assert gone.cancel()
+    for future in [sup.submit(request, worker=0, timeout=50), *sup.submit_many([request] * 3, worker=0)]:
+        future.result(PATIENCE)
+    assert failed.exception(PATIENCE)
+    release.set()
+    sup.close()
+    header, lines = read(path)
+    assert {
+        "journal": 1,
+        "pid": os.getpid(),
+        "device": "host",
+        "streams": 2,
+        "isolation": "thread",
+    }.items() <= header.items()
+    submitted = [line for line in lines if "request" in line]
+    assert [line["request"] for line in submitted] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["worker"] for line in submitted] == [1, 0, 1, 0, 0, 0, 0]
+    assert [line.get("timeout") for line in submitted] == [None, None, None, 50, None, None, None]
+    defined = {line["define"]: line for line in lines if "define" in line}
+    assert len(defined) == 4  # the same request is told once
+    entry = defined[submitted[3]["is"]]
+    assert (entry["op"], entry["row"]) == ("matmul", dp.explain(request).row.name)
+    number = entry["fields"]["b"]["tensor"] - 1
+    layout = {"offset": 0, "dtype": "f32", "shape": [N, N], "strides": [N, 1]}
+    assert entry["fields"]["a"] == {"tensor": number, **layout}
+    assert entry["fields"]["epilogue"] == {"enum": "dispatch.keys:Epilogue", "name": "RELU"}
+    done = sorted(number for line in lines for number in line.get("done", ()))
+    others = {line["ended"]: (line["status"], line.get("error")) for line in lines if "ended" in line}
+    assert done == [1, 4, 5, 6, 7]
+    assert others == {2: ("failed", "NoRow"), 3: ("cancelled", None)}
+
+
+def test_no_data_is_in_it(path):
+    dev = dp.device("host")
+    secret = 73.0625
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit(dp.MatmulRequest(dev.array(np.full((N, N), secret, np.float32)), dev.zeros((N, N)))).result(PATIENCE)
+    assert str(secret) not in path.read_text()
+
+
+def test_what_never_started_is_told_from_what_failed(probe, path):
+    entered, release = threading.Event(), threading.Event()
+    with dp.Supervisor("host", streams=1, max_restarts=0, journal=path) as sup:
+        sup.submit(probe(lambda: (entered.set(), release.wait(PATIENCE))))
+        assert entered.wait(PATIENCE)
+        futures = [sup.submit(probe(lambda: 1 / 0)), sup.submit(probe())]
+        release.set()
+        assert all(future.exception(PATIENCE) for future in futures)
+    _, lines = read(path)
+    assert [line["status"] for line in lines if "ended" in line] == ["failed", "not run"]
+
+
+def test_it_is_for_its_user_alone_and_grows(path):
+    for _ in range(2):
+        with dp.Supervisor("host", streams=1, journal=path) as sup:
+            sup.submit(product(dp.device("host"))).result(PATIENCE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().count('"journal"') == 2
+    header, lines = read(path)
+    assert sum("request" in line for line in lines) == 1
+    assert header["journal"] == 1
+
+
+def test_a_request_that_cannot_be_written_down_is_there_with_the_reason(path, probe):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        assert sup.submit("no request").exception(PATIENCE)
+        sup.submit(probe(lambda: 5)).result(PATIENCE)
+    _, lines = read(path)
+    no_request, unknown = (line for line in lines if "define" in line)
+    assert no_request["why"] == "a str is no request"
+    assert unknown["fields"]["action"] == {"other": "function"}
+
+
+def test_closing_without_waiting_still_tells_every_end(probe, path):
+    entered, release = threading.Event(), threading.Event()
+    sup = dp.Supervisor("host", streams=1, journal=path)
+    sup.submit(probe(lambda: (entered.set(), release.wait(PATIENCE))))
+    assert entered.wait(PATIENCE)
+    sup.submit_many([probe() for _ in range(20)])
+    sup.close(wait=False)
+    release.set()
+    sup.close()
+    _, lines = read(path)
+    assert [line["done"] for line in lines if "done" in line] == [[1]]
+    assert sum(line.get("status") == "cancelled" for line in lines) == 20
+
+
+def test_requests_are_let_go(path):
+    dev = dp.device("host")
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        for _ in range(50):
+            sup.submit(product(dev)).result(PATIENCE)
+    assert sup._journal._defined == {}
+    assert not sup._journal._open
+
+
+# -- what it survives -----------------------------------------------------------------------------------------------
+def test_a_file_that_cannot_be_opened_is_refused_at_once(tmp_path):
+    threads = threading.active_count()
+    with pytest.raises(FileNotFoundError):
+        dp.Supervisor("host", streams=1, journal=tmp_path / "nowhere" / "journal")
+    for thread in threading.enumerate():
+        if thread.name.startswith("dispatch host worker"):
+            thread.join(PATIENCE)
+    assert threading.active_count() <= threads
+
+
+def test_a_full_disk_costs_the_journal_and_no_request():
+    sup = dp.Supervisor("host", streams=1, journal="/dev/null")
+    sup._journal._file, null = os.open("/dev/full", os.O_WRONLY), sup._journal._file
+    os.close(null)
+    sup.submit(product(sup.device)).result(PATIENCE)
+    with pytest.raises(Undelivered, match=r"the journal /dev/null is not complete: .*No space left"):
+        sup.close()
+
+
+KILLED = """
+import os, signal, sys, time
+import numpy as np
+import dispatch as dp
+dev = dp.device("host")
+sup = dp.Supervisor("host", streams=1, journal=sys.argv[1])
+for _ in range(100):
+    sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(20)
+time.sleep(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_loses_at_most_the_last_second(path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    _, lines = read(path)
+    assert sorted(number for line in lines for number in line.get("done", ())) == list(range(1, 101))
+
+
+LEFT = """
+import sys
+import dispatch as dp
+dev = dp.device("host")
+sup = dp.Supervisor("host", streams=1, journal=sys.argv[1])
+print(sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(20).shape)
+"""
+
+
+def test_an_interpreter_that_exits_with_it_open_does_not_hang(path):
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT, str(path)], capture_output=True, text=True, env=os.environ, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 4)\n", "")
+
+
+def test_a_line_that_is_cut_off_is_dropped(path, capsys):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit_many([product(sup.device) for _ in range(3)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    code, told = report(path, capsys)
+    assert (code, told["requests"], told["ran"], told["unknown"]) == (0, 3, 0, 3)
+
+
+@pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"journal": 99}\n', '{"request": 1}\n'])
+def test_a_file_that_is_no_journal_is_refused(path, text, capsys):
+    path.write_text(text)
+    assert replay(path) == 2
+    assert "journal" in capsys.readouterr().err
+
+
+# -- again ----------------------------------------------------------------------------------------------------------
+def rebuilt(request, device):
+    """A request, written down and made again on a device."""
+    line = json.loads(json.dumps({"define": 1, **Writer().request(request)}, allow_nan=False))
+    return Reader(Memory(device, [line], {1: 0}, 0).tensor, device).request(line)
+
+
+def family(row):
+    """The op's package, which has its cases; one that another package brought has none."""
+    return importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
+
+
+HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and hasattr(family(row), "cases")]
+
+
+@pytest.mark.parametrize("row", HOST_ROWS, ids=lambda row: row.name)
+def test_cases_of_a_row_come_back_as_they_were(row, rng):
+    dev = dp.device("host")
+    cases = family(row).cases(row)[::4]
+    assert cases
+    for case in cases:
+        request = case.trial(dev, rng).request
+        again = rebuilt(request, dev)
+        assert type(again) is type(request)
+        assert again.describe() == request.describe()
+        assert again.key() == request.key()
+        assert again.repeatable == request.repeatable
+
+
+def test_memory_that_was_shared_is_shared_again():
+    dev = dp.device("host")
+    base = dev.zeros((4, 2 * N, N))
+    c = dev.zeros((N, N))
+    request = dp.MatmulRequest(base[1, :N], base[1, N:].T, c=c, out=c)
+    again = rebuilt(request, dev)
+    assert again.a.storage is again.b.storage
+    assert again.b.ptr - again.a.ptr == request.b.ptr - request.a.ptr
+    assert again.c is not again.a
+    assert again.out is again.c
+    assert again.b.strides == request.b.strides
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1 + 2j, np.float32(0.1), np.int64(3), 7])
+def test_numbers_come_back(value):
+    dev = dp.device("host")
+    dtype = "c64" if isinstance(value, complex) else "f32"
+    x = dev.zeros((N, N), dtype)
+    request = dp.MatmulRequest(x, x, alpha=value)
+    np.testing.assert_equal(rebuilt(request, dev).alpha, value)
+
+
+def test_choices_come_back():
+    dev = dp.device("host")
+    x, scale = dev.zeros((16, 16), "f8e4m3"), dev.zeros((1,))
+    scales = dp.Scales(a=scale, b=2.0, a_mode=ScaleMode.SCALAR_32F)
+    request = dp.MatmulRequest(x, x, scales=scales, out_dtype=np.dtype(BF16.numpy), compute=Compute.COMPUTE_32F)
+    again = rebuilt(request, dev)
+    for field in fields(request):
+        if field.name not in ("a", "b", "scales", "out_dtype"):
+            assert getattr(again, field.name) == getattr(request, field.name)
+    assert Dtype.of(again.out_dtype) is BF16
+    assert (again.scales.b, again.scales.a.shape, again.scales.a_mode) == (2.0, (1,), ScaleMode.SCALAR_32F)
+    plain = rebuilt(replace(request, scales=dp.MatmulRequest(x, x).scales), dev)
+    assert plain.scales is dp.MatmulRequest(x, x).scales
+
+
+def test_a_journal_is_run_again_with_the_same_outcomes(path, capsys, rng):
+    dev = dp.device("host")
+    a, b = (dev.array(rng.standard_normal((N, N)), "f32") for _ in range(2))
+    bad = dp.MatmulRequest(dev.zeros((4, 4), "f64"), dev.zeros((4, 4), "f32"))
+    chain = dp.MatmulRequest(a, b, out=dev.zeros((N, N)))
+    with dp.Supervisor("host", streams=2, journal=path) as sup:
+        futures = [sup.submit(chain), sup.submit(dp.MatmulRequest(chain.out, b)), sup.submit(bad), sup.submit(chain)]
+        futures[-1].result(PATIENCE)
+        assert futures[2].exception(PATIENCE)
+    code, told = report(path, capsys)
+    assert (code, told["requests"], told["ran"], told["difference"]) == (0, 4, 4, None)
+    assert replay(path, "--seed", "5", "--device", "host") == 0
+    assert "4 requests of host; 4 run again on host\nno difference in outcome\n" in capsys.readouterr().out
+
+
+def test_the_first_difference_is_reported(path, capsys):
+    dev = dp.device("host")
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        for future in sup.submit_many([product(dev) for _ in range(4)]):
+            future.result(PATIENCE)
+    text = path.read_text()
+    (done,) = [line for line in text.splitlines() if '"done"' in line][-1:]
+    failed = {"ended": 3, "status": "failed", "error": "OutOfMemory", "words": "none left"}
+    changed = text.replace(done, json.dumps({"done": [1, 2, 4]}) + "\n" + json.dumps(failed))
+    path.write_text(changed)
+    code, told = report(path, capsys)
+    assert code == 1
+    assert (told["ran"], told["difference"]["request"]) == (3, 3)
+    assert told["difference"]["journal"] == "OutOfMemory: none left"
+    assert told["difference"]["now"] == f"done, by {dp.explain(product(dev)).row.name}"
+    assert replay(path) == 1
+    assert "first difference: request 3, matmul(" in capsys.readouterr().out
+
+
+def test_another_row_is_a_difference(path, capsys):
+    dev = dp.device("host")
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit(product(dev)).result(PATIENCE)
+    name = dp.explain(product(dev)).row.name
+    path.write_text(path.read_text().replace(json.dumps(name), json.dumps("matmul of a row that was")))
+    code, told = report(path, capsys)
+    assert code == 1
+    assert told["difference"]["journal"] == "done, by matmul of a row that was"
+    assert told["difference"]["now"] == f"done, by {name}"
+
+
+def test_what_depended_on_the_moment_is_not_run_again(path, probe, capsys):
+    entered, release = threading.Event(), threading.Event()
+    dev = dp.device("host")
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit(probe(lambda: (entered.set(), release.wait(PATIENCE))))
+        assert entered.wait(PATIENCE)
+        late, gone = sup.submit(product(dev), timeout=0.0), sup.submit(product(dev))
+        assert gone.cancel()
+        release.set()
+        assert late.exception(PATIENCE)
+    code, told = report(path, capsys)
+    assert (told["ran"], told["skipped"], told["unreadable"], told["difference"]) == (0, 2, 1, None)
+    assert code == 1  # a request that cannot be made again is not taken to be the same
+    assert "one of this package" in told["why"]
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "dispatch.table:TABLE", "dispatch.errors:BadRequest", "dispatch.nowhere:X"]
+)
+def test_a_file_does_not_choose_what_is_run(path, name, capsys):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit(product(sup.device)).result(PATIENCE)
+    path.write_text(path.read_text().replace("dispatch.ops.matmul.request:MatmulRequest", name))
+    code, told = report(path, capsys)
+    assert (code, told["ran"], told["unreadable"]) == (1, 0, 1)
+
+
+def test_memory_is_held_only_as_long_as_requests_use_it():
+    dev = dp.device("host")
+    writer = Writer()
+    requests = [dp.MatmulRequest(dev.zeros((N, N)), dev.zeros((N, N))) for _ in range(3)]
+    lines = [{"define": number, **writer.request(request)} for number, request in enumerate(requests)]
+    memory = Memory(dev, lines, {0: 0, 1: 1, 2: 2}, 0)
+    reader = Reader(memory.tensor, dev)
+    for number, line in enumerate(lines):
+        reader.request(line)
+        assert len(memory._storages) == 2
+        memory.forget(number)
+    assert memory._storages == {}
+
+
+def test_the_data_are_the_seeds():
+    dev = dp.device("host")
+    line = {"define": 1, **Writer().request(product(dev))}
+    one, same, other = (Memory(dev, [line], {1: 0}, seed).tensor(line["fields"]["a"]).numpy() for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_many_notes_do_not_wait_for_the_writer(path, monkeypatch):
+    monkeypatch.setattr(journal_module, "PERIOD", PATIENCE)
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        request = product(sup.device)
+        sup.submit_many([request] * (journal_module.HURRY + 1))
+        while path.read_bytes().count(b'"request"') < journal_module.HURRY:
+            assert sup._journal._thread.is_alive()
