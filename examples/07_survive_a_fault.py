@@ -177,8 +177,7 @@ def main() -> int:
     requests = [rng.integers(0, WORDS, TOKENS) for _ in range(options.requests)]
     requests[GUILTY - 1][7] = FAR
     setup = (Path(__file__).stem,)  # the child imports this file by its name, for the rows and the request
-    policy = {"spare": options.spare, "max_restarts": 10}  # a child that dies without a word is asked three times why
-    with dp.Supervisor(name, streams=2, isolation="process", setup=setup, **policy) as sup:
+    with dp.Supervisor(name, streams=2, isolation="process", setup=setup, spare=options.spare) as sup:
         ends, failures, worst = serve(Model(sup, rng), requests)
         stats = sup.stats()
     gap = max(after - before for before, after in zip(sorted(ends), sorted(ends)[1:], strict=False))
