@@ -66,8 +66,20 @@ def test_a_second_matrix_of_the_same_pattern_is_factored_and_solved(gpu, handle,
     solves(d_x.numpy(), second, b)
 
 
-def test_factoring_before_there_is_a_matrix_is_refused_by_name(handle):
+def test_a_zero_on_the_way_is_refused_by_name(gpu, handle, csr):
+    n, none = 5, (np.zeros(6, np.int32), np.zeros(0, np.int32), np.zeros(0))  # L has but its ones
+    offsets, columns, values = diagonal = csr(np.eye(n))
+    rf.cusolverRfSetupHost(
+        n,
+        *(x for o, c, v in (diagonal, none, diagonal) for x in (len(v), o.ctypes.data, c.ctypes.data, v.ctypes.data)),
+        *(columns.ctypes.data, columns.ctypes.data, handle),
+    )
+    rf.cusolverRfAnalyze(handle)
+    values[3] = 0
+    same = gpu.array(columns).ptr  # the columns of a diagonal are the permutation that changes nothing
+    rf.cusolverRfResetValues(n, n, gpu.array(offsets).ptr, same, gpu.array(values).ptr, same, same, handle)
     with pytest.raises(CusolverError) as caught:
         rf.cusolverRfRefactor(handle)
-    assert caught.value.name == "CUSOLVER_STATUS_NOT_INITIALIZED"
+    assert caught.value.name == "CUSOLVER_STATUS_ZERO_PIVOT"
     assert caught.value.function == "cusolverRfRefactor"
+    assert not caught.value.sticky

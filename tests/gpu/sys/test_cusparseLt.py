@@ -88,6 +88,7 @@ def prune(gpu, handle):
     """Set two in four numbers of each row to zero, those that count least; have the library check that they are."""
 
     def run(matmul, a):
+        # The check writes 1 where it finds a fault, and else nothing: the 0 must be there before.
         pruned, invalid = gpu.poisoned(a.shape, a.dtype), gpu.array([0], np.int32)
         strip = lt.cusparseLtPruneAlg_t.CUSPARSELT_PRUNE_SPMMA_STRIP
         lt.cusparseLtSpMMAPrune(handle, matmul, gpu.array(a).ptr, pruned.ptr, strip, None)
