@@ -33,6 +33,7 @@ from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
+    from dispatch.ops.sdpa import Diagonal, sdpa_bwd, sdpa_fwd
 
 __all__ = [
     "TABLE",
@@ -41,6 +42,7 @@ __all__ = [
     "BoundCall",
     "Compute",
     "Device",
+    "Diagonal",
     "Dtype",
     "Epilogue",
     "Future",
@@ -66,6 +68,8 @@ __all__ = [
     "prepare",
     "register",
     "run",
+    "sdpa_bwd",
+    "sdpa_fwd",
 ]
 
 register = TABLE.register
@@ -73,6 +77,7 @@ register = TABLE.register
 # The ops beyond matmul by their rooms, which are imported when a name is first used: `import dispatch` stays quick.
 _ROOMS = {
     "dispatch.ops.conv": ("Activation", "conv_bwd_data", "conv_bwd_filter", "conv_fwd", "conv_transpose"),
+    "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute, Epilogue
 from dispatch.ops.conv import cudnn_conv, numpy_conv
-from dispatch.ops.conv.rules import dense_filter, fixed_epilogue, fuses_in_nhwc, plain
+from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses_in_nhwc, plain
+from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
+from dispatch.ops.sdpa.rules import bounds, heads_by_8, one_bias_gradient
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -21,35 +23,43 @@ __all__ = ["ROWS"]
 NONE, UNSCALED = (Epilogue.NONE,), ((None, None),)  # none of cuBLASLt's: what is fused here is in the request
 COMP_64F, COMP_32F, COMP_32I, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I, Compute.COMPUTE_32F_FAST_TF32
 SM75, SM80, SM90 = Arch(75), Arch(80), Arch(90)
-V9   = (9, 0)
+V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attention has known faults
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
+SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
+MASK = (heads_by_8, bounds)
+H200 = ("H200",)
 NOT_YET: tuple[str, ...] = ()
 
 GPU_ROWS = (
 #       op                 x | dy   w | x   result     bias     z                     compute    epilogue, scales  rules           arch  until since  calls  run on
-    Row("conv_fwd",        (F64,    F64,    F64)    , ((F64,),  (F64,)),            COMP_64F,  NONE, UNSCALED, (dense_filter, fixed_epilogue), SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            FAST_TF32, NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM80, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F16,    F16,    F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (BF16,   BF16,   BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM80, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (I8,     I8,     I8)     , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_filter, plain),          SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (I8,     I8,     F32)    , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_filter, plain),          SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_filter,),     SM90, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (dense_filter,),     SM90, None, V9,   *CONV, NOT_YET),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (dense_filter,),     SM90, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_data",   (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_data",   (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_data",   (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_filter", (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_filter", (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, NOT_YET),
-    Row("conv_bwd_filter", (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, NOT_YET),
+    Row("conv_fwd",        (F64,    F64,    F64)    , ((F64,),  (F64,)),            COMP_64F,  NONE, UNSCALED, (dense_filter, fixed_epilogue), SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            FAST_TF32, NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM80, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F16,    F16,    F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (BF16,   BF16,   BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM80, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (I8,     I8,     I8)     , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_filter, plain),          SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (I8,     I8,     F32)    , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_nhwc, plain),            SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
+    Row("conv_bwd_data",   (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, H200),
+    Row("conv_bwd_data",   (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_data",   (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, H200),
+    Row("conv_bwd_filter", (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, H200),
+    Row("conv_bwd_filter", (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
+    Row("conv_bwd_filter", (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, H200),
+#                          q       k       out        bias
+    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, NOT_YET),
+    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, NOT_YET),
+    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, NOT_YET),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, NOT_YET),
 )
 
-NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv}
+NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_sdpa: numpy_sdpa}
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(row, arch=HOST, until=HOST, since=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",))

@@ -30,7 +30,7 @@ class Wire:
     """A tensor of a graph; `virtual` ones pass from node to node and never lie in memory.
 
     `value` makes it a number that is part of the graph; `by_value` one that the host gives at each run. `ragged` is the
-    wire of offsets of a packed tensor.
+    wire of offsets of a packed tensor. `scratch` lies in memory that the plan provides and nobody else sees.
     """
 
     uid: int
@@ -42,6 +42,7 @@ class Wire:
     by_value: bool = False
     alignment: int = MAX_ALIGNMENT
     ragged: int = 0
+    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Graph:
     def outputs(self) -> tuple[Wire, ...]:
         """What a run writes."""
         written = {uid for node in self.nodes for _, uid in node.outs}
-        return tuple(w for w in self.wires if not w.virtual and w.uid in written)
+        return tuple(w for w in self.wires if not w.virtual and not w.scratch and w.uid in written)
 
     def text(self) -> str:
         """The graph in words that are the same in every process: what its tuning is remembered by."""
@@ -121,6 +122,10 @@ class Builder:
         """A number that the host gives at each run."""
         return self._wire((1,) * rank, (1,) * rank, dtype, by_value=True)
 
+    def scratch(self, dims: Shape, dtype: Dtype, strides: Shape | None = None) -> Wire:
+        """What some engines keep in memory from one kernel to the next."""
+        return self._wire(dims, strides or c_strides(dims), dtype, scratch=True)
+
     def virtual(self, dims: Shape, dtype: Dtype | None = None, strides: Shape | None = None) -> Wire:
         """What passes from one node to the next."""
         return self._wire(dims, strides or c_strides(dims), dtype or self.compute, virtual=True)
@@ -136,8 +141,9 @@ class Builder:
         by_value: bool = False,
         alignment: int = MAX_ALIGNMENT,
         ragged: int = 0,
+        scratch: bool = False,
     ) -> Wire:
-        wire = Wire(len(self._wires) + 1, dims, strides, dtype, virtual, value, by_value, alignment, ragged)
+        wire = Wire(len(self._wires) + 1, dims, strides, dtype, virtual, value, by_value, alignment, ragged, scratch)
         self._wires.append(wire)
         return wire
 
@@ -153,6 +159,7 @@ class Builder:
     def pointwise(self, mode: str, x: Wire, *others: Wire, out: Wire | None = None, **attributes: Value) -> Wire:
         """One of cuDNN's pointwise modes, with NumPy's broadcasting of axes of extent 1.
 
+        Attributes are cuDNN's for the mode; MATH_PREC names another dtype to compute in than the graph's.
         Forward modes take x, or x and b, or for BINARY_SELECT x, b and t (the choice); backward ones dy and x.
         """
         if mode not in ARITY:

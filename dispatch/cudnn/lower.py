@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
 from dispatch.cudnn.descriptors import DATA_TYPE, Descriptor
+from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,11 +71,12 @@ def _numbers(value: Value) -> tuple[int, ...]:
 def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     part = Descriptor("POINTWISE")
     mode = cudnn.cudnnPointwiseMode_t[f"CUDNN_POINTWISE_{node.get('MODE')}"]
-    part.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", compute)
+    math = DATA_TYPE[Dtype.of(node.get("MATH_PREC"))] if node.has("MATH_PREC") else compute
+    part.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", math)
     for name, value in node.attributes:
         if name == "AXIS":
             part.set("POINTWISE_AXIS", "INT64", value)
-        elif name != "MODE":
+        elif name not in ("MODE", "MATH_PREC"):
             part.set(f"POINTWISE_{name}", "DOUBLE", value)
     made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", part.finalize())
 

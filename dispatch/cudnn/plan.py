@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from functools import cache
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
@@ -18,9 +19,9 @@ from dispatch.request import Plan
 from dispatch.tuning import Algorithm, AlgorithmCache, fastest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from dispatch.cudnn.graph import Graph
+    from dispatch.cudnn.graph import Graph, Wire
     from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.request import Argument, Request
@@ -30,6 +31,8 @@ __all__ = ["GraphPlan", "bind"]
 
 CANDIDATES = 10  # that autotune times
 WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
+NOT_SUPPORTED = 3  # the thousands of cuDNN's statuses of that kind
+ALIGNED = 256  # bytes at which scratch memory begins
 C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
@@ -39,10 +42,25 @@ class GraphPlan(Plan):
     `places` says where each wire's address stands in the request's arguments, in the order of `wires`.
     """
 
-    __slots__ = ("_constants", "_engine", "_handle", "_lane", "_numbers", "_places", "_scratch", "_uids")
+    __slots__ = (
+        "_constants",
+        "_engine",
+        "_handle",
+        "_lane",
+        "_numbers",
+        "_others",
+        "_own",
+        "_places",
+        "_scratch",
+        "_sizes",
+        "_uids",
+    )
 
-    def __init__(self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], engine: Engine) -> None:
+    def __init__(
+        self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], choice: Iterator[Engine]
+    ) -> None:
         super().__init__(row, capture_safe=True)
+        engine, self._others = next(choice), choice
         self._lane, self._handle = lane, handle_of(lane)
         fixed = [wire for wire in graph.wires if wire.value is not None]
         self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
@@ -50,14 +68,18 @@ class GraphPlan(Plan):
         self._numbers = tuple((places[uid], number) for uid, number in numbers.items())
         pointers = [uid for uid in places if uid not in numbers]
         self._places = tuple(places[uid] for uid in pointers)
-        uids = [*pointers, *numbers, *(wire.uid for wire in fixed)]
+        own = [wire for wire in graph.wires if wire.scratch]
+        self._sizes = tuple(_bytes(wire) for wire in own)
+        uids = [*pointers, *numbers, *(wire.uid for wire in (*fixed, *own))]
         self._uids = (ctypes.c_int64 * len(uids))(*uids)
         self.take(engine)
 
     def take(self, engine: Engine) -> None:
         """Run by this engine from now on."""
         self._engine = engine
-        self._scratch = self._handle.scratch(self._lane, engine.workspace)
+        ends = list(accumulate(self._sizes, initial=-(-engine.workspace // ALIGNED) * ALIGNED))
+        self._scratch = self._handle.scratch(self._lane, ends[-1])
+        self._own = [(self._scratch.value or 0) + start for start in ends[:-1]]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for place, number in self._numbers:
@@ -65,17 +87,25 @@ class GraphPlan(Plan):
         given: list[Any] = [arguments[place] for place in self._places]
         given += [ctypes.addressof(number) for _, number in self._numbers]
         given += [ctypes.addressof(number) for number in self._constants]
+        given += self._own
+        status = self._execute(given)
+        while status // 1000 == NOT_SUPPORTED and (engine := next(self._others, None)) is not None:
+            self.take(engine)  # a heuristic may propose what cannot run here (seen: f64 on sm_90)
+            status = self._execute([*given[: len(given) - len(self._own)], *self._own])
+        if status:
+            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise cudnn.cudnnBackendExecute.error(status)
+
+    def _execute(self, given: list[int]) -> int:
+        """Run with these addresses, in the order of the unique ids; gives the library's status."""
         handle = self._handle.follow()
         pack = cudnn.cudnnBackendDescriptor_t()
         cudnn.cudnnBackendCreateDescriptor(PACK, pack)
         try:
             self._fill(pack, (ctypes.c_void_p * len(given))(*given))
-            status = cudnn.cudnnBackendExecute.unchecked(handle, self._engine.plan.c, pack)
+            return cudnn.cudnnBackendExecute.unchecked(handle, self._engine.plan.c, pack)
         finally:
             cudnn.cudnnBackendDestroyDescriptor.unchecked(pack)
-        if status:
-            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise cudnn.cudnnBackendExecute.error(status)
 
     def _fill(self, pack: cudnn.cudnnBackendDescriptor_t, pointers: ctypes.Array[ctypes.c_void_p]) -> None:
         count = len(self._uids)
@@ -121,15 +151,15 @@ def bind(
     lane.device.activate()
     target = Target(handle_of(lane).c_handle)
     if not autotune:
-        return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)))
+        return GraphPlan(lane, row, graph, places, engines(graph, target, policy))
     memory = _memory(lane.device.model)
     name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
     known = memory.get(request.op, name)
     engine = None if known is None else restored(known.blob, target, policy)
     if engine is not None:
-        return GraphPlan(lane, row, graph, places, engine)
+        return GraphPlan(lane, row, graph, places, chain((engine,), engines(graph, target, policy)))
     candidates = _first(graph, target, policy)
-    made = GraphPlan(lane, row, graph, places, candidates[0])
+    made = GraphPlan(lane, row, graph, places, iter(candidates))
     if len(candidates) > 1:
         best = made.tune(request, candidates)
         memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
@@ -143,6 +173,12 @@ def _first(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
         if len(found) == CANDIDATES:
             break
     return found
+
+
+def _bytes(wire: Wire) -> int:
+    """Of a wire in scratch memory, up to where the next one may begin."""
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(wire.dims, wire.strides, strict=True))
+    return -(-reach * wire.dtype.itemsize // ALIGNED) * ALIGNED
 
 
 def _number(dtype: Dtype, value: float) -> Any:

@@ -52,8 +52,11 @@ Shapes = dict[str, tuple[int, ...]]
 BEFORE = "before"  # what an output held, for nodes that add to it
 
 
+WORDS = ("MODE", "MATH_PREC")  # the attributes of a pointwise node that are no numbers
+
+
 def _pointwise(node: Node, ins: Arrays, shapes: Shapes) -> Arrays:
-    numbers = {name: float(cast("float", value)) for name, value in node.attributes if name != "MODE"}
+    numbers = {name: float(cast("float", value)) for name, value in node.attributes if name not in WORDS}
     order = ("DYDESC", "XDESC") if "DYDESC" in ins else ("XDESC", "BDESC", "TDESC")
     found = pointwise(str(node.get("MODE")), [ins[name] for name in order if name in ins], numbers)
     (name,) = shapes
@@ -65,6 +68,11 @@ def _matmul(_node: Node, ins: Arrays, _shapes: Shapes) -> Arrays:
     if a.ndim > 2 and 1 < b.shape[-3] < a.shape[-3]:  # fewer heads: each serves a group
         b = np.repeat(b, a.shape[-3] // b.shape[-3], axis=-3)
     return {"CDESC": np.matmul(a, b)}
+
+
+def _reshape(_node: Node, ins: Arrays, _shapes: Shapes) -> Arrays:
+    """cuDNN's reshape with exchanged strides: the last two axes change places."""
+    return {"YDESC": np.swapaxes(ins["XDESC"], -1, -2)}
 
 
 def _reduction(node: Node, ins: Arrays, shapes: Shapes) -> Arrays:
@@ -99,6 +107,7 @@ def _filter(node: Node, ins: Arrays, shapes: Shapes) -> Arrays:
 NODES: dict[str, Callable[[Node, Arrays, Shapes], Arrays]] = {
     "POINTWISE": _pointwise,
     "MATMUL": _matmul,
+    "RESHAPE": _reshape,
     "REDUCTION": _reduction,
     "CONVOLUTION_FORWARD": _forward,
     "CONVOLUTION_BACKWARD_DATA": _data,

@@ -21,9 +21,17 @@ from dispatch.request import Signature
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.tensor import Tensor
+    from dispatch.tensor import Layout, Tensor
 
-__all__ = ["Activation", "ConvBwdDataRequest", "ConvBwdFilterRequest", "ConvFwdRequest", "ConvRequest", "Padding"]
+__all__ = [
+    "Activation",
+    "ConvBwdDataRequest",
+    "ConvBwdFilterRequest",
+    "ConvFwdRequest",
+    "ConvRequest",
+    "Padding",
+    "lies_dense",
+]
 
 Shape = tuple[int, ...]
 Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # the same everywhere; of each axis; before and behind
@@ -105,8 +113,7 @@ class ConvRequest(OperandRequest):
         for name in (*self.reads[:2], "out"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
-                last, first = _dense(tensor.shape, last=True), _dense(tensor.shape, last=False)
-                fits_last, fits_first = (_fits(tensor, strides) for strides in (last, first))
+                fits_last, fits_first = (lies_dense(tensor.layout, last=last) for last in (True, False))
                 if fits_last != fits_first:
                     return fits_last
         return False
@@ -198,9 +205,10 @@ def _dense(shape: Shape, *, last: bool) -> Shape:
     return tuple(strides)
 
 
-def _fits(tensor: Tensor, strides: Shape) -> bool:
-    own = tensor.layout.strides
-    return all(e == 1 or s == t for e, s, t in zip(tensor.shape, own, strides, strict=True))
+def lies_dense(layout: Layout, *, last: bool) -> bool:
+    """Whether a tensor is dense, with its channels last or first; axes of extent 1 lie either way."""
+    wanted = _dense(layout.shape, last=last)
+    return all(e == 1 or s == t for e, s, t in zip(layout.shape, layout.strides, wanted, strict=True))
 
 
 def _each(name: str, value: Any, rank: int, low: int) -> Shape:

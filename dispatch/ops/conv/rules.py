@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.conv.request import Activation
+from dispatch.ops.conv.request import Activation, lies_dense
 
 if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest
 
-__all__ = ["dense_filter", "fixed_epilogue", "fp8_layout", "fuses_in_nhwc", "plain"]
+__all__ = ["dense_filter", "dense_nhwc", "fixed_epilogue", "fp8_form", "fuses_in_nhwc", "plain"]
 
 # With a bias and one of these, cuDNN has kernels made beforehand, in any layout; all else it compiles, for NHWC alone.
 FIXED = (Activation.IDENTITY, Activation.RELU_FWD, Activation.SIGMOID_FWD, Activation.TANH_FWD)
@@ -29,8 +29,7 @@ def _fixed(request: ConvFwdRequest) -> bool:
 
 def fixed_epilogue(request: ConvFwdRequest) -> str:
     """f64: a bias with no activation, RELU, SIGMOID or TANH, or a residual, bias and RELU."""
-    residual = request.z is not None and request.bias is not None and request.activation is Activation.RELU_FWD
-    if _fixed(request) or residual:
+    if _fixed(request):
         return ""
     return "needs a bias with IDENTITY, RELU_FWD, SIGMOID_FWD or TANH_FWD, or z, bias and RELU_FWD, has " + _said(
         request
@@ -58,15 +57,24 @@ def dense_filter(request: ConvRequest) -> str:
     )
 
 
-def fp8_layout(request: ConvRequest) -> str:
-    """fp8: channels last, and whole 16 bytes of them."""
-    wrong = []
-    if not request.channels_last:
-        wrong.append("operands with channels last")
-    for name, channels in (("x", request.w_shape[1]), ("w", request.w_shape[0])):
-        if channels % 16:
-            wrong.append(f"a multiple of 16 channels of {name}, has {channels}")
-    return f"needs {' and '.join(wrong)}" if wrong else ""
+def fp8_form(request: ConvFwdRequest) -> str:
+    """fp8: two or three spatial axes, and one group, or groups of a multiple of 8 channels."""
+    if request.x.ndim == 3:
+        return f"needs two spatial axes or three, has x {request.x.layout}"
+    if request.groups > 1 and request.w_shape[1] % 8:
+        return f"needs groups of a multiple of 8 channels, has {request.w_shape[1]}"
+    return ""
+
+
+def dense_nhwc(request: ConvFwdRequest) -> str:
+    """Every operand is dense, with its channels last (seen on an H200: other layouts are taken and come out wrong)."""
+    for name in ("x", "w", "z", "out"):
+        if name == "z" and request.z is None:
+            continue
+        layout = request.layout_of(name)
+        if not lies_dense(layout, last=True):
+            return f"needs {name} dense with channels last, has {layout}"
+    return ""
 
 
 def _said(request: ConvFwdRequest) -> str:

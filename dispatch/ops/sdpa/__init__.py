@@ -1,0 +1,102 @@
+"""Scaled dot product attention and its gradient: `sdpa_fwd` and `sdpa_bwd`, fused by cuDNN.
+
+`SdpaFwdRequest` and `SdpaBwdRequest` are the requests; `cudnn_sdpa` and `numpy_sdpa` carry them out, `reference` says
+what is right, `cases` what is tested. The rooms: request (what may be asked), describe (as a graph), cudnn, formulas,
+rules (for the table), forms (what is tested).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
+from dispatch.request import run
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.ops.sdpa.forms import SdpaCase
+    from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = [
+    "Diagonal",
+    "SdpaBwdRequest",
+    "SdpaFwdRequest",
+    "cases",
+    "cudnn_sdpa",
+    "numpy_sdpa",
+    "reference",
+    "sdpa_bwd",
+    "sdpa_fwd",
+]
+
+
+# fmt: off
+def sdpa_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, seq_len_q: Tensor | None = None,
+    seq_len_kv: Tensor | None = None, out: Tensor | None = None, stats_out: Tensor | None = None,
+    scale: float | None = None, left_bound: int | None = None, right_bound: int | None = None,
+    diagonal: Diagonal = Diagonal.TOP_LEFT, stats: bool = False, workspace: int | None = None, autotune: bool = False,
+) -> Any:
+    """O = softmax(mask(scale · Q · Kᵀ + bias)) · V on the current stream; returns without waiting.
+
+    q is (B, Hq, Sq, D), k (B, Hk, Skv, D), v (B, Hv, Skv, Dv), O (B, Hq, Sq, Dv); the arguments are the fields of
+    `SdpaFwdRequest`, which documents them. right_bound=0 is causal, left_bound a sliding window. Returns O, or with
+    stats=True (O, statistics). Follows cuDNN's scaled dot product attention. Raises BadRequest for operands that do not
+    fit, NoRow where no library takes the request.
+    """
+    return run(SdpaFwdRequest(
+        q, k, v, bias, seq_len_q, seq_len_kv, out, stats_out, scale, left_bound, right_bound, diagonal, stats,
+        workspace, autotune,
+    ))
+
+
+def sdpa_bwd(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, stats: Tensor, *, bias: Tensor | None = None,
+    seq_len_q: Tensor | None = None, seq_len_kv: Tensor | None = None, dq: Tensor | None = None,
+    dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None, scale: float | None = None,
+    left_bound: int | None = None, right_bound: int | None = None, diagonal: Diagonal = Diagonal.TOP_LEFT,
+    bias_gradient: bool = False, deterministic: bool = False, workspace: int | None = None, autotune: bool = False,
+) -> tuple[Tensor, ...]:
+    """(dQ, dK, dV), and with bias_gradient=True dbias, of `sdpa_fwd`; `stats` is what it gave back.
+
+    The arguments are the fields of `SdpaBwdRequest`. Raises as `sdpa_fwd` does.
+    """
+    result: tuple[Tensor, ...] = run(SdpaBwdRequest(
+        q, k, v, o, do, stats, bias, seq_len_q, seq_len_kv, dq, dk, dv, dbias, scale, left_bound, right_bound, diagonal,
+        bias_gradient, deterministic, workspace, autotune,
+    ))
+    return result
+# fmt: on
+
+
+def cudnn_sdpa(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
+    from dispatch.ops.sdpa import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan(request, lane, row)
+
+
+def numpy_sdpa(request: SdpaRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy in f32."""
+    from dispatch.cudnn.formulas import numpy_plan
+    from dispatch.ops.sdpa.formulas import evaluate
+
+    return numpy_plan(evaluate, request, lane, row)
+
+
+def reference(request: SdpaRequest) -> Results:
+    """The outputs of a request in float64, by name."""
+    from dispatch.cudnn.formulas import EXACT
+    from dispatch.ops.sdpa.formulas import evaluate
+
+    return evaluate(request, EXACT)
+
+
+def cases(row: Row) -> list[SdpaCase]:
+    """The cases that a row of the table is tried with."""
+    from dispatch.ops.sdpa import forms
+
+    return forms.cases(row)

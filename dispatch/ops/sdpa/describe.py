@@ -1,0 +1,240 @@
+"""An attention request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+
+Two graphs: one unified operation where that is all there is to it, and the chain of products, masks and softmax in the
+order that cuDNN's fused attention engines look for. Pure: it calls no library.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.cudnn.graph import Builder, Graph
+from dispatch.keys import F32, I32
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+from dispatch.tensor import c_strides
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.graph import Wire
+    from dispatch.ops.sdpa.request import SdpaRequest
+
+__all__ = ["Described", "composed", "describe", "unified"]
+
+FOUR = 4  # every tensor of attention has that many axes
+
+
+class Described(NamedTuple):
+    """A graph, and for the unique id of each operand its place in the request's arguments."""
+
+    graph: Graph
+    places: dict[int, int]
+
+
+def describe(request: SdpaRequest) -> Described:
+    """The graph of a request, composed: every version of cuDNN takes that one."""
+    return composed(request)
+
+
+def composed(request: SdpaRequest) -> Described:
+    """The graph of a request as a chain of operations."""
+    drawing = _Drawing(request)
+    if isinstance(request, SdpaFwdRequest):
+        drawing.forward(request)
+    elif isinstance(request, SdpaBwdRequest):
+        drawing.backward(request)
+    return Described(drawing.builder.build(), drawing.places)
+
+
+def unified(request: SdpaFwdRequest) -> Described:
+    """The graph of a forward without masks and bias as one operation (cuDNN 9.13)."""
+    drawing = _Drawing(request)
+    tensor, builder = drawing.tensor, drawing.builder
+    ins = {"QDESC": tensor("q"), "KDESC": tensor("k"), "VDESC": tensor("v")}
+    ins["SCALEDESC"] = builder.scalar(request.factor, FOUR)
+    outs = {"ODESC": tensor("out"), "STATSDESC": tensor("stats_out") if request.stats else None}
+    builder.node("SDPA_FWD", ins, outs)
+    return Described(builder.build(), drawing.places)
+
+
+class _Drawing:
+    def __init__(self, request: SdpaRequest) -> None:
+        self.request = request
+        self.builder = Builder(F32)
+        self.places: dict[int, int] = {}
+        self._wires: dict[str, Wire] = {}
+
+    # -- operands -------------------------------------------------------------------------------------------------
+    def tensor(self, name: str, *, transposed: bool = False) -> Wire:
+        """The wire of an operand; K and V also with their last two axes exchanged."""
+        if name in self._wires:
+            return self._wires[name]
+        request = self.request
+        layout = request.layout_of(name)
+        dims, strides = layout.shape, layout.strides
+        if len(dims) == 1:
+            dims, strides = (dims[0], 1, 1, 1), (1, 1, 1, 1)
+        if transposed:
+            dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
+        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
+        self.places[wire.uid] = (*request.reads, *request.writes).index(name)
+        self._wires[name] = wire
+        return wire
+
+    def _lengths(self) -> tuple[Wire | None, Wire | None]:
+        if not self.request.padded:
+            return None, None
+        return self.tensor("seq_len_q"), self.tensor("seq_len_kv")
+
+    # -- the scores -----------------------------------------------------------------------------------------------
+    def _scores(self, product: Wire) -> Wire:
+        """Scale, bias and padding, which come before the backward's statistics."""
+        builder, request = self.builder, self.request
+        value = builder.pointwise("MUL", product, builder.scalar(request.factor, FOUR))
+        if request.bias is not None:
+            value = builder.pointwise("ADD", value, self.tensor("bias"))
+        lengths = [length for length in self._lengths() if length is not None]
+        if lengths:
+            inside = [
+                builder.pointwise("CMP_LT", self._index(value, axis), length, MATH_PREC="bool")
+                for axis, length in zip((2, 3), lengths, strict=True)
+            ]
+            both = builder.pointwise("LOGICAL_AND", *inside, MATH_PREC="bool")
+            value = self._select(value, both)
+        return value
+
+    def _index(self, value: Wire, axis: int) -> Wire:
+        return self.builder.pointwise("GEN_INDEX", value, AXIS=axis, MATH_PREC="i32")
+
+    def _select(self, value: Wire, choice: Wire) -> Wire:
+        return self.builder.pointwise("BINARY_SELECT", value, self.builder.scalar(-math.inf, FOUR), choice)
+
+    def _masks(self, value: Wire) -> Wire:
+        """The bounds to the right and to the left of the diagonal."""
+        request = self.request
+        if request.right_bound is not None:
+            value = self._right(value, request.right_bound)
+        if request.left_bound is not None:
+            value = self._left(value, request.left_bound)
+        return value
+
+    def _shifted(self, index: Wire, sign: int) -> Wire:
+        """An index of queries moved by Skv - Sq, or one of keys by Sq - Skv (sign -1): the diagonal at the end."""
+        builder, request = self.builder, self.request
+        if request.diagonal is Diagonal.TOP_LEFT:
+            return index
+        q, kv = self._lengths()
+        if q is None or kv is None:
+            q, kv = (builder.scalar(extent, FOUR, I32) for extent in request.scores[2:])
+        first, second = ("ADD", "SUB") if sign > 0 else ("SUB", "ADD")
+        moved = builder.pointwise(first, index, kv, out=self._whole(index), MATH_PREC="i32")
+        return builder.pointwise(second, moved, q, out=self._whole(index), MATH_PREC="i32")
+
+    def _whole(self, like: Wire) -> Wire:
+        return self.builder.virtual(like.dims, I32)
+
+    def _right(self, value: Wire, bound: int) -> Wire:
+        builder = self.builder
+        row = self._shifted(self._index(value, 2), 1)
+        column = self._index(value, 3)
+        if bound:
+            number = builder.scalar(bound, FOUR, I32)
+            row = builder.pointwise("ADD", row, number, out=self._whole(row), MATH_PREC="i32")
+        return self._select(value, builder.pointwise("CMP_GE", row, column, MATH_PREC="bool"))
+
+    def _left(self, value: Wire, bound: int) -> Wire:
+        builder, request = self.builder, self.request
+        row, column = self._index(value, 2), self._index(value, 3)
+        if request.diagonal is Diagonal.TOP_LEFT or not request.padded:
+            # One sum in f32, as the engines look for it where lengths are fixed.
+            if request.diagonal is Diagonal.BOTTOM_RIGHT:
+                bound += request.scores[2] - request.scores[3]
+            column = builder.pointwise("ADD", column, builder.scalar(float(bound), FOUR))
+        else:
+            number = builder.scalar(bound, FOUR, I32)
+            column = builder.pointwise("ADD", column, number, out=self._whole(column), MATH_PREC="i32")
+            column = self._shifted(column, -1)
+        return self._select(value, builder.pointwise("CMP_GT", column, row, MATH_PREC="bool"))
+
+    # -- forward --------------------------------------------------------------------------------------------------
+    def forward(self, request: SdpaFwdRequest) -> None:
+        builder = self.builder
+        q, k = self.tensor("q"), self.tensor("k", transposed=True)
+        len_q, len_kv = self._lengths()
+        padding = 0.0 if request.padded else None
+        value = builder.matmul(q, k, m=len_q, n=len_kv, padding=padding)
+        value = self._masks(self._scores(value))
+        rows = (*request.scores[:3], 1)
+        largest = builder.reduction("MAX", value, rows)
+        powers = builder.pointwise("EXP", builder.pointwise("SUB", value, largest))
+        total = builder.reduction("ADD", powers, rows)
+        # Where nobody asks for the statistics they are virtual: without them the engines do not know the graph.
+        stats = self.tensor("stats_out") if request.stats else builder.virtual(rows)
+        builder.pointwise("ADD", largest, builder.pointwise("LOG", total), out=stats)
+        weights = builder.virtual(request.scores, request.q.dtype)
+        builder.pointwise("DIV", powers, total, out=weights)
+        builder.matmul(weights, self.tensor("v"), out=self.tensor("out"), m=len_q, k=len_kv)
+
+    # -- backward -------------------------------------------------------------------------------------------------
+    def backward(self, request: SdpaBwdRequest) -> None:
+        builder = self.builder
+        heads = request.q.shape[1]
+        len_q, len_kv = self._lengths()
+        rows = (*request.scores[:3], 1)
+        do, o = self.tensor("do"), self.tensor("o")
+        _, h, sq, dv = o.dims
+        product = builder.virtual(o.dims, None, (h * sq * dv, sq * dv, h * dv, 1))
+        builder.pointwise("MUL", do, o, out=product)
+        total = builder.reduction("ADD", product, rows)
+        # What dropout would scale is scaled by 1: the engines look for the operation.
+        delta = builder.pointwise("MUL", total, builder.scalar(1.0, FOUR), out=builder.scratch(rows, F32))
+
+        q, k = self.tensor("q"), self.tensor("k", transposed=True)
+        value = self._scores(builder.matmul(q, k, m=len_q, n=len_kv))
+        value = builder.pointwise("SUB", value, self.tensor("stats"))
+        weights = builder.pointwise("EXP", self._masks(value))
+        self._summed(self._turned(weights), do, "dv", heads, m=len_kv, k=len_q)
+
+        gradient = builder.matmul(do, self.tensor("v", transposed=True), m=len_q, n=len_kv)
+        gradient = builder.pointwise("MUL", builder.pointwise("SUB", gradient, delta), weights)
+        if request.bias_gradient:
+            builder.reduction("ADD", gradient, self._dims("dbias"), out=self.tensor("dbias"))
+        gradient = builder.pointwise("MUL", gradient, builder.scalar(request.factor, FOUR))
+        self._summed(self._turned(gradient), q, "dk", heads, m=len_kv, k=len_q)
+        self._query(request, gradient, k, len_q, len_kv)
+
+    def _dims(self, name: str) -> tuple[int, ...]:
+        return self.request.layout_of(name).shape
+
+    def _turned(self, value: Wire) -> Wire:
+        """Its transpose, in the operands' dtype: what a product takes."""
+        b, h, sq, skv = value.dims
+        steps = (h * sq * skv, sq * skv, 1, skv)
+        made = self.builder.virtual((b, h, skv, sq), self.request.q.dtype, steps)
+        self.builder.node("RESHAPE", {"XDESC": value}, {"YDESC": made})
+        return made
+
+    def _summed(self, a: Wire, b: Wire, name: str, heads: int, *, m: Wire | None, k: Wire | None) -> None:
+        """A product for every head of Q, added up over the heads that share one of K or V."""
+        builder, request = self.builder, self.request
+        out = self.tensor(name)
+        if out.dims[1] == heads:
+            builder.matmul(a, b, out=out, m=m, k=k)
+            return
+        dims = (out.dims[0], heads, *out.dims[2:])
+        full = builder.virtual(dims, request.q.dtype, c_strides(dims))
+        builder.matmul(a, b, out=full, m=m, k=k)
+        builder.node("REDUCTION", {"XDESC": full}, {"YDESC": out}, OPERATOR="ADD")
+
+    def _query(self, request: SdpaBwdRequest, gradient: Wire, k: Wire, len_q: Wire | None, len_kv: Wire | None) -> None:
+        builder = self.builder
+        dims, steps = ((*t[:2], t[3], t[2]) for t in (k.dims, k.strides))
+        keys = builder.virtual(dims, request.q.dtype, steps)
+        builder.node("RESHAPE", {"XDESC": k}, {"YDESC": keys})
+        dq = self.tensor("dq")
+        if request.deterministic or request.bias_gradient:
+            builder.matmul(gradient, keys, out=dq, m=len_q, k=len_kv)
+            return
+        # Blocks of keys add to dQ in memory, in f32, in whatever order they come.
+        sums = builder.scratch(dq.dims, F32)
+        builder.matmul(gradient, keys, out=sums, m=len_q, k=len_kv)
+        builder.pointwise("IDENTITY", sums, out=dq)

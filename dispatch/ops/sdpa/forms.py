@@ -1,0 +1,231 @@
+"""The cases that the attention rows are tried with, and how far a result may be from the float64 reference.
+
+Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. The bounds are derived below, not tuned to what a
+library happens to give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.formulas import EXACT, values
+from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.keys import F32
+from dispatch.ops.matmul.trial import ROUNDOFF
+from dispatch.ops.sdpa.formulas import evaluate, per_head, summed, weights_of
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.device import Device
+    from dispatch.keys import Dtype
+    from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.row import Row
+    from dispatch.tensor import Array
+
+__all__ = ["Form", "SdpaCase", "bounds_of", "cases"]
+
+BOTTOM = {"diagonal": Diagonal.BOTTOM_RIGHT}
+CAUSAL, WINDOW = {"right_bound": 0}, {"left_bound": 17}
+SBHD = (2, 0, 1, 3)  # orders of the axes in memory
+BSHD = (0, 2, 1, 3)
+EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arguments of magnitude 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """Sizes, order in memory and masks.
+
+    `bias` is its shape's first two extents; `lengths` draws those of each sequence.
+    """
+
+    name: str
+    b: int
+    h: int
+    hk: int
+    sq: int
+    skv: int
+    d: int
+    dv: int = 0
+    order: tuple[int, ...] = BSHD
+    masks: dict[str, Any] = field(default_factory=dict)
+    bias: tuple[int, int] | None = None
+    lengths: bool = False
+
+
+# fmt: off
+FORMS = (
+    Form("plain",               2, 4, 4, 128, 128, 64),
+    Form("heads first",         2, 3, 3, 128, 128, 64, order=(0, 1, 2, 3)),
+    Form("sequence first",      2, 2, 2, 96, 64, 64, order=SBHD),
+    Form("ones",                1, 1, 1, 1, 1, 8),
+    Form("primes",              3, 5, 5, 67, 131, 40),
+    Form("one query",           2, 4, 4, 1, 257, 64),
+    Form("more queries",        1, 2, 2, 200, 77, 64),
+    Form("head 128",            1, 2, 2, 150, 150, 128),
+    Form("head 256",            1, 2, 2, 70, 90, 256),
+    Form("wide v",              1, 2, 2, 64, 96, 64, 128),
+    Form("gqa",                 2, 6, 2, 100, 131, 64),
+    Form("mqa",                 2, 4, 1, 127, 129, 128),
+    Form("scaled",              1, 2, 2, 64, 64, 64, masks={"scale": 0.3}),
+    Form("causal",              2, 4, 4, 193, 193, 64, masks=CAUSAL),
+    Form("causal, fewer keys",  1, 2, 2, 130, 70, 64, masks=CAUSAL),
+    Form("causal gqa",          1, 8, 2, 129, 129, 128, masks=CAUSAL),
+    Form("causal bottom",       2, 2, 2, 65, 131, 64, masks={**CAUSAL, **BOTTOM}),
+    Form("right 5",             1, 2, 2, 100, 100, 64, masks={"right_bound": 5}),
+    Form("window",              1, 2, 2, 150, 150, 64, masks=WINDOW),
+    Form("causal window",       1, 2, 2, 200, 200, 64, masks={**CAUSAL, **WINDOW}),
+    Form("causal window bottom", 1, 2, 2, 77, 130, 64, masks={**CAUSAL, **WINDOW, **BOTTOM}),
+    Form("bias",                2, 3, 3, 64, 96, 64, bias=(1, 3)),
+    Form("bias for all",        2, 3, 3, 100, 67, 64, bias=(1, 1)),
+    Form("bias of each",        2, 2, 2, 64, 64, 64, bias=(2, 2)),
+    Form("causal bias",         1, 2, 2, 128, 128, 64, masks=CAUSAL, bias=(1, 2)),
+    Form("lengths",             3, 2, 2, 128, 160, 64, lengths=True),
+    Form("causal lengths",      3, 2, 2, 128, 128, 64, masks=CAUSAL, lengths=True),
+    Form("causal bottom lengths", 3, 2, 2, 128, 160, 64, masks={**CAUSAL, **BOTTOM}, lengths=True),
+    Form("head of 12",          1, 2, 2, 64, 64, 12),
+    Form("bottom, fewer keys",  1, 2, 2, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class SdpaCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    op: str
+    form: Form
+    dtype: Dtype
+    choices: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def id(self) -> str:
+        return "-".join([str(self.dtype), self.form.name, *(name for name, _ in self.choices)])
+
+    @property
+    def name(self) -> str:
+        return self.form.name
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands and poisoned outputs."""
+        forward = self._forward(device, rng)
+        request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
+        memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.made().items()]
+        outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.made(), memories, strict=True)}
+        request = replace(request, **outputs)
+        expected = evaluate(request, EXACT)
+        return Trial(self.id, request, expected, bounds_of(request, expected), tuple(memories))
+
+    def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> Memory:
+        return place(device, poison(dtype, shape), None if name in ("stats_out", "dbias") else self.form.order)
+
+    def _forward(self, device: Device, rng: np.random.Generator) -> SdpaFwdRequest:
+        form = self.form
+        shapes = {
+            "q": (form.b, form.h, form.sq, form.d),
+            "k": (form.b, form.hk, form.skv, form.d),
+            "v": (form.b, form.hk, form.skv, form.dv or form.d),
+        }
+        given: dict[str, Any] = {
+            name: place(device, normal(rng, self.dtype, shape), form.order).view for name, shape in shapes.items()
+        }
+        if form.bias is not None:
+            given["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
+        if form.lengths:
+            for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
+                given[name] = device.array(self._lengths(rng, name, most))
+        choices = dict(self.choices) if self.op == "sdpa_fwd" else {}
+        return SdpaFwdRequest(**given, **form.masks, **choices)
+
+    def _lengths(self, rng: np.random.Generator, name: str, most: int) -> Array:
+        """One full sequence, the others shorter; with the diagonal at the end every query has a key."""
+        bottom = self.form.masks.get("diagonal") is Diagonal.BOTTOM_RIGHT
+        low, high = (1, most // 2) if name == "seq_len_q" else (most // 2 if bottom else 1, most)
+        drawn = rng.integers(low, high + 1, self.form.b).astype(np.int32)
+        drawn[0] = most
+        return drawn
+
+    def _backward(self, device: Device, rng: np.random.Generator, forward: SdpaFwdRequest) -> SdpaBwdRequest:
+        made = evaluate(forward, EXACT)
+        stats = weights_of(forward, EXACT).stats
+        o = place(device, made["out"].astype(self.dtype.numpy), self.form.order).view
+        do = place(device, normal(rng, self.dtype, made["out"].shape), self.form.order).view
+        shared = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv")
+        given: dict[str, Any] = {name: getattr(forward, name) for name in shared}
+        logarithms = device.array(np.where(np.isfinite(stats), stats, 0).astype(np.float32))
+        return SdpaBwdRequest(o=o, do=do, stats=logarithms, **given, **self.form.masks, **dict(self.choices))
+
+
+def bounds_of(request: SdpaRequest, expected: Results) -> Results:
+    """How far each output may be off, element by element.
+
+    A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one; its power is then
+    off by e of itself, and by the GPU's ex2 by EXP2 · (1 + |score|) more. Weights are rounded to the operands' dtype
+    (unit roundoff w) before they meet V, and so is the inner gradient before it meets Q and K. Sums of n walk like √n.
+    """
+    work = EXACT
+    w, u = ROUNDOFF[request.q.dtype][0], unit(request.q.dtype)
+    heads, d = request.q.shape[1], request.q.shape[3]
+    q, k, v = (np.abs(values(tensor, work)) for tensor in (request.q, request.k, request.v))
+    k, v = per_head(k, heads), per_head(v, heads)
+    sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor)
+    stats = values(request.stats, work) if isinstance(request, SdpaBwdRequest) else None
+    found = weights_of(request, work, stats)
+    seen = np.isfinite(found.scores)
+    off = (8 + 4 * np.sqrt(d)) * u * sizes + EXP2 * (1 + np.where(seen, np.abs(found.scores), 0))
+    if request.bias is not None:
+        off = off + 4 * u * np.abs(values(request.bias, work))
+    worst = np.where(seen, off, 0).max(axis=-1, keepdims=True)
+    spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w
+    if isinstance(request, SdpaBwdRequest):
+        return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
+    error = spread * (found.weights @ v)
+    allowed = {"out": rounded(error, expected["out"], request.q.dtype)}
+    if "stats_out" in expected:
+        logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
+        allowed["stats_out"] = rounded(worst + EXP2 * (1 + logarithms) + spread - w, logarithms, F32)
+    return allowed
+
+
+def _backward_bounds(
+    request: SdpaBwdRequest, expected: Results, weights: Array, spread: Array, sizes: tuple[Array, ...]
+) -> Results:
+    q, k, v = sizes
+    w, u = ROUNDOFF[request.q.dtype][0], unit(request.q.dtype)
+    do, o = (np.abs(values(tensor, EXACT)) for tensor in (request.do, request.o))
+    walk = (8 + 4 * np.sqrt(request.v.shape[3])) * u
+    products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
+    signed = values(request.do, EXACT) @ np.swapaxes(per_head(values(request.v, EXACT), q.shape[1]), -1, -2)
+    inner = np.abs(signed - (values(request.do, EXACT) * values(request.o, EXACT)).sum(axis=-1, keepdims=True))
+    off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
+    scaled = abs(request.factor) * (off + w * weights * inner)
+    lengths = (8 + 4 * np.sqrt(max(q.shape[2], k.shape[2]))) * u + w  # of the sums, and of heads before they are added
+    whole = abs(request.factor) * weights * inner
+    turned = np.swapaxes(weights, -1, -2)
+    errors = {
+        "dq": scaled @ k + lengths * (whole @ k),
+        "dk": summed(np.swapaxes(scaled + lengths * whole, -1, -2) @ q, request.k.shape[1]),
+        "dv": summed(np.swapaxes(spread * weights, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
+    }
+    allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
+    if "dbias" in expected and request.bias is not None:
+        axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
+        error = (off + w * weights * inner).sum(axis=axes, keepdims=True)
+        allowed["dbias"] = rounded(error, expected["dbias"], request.bias.dtype)
+    return allowed
+
+
+def cases(row: Row) -> list[SdpaCase]:
+    """Every form; the forward with and without statistics in turn, the backward with its choices."""
+    dtype = row.dtypes[0]
+    if row.op == "sdpa_fwd":
+        turns = ((), (("stats", True),))
+        return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(FORMS)]
+    found = [SdpaCase(row.op, form, dtype) for form in FORMS]
+    biased = [form for form in FORMS if form.bias is not None]
+    found += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
+    plain = [form for form in FORMS if form.name in ("plain", "causal gqa")]
+    return found + [SdpaCase(row.op, form, dtype, (("deterministic", True),)) for form in plain]

@@ -1,0 +1,110 @@
+"""Attention and its gradient in NumPy, and the sizes of what is added up on the way, which bounds are made of.
+
+The host rows compute with it, tests hold rows against it in float64. It calls no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.cudnn.formulas import values
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.tensor import Array
+
+__all__ = ["Weights", "evaluate", "per_head", "summed", "visible", "weights_of"]
+
+
+def evaluate(request: SdpaRequest, work: np.dtype[Any]) -> Results:
+    """The outputs of a request, by name."""
+    if isinstance(request, SdpaBwdRequest):
+        return _backward(request, work)
+    return _forward(request, work) if isinstance(request, SdpaFwdRequest) else {}
+
+
+def per_head(array: Array, heads: int) -> Array:
+    """K or V with a copy for every head of Q."""
+    return array if array.shape[1] == heads else np.repeat(array, heads // array.shape[1], axis=1)
+
+
+def summed(array: Array, heads: int) -> Array:
+    """The gradient of a shared K or V: that of each head of Q, added up by groups."""
+    b, full, *rest = array.shape
+    return array if full == heads else array.reshape(b, heads, full // heads, *rest).sum(axis=2)
+
+
+def visible(request: SdpaRequest) -> Array:
+    """Which key each query sees, as (B or 1, 1, Sq, Skv)."""
+    sq, skv = request.scores[2:]
+    row, column = np.arange(sq)[:, None], np.arange(skv)[None, :]
+    seen = np.ones((1, 1, sq, skv), bool)
+    shift: Any = 0
+    if request.seq_len_q is not None and request.seq_len_kv is not None:
+        len_q, len_kv = (np.asarray(t).reshape(-1, 1, 1, 1) for t in (request.seq_len_q, request.seq_len_kv))
+        seen = (row < len_q) & (column < len_kv)
+        shift = len_kv - len_q
+    else:
+        shift = skv - sq
+    if request.diagonal is Diagonal.TOP_LEFT:
+        shift = 0
+    if request.right_bound is not None:
+        seen = seen & (column <= row + shift + request.right_bound)
+    if request.left_bound is not None:
+        seen = seen & (column > row + shift - request.left_bound)
+    return seen
+
+
+class Weights(NamedTuple):
+    """The softmax of the scores, and the logarithms of its sums (-∞ for a query that sees nothing)."""
+
+    weights: Array
+    stats: Array
+    scores: Array
+
+
+def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = None) -> Weights:
+    """The weights of every query; by the statistics of the forward where they are given."""
+    q, k = values(request.q, work), per_head(values(request.k, work), request.q.shape[1])
+    scores = (q @ np.swapaxes(k, -1, -2)) * work.type(request.factor)
+    if request.bias is not None:
+        scores = scores + values(request.bias, work)
+    scores = np.where(visible(request), scores, -np.inf)
+    if stats is None:
+        largest = scores.max(axis=-1, keepdims=True)
+        largest = np.where(np.isfinite(largest), largest, 0)
+        with np.errstate(divide="ignore"):
+            stats = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
+    shift = np.where(np.isfinite(stats), stats, 0)
+    return Weights(np.exp(scores - shift), stats, scores)
+
+
+def _forward(request: SdpaFwdRequest, work: np.dtype[Any]) -> Results:
+    found = weights_of(request, work)
+    results = {"out": found.weights @ per_head(values(request.v, work), request.q.shape[1])}
+    if request.stats:
+        results["stats_out"] = found.stats
+    return results
+
+
+def _backward(request: SdpaBwdRequest, work: np.dtype[Any]) -> Results:
+    heads = request.q.shape[1]
+    q, do, o = (values(tensor, work) for tensor in (request.q, request.do, request.o))
+    k, v = (per_head(values(tensor, work), heads) for tensor in (request.k, request.v))
+    weights = weights_of(request, work, values(request.stats, work)).weights
+    delta = (do * o).sum(axis=-1, keepdims=True)
+    inner = weights * (do @ np.swapaxes(v, -1, -2) - delta)
+    scaled = inner * work.type(request.factor)
+    results = {
+        "dq": scaled @ k,
+        "dk": summed(np.swapaxes(scaled, -1, -2) @ q, request.k.shape[1]),
+        "dv": summed(np.swapaxes(weights, -1, -2) @ do, request.v.shape[1]),
+    }
+    if request.bias_gradient and request.bias is not None:
+        axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
+        results["dbias"] = inner.sum(axis=axes, keepdims=True)
+    return results

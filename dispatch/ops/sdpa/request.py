@@ -1,0 +1,260 @@
+"""The requests of scaled dot product attention: `sdpa_fwd`, and its gradient `sdpa_bwd`.
+
+Q is (B, Hq, Sq, D), K (B, Hk, Skv, D), V (B, Hv, Skv, Dv); strides say how they lie (BHSD, BSHD or neither), but D is
+dense. Fewer heads of K and V than of Q are shared by groups of them (GQA; MQA with one). This file calls nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, I32, Dtype
+from dispatch.request import Signature
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Tensor
+
+__all__ = ["Diagonal", "SdpaBwdRequest", "SdpaFwdRequest", "SdpaRequest"]
+
+
+class Diagonal(IntEnum):
+    """Which corner of the scores the diagonal of a mask starts from; they differ where Sq and Skv do."""
+
+    TOP_LEFT = 0
+    BOTTOM_RIGHT = 1
+
+
+class SdpaRequest(OperandRequest):
+    """What forward and backward have in common: Q, K, V, and what is done to the scores before the softmax.
+
+    With r = 0 for TOP_LEFT and r = Skv - Sq for BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and
+    j > i + r - left_bound: right_bound 0 is causal, left_bound is the width of a sliding window.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    seq_len_q: Tensor | None
+    seq_len_kv: Tensor | None
+    scale: float | None
+    left_bound: int | None
+    right_bound: int | None
+    diagonal: Diagonal
+    workspace: int | None
+    autotune: bool
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("q", "k", "v")
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        """Of Q, K and the result, and of the bias."""
+        return (self.q.dtype, self.k.dtype, self.q.dtype, None if self.bias is None else self.bias.dtype)
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes)
+
+    @property
+    def factor(self) -> float:
+        """What the scores are multiplied with: `scale`, or 1/√D."""
+        return 1 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the sequences of the batch have lengths of their own."""
+        return self.seq_len_q is not None
+
+    @property
+    def masked(self) -> bool:
+        return self.left_bound is not None or self.right_bound is not None
+
+    @property
+    def scores(self) -> tuple[int, int, int, int]:
+        """The shape of Q · Kᵀ."""
+        return (*self.q.shape[:3], self.k.shape[2])  # type: ignore[return-value]  # four axes were checked
+
+    def choices(self) -> tuple[Any, ...]:
+        bounds = (self.left_bound, self.right_bound, self.diagonal)
+        return (self.factor, *bounds, self.workspace, self.autotune)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def _check_operands(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.ndim != 4:
+                raise BadRequest(name, str(tensor.layout), "four axes: (batch, heads, sequence, head)")
+            if tensor.size == 0:
+                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
+            if tensor.dtype is not q.dtype:
+                raise BadRequest(name, str(tensor.layout), f"dtype {q.dtype}, that of q")
+            if tensor.shape[0] != q.shape[0]:
+                raise BadRequest(name, str(tensor.layout), f"batch {q.shape[0]}, that of q {q.layout}")
+            if q.shape[1] % tensor.shape[1]:
+                raise BadRequest(name, f"{tensor.shape[1]} heads", f"a divisor of the {q.shape[1]} heads of q")
+        if k.shape[3] != q.shape[3]:
+            raise BadRequest("k", str(k.layout), f"heads of {q.shape[3]}, as q {q.layout} has")
+        if v.shape[2] != k.shape[2]:
+            raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, as k {k.layout} has")
+        self._check_dense("q", "k", "v")
+
+    def _check_dense(self, *names: str) -> None:
+        for name in names:
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is None:
+                continue
+            steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
+            if (tensor.shape[3] > 1 and steps[3][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
+                hint = "copy it: dev.array(x.numpy())"
+                raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
+
+    def _check_scores(self) -> None:
+        if self.scale is not None and (isinstance(self.scale, bool) or not isinstance(self.scale, (int, float))):
+            raise BadRequest("scale", repr(self.scale), "a number, or None for 1/√D")
+        for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low, 1 << 40)
+        chosen("diagonal", self.diagonal, Diagonal)
+        b, h, sq, skv = self.scores
+        if self.bias is not None:
+            wanted = f"shape ({b} or 1, {h} or 1, {sq}, {skv})"
+            if self.bias.shape not in {(x, y, sq, skv) for x in (1, b) for y in (1, h)}:
+                raise BadRequest("bias", str(self.bias.layout), wanted)
+            self._check_dense("bias")
+        if (self.seq_len_q is None) != (self.seq_len_kv is None):
+            missing = "seq_len_q" if self.seq_len_q is None else "seq_len_kv"
+            raise BadRequest(missing, "nothing", "lengths of both queries and keys, or of neither")
+        for name in ("seq_len_q", "seq_len_kv"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None and (tensor.shape != (b,) or tensor.dtype is not I32):
+                raise BadRequest(name, str(tensor.layout), f"i32[{b}], the length of each sequence of the batch")
+
+
+@dataclass(frozen=True, eq=False)
+class SdpaFwdRequest(SdpaRequest):
+    """O = softmax(mask(scale · Q · Kᵀ + bias)) · V, and with `stats` the logarithm of each row's sum for the backward.
+
+    Attributes:
+        q, k, v: the operands, f16 or bf16.
+        bias: added to the scaled scores, (B or 1, Hq or 1, Sq, Skv).
+        seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts. Rows of O behind it are not specified.
+        out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
+        stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
+        scale: None for 1/√D.
+        left_bound, right_bound, diagonal: see `SdpaRequest`.
+        stats: whether to give back the statistics.
+    """
+
+    op: ClassVar[str] = "sdpa_fwd"
+    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv")
+    writes: ClassVar[tuple[str, ...]] = ("out", "stats_out")
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    seq_len_q: Tensor | None = None
+    seq_len_kv: Tensor | None = None
+    out: Tensor | None = None
+    stats_out: Tensor | None = None
+    scale: float | None = None
+    left_bound: int | None = None
+    right_bound: int | None = None
+    diagonal: Diagonal = Diagonal.TOP_LEFT
+    stats: bool = False
+    workspace: int | None = None
+    autotune: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nothing but Q, K, V and the scale."""
+        return self.bias is None and not self.padded and not self.masked
+
+    def made(self) -> dict[str, Made]:
+        shape = (*self.q.shape[:3], self.v.shape[3])
+        found = {"out": like(self.q.layout, shape)}
+        if self.stats:
+            found["stats_out"] = dense((*self.q.shape[:3], 1), F32)
+        return found
+
+    def choices(self) -> tuple[Any, ...]:
+        return (*super().choices(), self.stats)
+
+    def check_fields(self) -> None:
+        self._check_operands()
+        self._check_scores()
+        self._check_dense("out")
+        if self.stats_out is not None and not self.stats_out.layout.is_contiguous:
+            raise BadRequest("stats_out", str(self.stats_out.layout), "a dense tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class SdpaBwdRequest(SdpaRequest):
+    """dQ, dK, dV (and dbias) of `sdpa_fwd`, from its operands, its results O and statistics, and dO.
+
+    Attributes:
+        q, k, v, bias, seq_len_q, seq_len_kv, scale, left_bound, right_bound, diagonal: as in the forward.
+        o, do: (B, Hq, Sq, Dv).
+        stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
+        dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
+        dbias: the gradient of the bias, given back where `bias_gradient` is True.
+        deterministic: bit for bit the same result at every run; slower.
+    """
+
+    op: ClassVar[str] = "sdpa_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv")
+    writes: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv", "dbias")
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    do: Tensor
+    stats: Tensor
+    bias: Tensor | None = None
+    seq_len_q: Tensor | None = None
+    seq_len_kv: Tensor | None = None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    dbias: Tensor | None = None
+    scale: float | None = None
+    left_bound: int | None = None
+    right_bound: int | None = None
+    diagonal: Diagonal = Diagonal.TOP_LEFT
+    bias_gradient: bool = False
+    deterministic: bool = False
+    workspace: int | None = None
+    autotune: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("q", "k", "v", "o", "do", "stats")
+
+    def made(self) -> dict[str, Made]:
+        found = {f"d{name}": like(getattr(self, name).layout) for name in ("q", "k", "v")}
+        if self.bias_gradient and self.bias is not None:
+            found["dbias"] = dense(self.bias.shape, self.bias.dtype)
+        return found
+
+    def choices(self) -> tuple[Any, ...]:
+        return (*super().choices(), self.bias_gradient, self.deterministic)
+
+    def check_fields(self) -> None:
+        self._check_operands()
+        self._check_scores()
+        wanted = (*self.q.shape[:3], self.v.shape[3])
+        if (self.o.shape, self.o.dtype) != (wanted, self.q.dtype):
+            raise BadRequest("o", str(self.o.layout), f"{self.q.dtype}{list(wanted)}")
+        same_as("do", self.do, "o", self.o)
+        self._check_dense("o", "do", "dq", "dk", "dv")
+        stats = (*self.q.shape[:3], 1)
+        if (self.stats.shape, self.stats.dtype) != (stats, F32) or not self.stats.layout.is_contiguous:
+            hint = "pass on what sdpa_fwd(…, stats=True) gave back"
+            raise BadRequest("stats", str(self.stats.layout), f"f32{list(stats)}, dense", hint)
+        if self.bias_gradient and self.bias is None:
+            raise BadRequest("bias_gradient", "True", "False, for there is no bias")

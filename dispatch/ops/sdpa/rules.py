@@ -1,0 +1,44 @@
+"""What a row of attention may ask of a request beyond its dtypes: what cuDNN's fused engines take, and get right.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. Those on masks keep requests
+from engines that would answer wrongly; NVIDIA's own front end has the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.sdpa.request import Diagonal
+
+if TYPE_CHECKING:
+    from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaRequest
+
+__all__ = ["bounds", "heads_by_8", "one_bias_gradient"]
+
+WIDEST = 256
+
+
+def heads_by_8(request: SdpaRequest) -> str:
+    """Heads of a multiple of 8 elements, up to 256."""
+    for name, extent in (("q", request.q.shape[3]), ("v", request.v.shape[3])):
+        if extent % 8 or extent > WIDEST:
+            return f"needs heads of {name} that are a multiple of 8 up to {WIDEST}, has {extent}"
+    return ""
+
+
+def bounds(request: SdpaRequest) -> str:
+    """A window, or a diagonal at the bottom right, has a key for every query; such a diagonal goes with no bias."""
+    bottom = request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked
+    sq, skv = request.scores[2:]
+    if (bottom or request.left_bound is not None) and not request.padded and sq > skv:
+        return f"needs no more queries than keys with left_bound or BOTTOM_RIGHT, has {sq} and {skv}"
+    if bottom and request.bias is not None:
+        return "needs TOP_LEFT with a bias, has BOTTOM_RIGHT"
+    return ""
+
+
+def one_bias_gradient(request: SdpaBwdRequest) -> str:
+    """The gradient of a bias comes without padding."""
+    return (
+        "needs no lengths for the gradient of a bias, has seq_len_q" if request.bias_gradient and request.padded else ""
+    )

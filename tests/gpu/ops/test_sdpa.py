@@ -1,0 +1,70 @@
+"""Every attention row that this GPU can run, through all of its cases, with fresh numbers and poisoned outputs.
+
+A case that a rule of its row refuses must raise NoRow with that reason. Gradients are held against torch's as well.
+"""
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch.cudnn.trial import carry_out
+from dispatch.keys import HOST
+from dispatch.ops.sdpa import cases
+
+ROWS = [row for row in dispatch.TABLE if row.op.startswith("sdpa_") and row.arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+
+
+@pytest.fixture
+def gpu():
+    return dispatch.device("cuda:0")
+
+
+def skip_unless_for(row, gpu):
+    if not row.on(gpu.arch):
+        pytest.skip(f"needs {row.arch}, this GPU is {gpu.arch}")
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
+    skip_unless_for(row, gpu)
+    carry_out(row, case, gpu, rng)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_repeated_request_is_right_each_time(row, gpu, rng):
+    """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
+    skip_unless_for(row, gpu)
+    trial = next(case for case in cases(row) if case.name == "causal gqa").trial(gpu, rng)
+    for _ in range(4):
+        for memory in trial.written:
+            memory.whole.copy_from(memory.before)
+        trial.check(dispatch.run(trial.request))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_against_torch(causal, gpu, rng):
+    """Forward and backward in a row, on what the forward gave back, against autograd of the same operands in f32."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    b, h, s, d = 2, 4, 200, 64
+    arrays = [rng.standard_normal((b, h, s, d)).astype(np.float16) for _ in range(4)]
+    q, k, v, do = (gpu.array(array) for array in arrays)
+    bound = 0 if causal else None
+    o, stats = dispatch.sdpa_fwd(q, k, v, right_bound=bound, stats=True)
+    ours = dispatch.sdpa_bwd(q, k, v, o, do, stats, right_bound=bound)
+    given = [torch.from_numpy(array).float().cuda().requires_grad_() for array in arrays[:3]]
+    expected = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=causal)
+    expected.backward(torch.from_numpy(arrays[3]).float().cuda())
+    for mine, theirs in zip((o, *ours), (expected, *(t.grad for t in given)), strict=True):
+        wanted = theirs.detach().cpu().numpy()
+        assert np.abs(mine.numpy().astype(np.float32) - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
+
+
+def test_a_deterministic_gradient_is_the_same_bit_for_bit(gpu, rng):
+    q, k, v, do = (gpu.array(rng.standard_normal((2, 4, 300, 64)), "bf16") for _ in range(4))
+    o, stats = dispatch.sdpa_fwd(q, k, v, stats=True)
+    runs = [
+        b"".join(t.numpy().tobytes() for t in dispatch.sdpa_bwd(q, k, v, o, do, stats, deterministic=True))
+        for _ in range(5)
+    ]
+    assert len(set(runs)) == 1
