@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 import weakref
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,8 +41,15 @@ class Writer:
         self._count = 0
 
     def request(self, request: Request) -> Json:
-        """The entry of a request; a class without dataclass fields gives what its pickle would hold."""
-        state = {name: self._value(value) for name, value in request.__getstate__().items()}
+        """The entry of a request: its fields but for those that are as the class has them by default.
+
+        A class without dataclass fields gives what its pickle would hold.
+        """
+        usual = _defaults(type(request))
+        given = (
+            (name, value) for name, value in request.__getstate__().items() if usual.get(name, MISSING) is not value
+        )
+        state = {name: self._value(value) for name, value in given}
         return {"op": request.op, "class": _name_of(type(request)), "fields": state}
 
     def _value(self, value: Any) -> Any:
@@ -87,6 +95,11 @@ class Writer:
         entry = {"tensor": number, "offset": tensor.ptr - tensor.storage.base, "dtype": layout.dtype.name}
         entry |= {"shape": list(layout.shape), "strides": list(layout.strides)}
         return entry | ({"readonly": True} if layout.readonly else {})
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
 
 
 def _name_of(kind: type) -> str:

@@ -23,7 +23,7 @@ from dispatch.entries import Writer
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DispatchError, QueueFull
 from dispatch.future import CANCELLED, DONE
 from dispatch.request import Request
-from dispatch.select import ANY_VERSION, candidates
+from dispatch.select import candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dispatch.crew import Crew
     from dispatch.future import Future
     from dispatch.keys import Arch
-    from dispatch.select import Versions
 
 __all__ = ["VERSION", "Journal", "read", "row_of"]
 
@@ -39,6 +38,7 @@ VERSION = 1
 PERIOD = 0.1  # seconds between writes: what a process that is killed may lose, and how long requests are held for it
 HURRY = 2048  # notes, at which the writer does not wait any longer
 NEVER_RUN = (DependencyFailed, QueueFull)
+ROWS = 4096  # rows that are remembered
 WORDS = 300  # characters of an error
 
 
@@ -70,6 +70,7 @@ class Journal:
         self._open: dict[int, Future] = {}  # submitted, and not known to have ended
         self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id of a request -> the request, its name
         self._writer = Writer()
+        self._rows: dict[tuple[Any, ...], str | None] = {}  # by what a plan is found by
         self._ending = threading.Event()
         self._bell = threading.Event()
         self._error: BaseException | None = None
@@ -152,10 +153,22 @@ class Journal:
         if not isinstance(request, Request):
             return {"op": None, "why": f"a {type(request).__name__} is no request"}
         try:
-            versions = next((lane.versions for lane in self._crew.homes if hasattr(lane, "versions")), ANY_VERSION)
-            return {**self._writer.request(request), "row": row_of(request, self._crew.device.arch, versions)}
+            return {**self._writer.request(request), "row": self._row(request)}
         except Exception as error:  # noqa: BLE001  # whatever a request of a user's own raises
             return {"op": str(request.op), "why": _words(error)}
+
+    def _row(self, request: Request) -> str | None:
+        """The row that ran a request, from the workers' plans; where they are in a child, the first that takes it."""
+        key = (type(request), *request.key())
+        plans = [getattr(lane, "plans", {}).get(key) for lane in self._crew.homes]
+        row = next((plan.row for plan in plans if plan is not None), None)
+        if row is not None:
+            return str(row.name)
+        if key not in self._rows:  # to find one takes a third of a millisecond
+            if len(self._rows) >= ROWS:
+                self._rows.clear()
+            self._rows[key] = row_of(request, self._crew.device.arch)
+        return self._rows[key]
 
     def _ended(self) -> Iterator[dict[str, Any]]:
         ended = [(number, future) for number, future in self._open.items() if future._status]
@@ -179,10 +192,10 @@ class Journal:
         return {"status": status, "error": type(error).__name__, "words": _words(error)}
 
 
-def row_of(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> str | None:
+def row_of(request: Request, arch: Arch) -> str | None:
     """The name of the row that ran a request, where that is known here; else of the first that takes it."""
     row = getattr(getattr(request.bound, "plan", None), "row", None)
-    row = row or next(candidates(request, arch, versions), None)
+    row = row or next(candidates(request, arch), None)
     return None if row is None else str(row.name)
 
 
