@@ -9,6 +9,7 @@ The rooms, in the order in which they import each other:
     row table select     what a row says; the rows; which one takes a request
     workspace tuning replay lane plans  scratch memory, algorithms, recorded graphs; lanes; bound calls
     future seat worker crew supervisor  outcomes; queues; a thread for each stream; restarts; what users hold
+    trace stats status journal entries  what is seen of it: hooks and log lines, counts, answers, records of requests
 
 Importing this package loads no CUDA library and needs no GPU.
 """
