@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Dtype, Epilogue
+from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Dtype, Epilogue
 from dispatch.ops.activation import cudnn_activation, numpy_activation
 from dispatch.ops.activation.rules import five_axes, one_layout
+from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
+from dispatch.ops.ctc.rules import dense_logits
 from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
 from dispatch.ops.dropout.rules import one_axis
 from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
 from dispatch.ops.pooling.rules import images, whole_max
 from dispatch.ops.reduction import cudnn_reduce, numpy_reduce
 from dispatch.ops.reduction.rules import eight_axes, shrinks
+from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
+from dispatch.ops.rnn.rules import dense_sequences
 from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
 from dispatch.ops.softmax.rules import four_axes
 from dispatch.row import Row, Rule
@@ -49,7 +53,15 @@ CALLS: tuple[tuple[str, tuple[Dtype, ...], Dtype | None, tuple[Rule, ...], str, 
     ("dropout_states", (U8,), None, (), "cudnnSetDropoutDescriptor", cudnn_dropout, numpy_dropout, UNTRIED),
     ("dropout_fwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutForward", cudnn_dropout, numpy_dropout, UNTRIED),
     ("dropout_bwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutBackward", cudnn_dropout, numpy_dropout, UNTRIED),
+    ("ctc_loss", (F32,), None, (dense_logits,), "cudnnCTCLoss_v8", cudnn_ctc, numpy_ctc, UNTRIED),
 )
+# The passes of recurrent networks, each in these dtypes and compute types.
+PASSES = (
+    ("rnn_fwd",         "cudnnRNNForward",            UNTRIED),
+    ("rnn_bwd_data",    "cudnnRNNBackwardData_v8",    UNTRIED),
+    ("rnn_bwd_weights", "cudnnRNNBackwardWeights_v8", UNTRIED),
+)
+SUMS = ((F32, Compute.COMPUTE_32F), (F32, Compute.COMPUTE_32F_FAST_TF32), (F64, None), (F16, None), (BF16, None))
 # fmt: on
 
 
@@ -61,6 +73,12 @@ def _rows() -> Iterator[Row]:
             pair = (dtype, made or dtype)
             yield Row(op, pair, (), None, *plain, rules, SM75, None, SINCE, "cudnn", function, on_gpu, run_on)
             yield Row(op, pair, (), None, *plain, rules, HOST, HOST, (), "numpy", op, on_host, ("host",))
+    rules = (dense_sequences,)
+    for op, function, run_on in PASSES:
+        for dtype, sums in SUMS:
+            pair = (dtype, dtype)
+            yield Row(op, pair, (), sums, *plain, rules, SM75, None, SINCE, "cudnn", function, cudnn_rnn, run_on)
+            yield Row(op, pair, (), sums, *plain, rules, HOST, HOST, (), "numpy", op, numpy_rnn, ("host",))
 
 
 ROWS = tuple(_rows())

@@ -7,8 +7,11 @@ and the op have done that.
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from cudabind import driver
 from dispatch.cudnn.handle import handle_of, last_error
 from dispatch.cudnn.tensors import scalar_type
 from dispatch.keys import U8
@@ -22,8 +25,13 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.row import Row
+    from dispatch.tensor import Tensor
 
 __all__ = ["CallPlan", "NothingPlan", "Operand", "Scratch", "number"]
+
+
+_larger: weakref.WeakKeyDictionary[CudaLane, weakref.WeakValueDictionary[int, Tensor]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 class Operand:
@@ -41,20 +49,36 @@ def number(value: float, dtype: Dtype) -> Any:
 
 
 class Scratch:
-    """Workspace of a plan: its lane's where that is large enough, else memory that the plan keeps."""
+    """Workspace of a plan: its lane's where that is large enough, else a larger one, which the plans of a lane share.
 
-    __slots__ = ("_own", "c_ptr", "nbytes")
+    The larger ones come in powers of two and go with the last plan that holds them; a stream uses them one after the
+    other. (A recurrent network wants 16 MiB for each direction, however small it is: 33.5 MiB for two in cuDNN 9.19.)
+    """
+
+    __slots__ = ("_own", "c_ptr")
 
     def __init__(self, lane: CudaLane, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._own = lane.empty((nbytes,), (1,), U8) if nbytes > lane.workspace.nbytes else None
+        self._own = self._larger(lane, nbytes) if nbytes > lane.workspace.nbytes else None
         self.c_ptr = lane.workspace.c_ptr if self._own is None else ctypes.c_void_p(self._own.ptr)
+
+    @staticmethod
+    def _larger(lane: CudaLane, nbytes: int) -> Tensor:
+        size = 1 << (nbytes - 1).bit_length()
+        with _lock:
+            shared = _larger.setdefault(lane, weakref.WeakValueDictionary())
+        found = shared.get(size)
+        if found is None:
+            found = shared[size] = lane.empty((size,), (1,), U8)
+        return found
 
 
 class CallPlan(Plan):
-    """One call of cuDNN: the handle, then `arguments`, in which descriptors and operands stand for what they become."""
+    """One call of cuDNN: the handle, then `arguments`, in which descriptors and operands stand for what they become.
 
-    __slots__ = ("_arguments", "_function", "_handle", "_keep", "_lane", "_slots")
+    `zeroed` are operands, by position and size in bytes, whose memory is set to 0 before the call.
+    """
+
+    __slots__ = ("_arguments", "_function", "_handle", "_keep", "_lane", "_slots", "_zeroed")
 
     def __init__(
         self,
@@ -64,11 +88,13 @@ class CallPlan(Plan):
         arguments: Sequence[Any],
         keep: Sequence[Descriptor | Scratch] = (),
         *,
+        zeroed: Sequence[tuple[int, int]] = (),
         capture_safe: bool = True,
     ) -> None:
         super().__init__(row, capture_safe=capture_safe)
         self._lane, self._function = lane, function
         self._handle = handle_of(lane)
+        self._zeroed = tuple(zeroed)
         self._keep = tuple(keep)  # descriptors that other descriptors point to, and workspace
         slots: list[tuple[ctypes.c_void_p, int]] = []
         ready: list[Any] = []
@@ -87,6 +113,8 @@ class CallPlan(Plan):
         for slot, index in self._slots:
             address: Any = arguments[index]  # addresses are ints
             slot.value = address or None
+        for index, nbytes in self._zeroed:
+            driver.cuMemsetD8Async(arguments[index], 0, nbytes, self._lane.target.value)
         self.call(self._function, self._arguments)
 
     def call(self, function: StatusFunction[Any], arguments: Sequence[Any]) -> None:

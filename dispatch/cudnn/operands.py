@@ -111,6 +111,10 @@ class OperandRequest(Request):
         tensors += [outputs.get(name, getattr(self, name)) for name in self.writes]
         return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
 
+    @property
+    def repeatable(self) -> bool:
+        return not self.updates and super().repeatable
+
     def tensors(self) -> tuple[Use, ...]:
         return self._uses
 

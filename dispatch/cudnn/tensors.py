@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.tensor import Layout
 
-__all__ = ["DTYPES", "Descriptor", "scalar_type", "tensor", "tensor_of"]
+__all__ = ["DTYPES", "Descriptor", "scalar_type", "tensor", "tensor_3d"]
 
 T = cudnn.cudnnDataType_t
 DTYPES = {
@@ -67,10 +67,13 @@ def tensor(dtype: Dtype, extents: Sequence[int], strides: Sequence[int]) -> Desc
     return made
 
 
-def tensor_of(layout: Layout) -> Descriptor:
-    """The descriptor of a tensor as it lies in memory, axis by axis."""
-    steps = [step if extent > 1 else max(step, 1) for extent, step in zip(layout.shape, layout.strides, strict=True)]
-    return tensor(layout.dtype, layout.shape, steps)
+def tensor_3d(layout: Layout) -> Descriptor:
+    """The descriptor of a tensor of three axes, which the recurrent networks and CTC want to be no more."""
+    made = Descriptor("Tensor")
+    kind = ctypes.c_int32 * 3
+    dims, steps = kind(*layout.shape), kind(*layout.strides)
+    cudnn.cudnnSetTensorNdDescriptor(made.handle, DTYPES[layout.dtype], 3, dims, steps)
+    return made
 
 
 def scalar_type(dtype: Dtype) -> Any:

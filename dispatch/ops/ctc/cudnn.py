@@ -1,0 +1,53 @@
+"""A CtcRequest carried out by `cudnnCTCLoss_v8`, whose labels and lengths lie on the device.
+
+cuDNN leaves the gradient behind the end of a sequence as it was, so that it is set to 0 before. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnctcloss-v8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cudnn
+from dispatch.cudnn.calls import CallPlan, Operand, Scratch
+from dispatch.cudnn.handle import handle_of
+from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.ctc.request import CtcRequest
+    from dispatch.request import Plan
+    from dispatch.row import Row
+
+__all__ = ["plan"]
+
+ALGORITHM = cudnn.cudnnCTCLossAlgo_t
+WITH_SOFTMAX = cudnn.cudnnLossNormalizationMode_t.CUDNN_LOSS_NORMALIZATION_SOFTMAX
+ZERO = cudnn.cudnnCTCGradMode_t.CUDNN_CTC_ZERO_OOB_GRADIENTS
+LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # as in the request's arguments()
+
+
+def plan(request: CtcRequest, lane: CudaLane, row: Row) -> Plan:
+    """The plan of a request."""
+    logits = tensor_3d(request.logits.layout)
+    loss = Descriptor("CTCLoss")
+    cudnn.cudnnSetCTCLossDescriptor_v9(
+        loss.handle, DTYPES[request.logits.dtype], WITH_SOFTMAX, ZERO, request.max_label_length
+    )
+    algorithm = (
+        ALGORITHM.CUDNN_CTC_LOSS_ALGO_DETERMINISTIC
+        if request.deterministic
+        else ALGORITHM.CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC
+    )
+    size = ctypes.c_size_t()
+    gradient: Any = logits.handle if request.with_gradient else None
+    handle = handle_of(lane).follow()
+    cudnn.cudnnGetCTCLossWorkspaceSize_v8(handle, algorithm, loss.handle, logits.handle, gradient, ctypes.byref(size))
+    scratch = Scratch(lane, size.value)
+    arguments = (
+        *(algorithm, loss, logits, Operand(LOGITS), Operand(LABELS), Operand(LABEL_LENGTHS), Operand(INPUT_LENGTHS)),
+        *(Operand(LOSSES), gradient, Operand(GRADIENT), size, scratch.c_ptr),
+    )
+    zeroed = ((GRADIENT, request.logits.nbytes),) if request.with_gradient else ()
+    return CallPlan(lane, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)

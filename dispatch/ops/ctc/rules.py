@@ -1,0 +1,22 @@
+"""What a CTC row asks of a request beyond its dtypes.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch.ops.ctc.request import CtcRequest
+
+__all__ = ["dense_logits"]
+
+
+def dense_logits(request: CtcRequest) -> str:
+    """Logits and gradient in row-major order."""
+    for name in ("logits", *request.made()):
+        layout = request.layout_of(name)
+        if not layout.is_contiguous:
+            return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
+    return ""

@@ -1,0 +1,133 @@
+"""Recurrent networks, LSTM, GRU, ReLU and tanh: `rnn`, and its gradients `rnn_bwd_data` and `rnn_bwd_weights`.
+
+`RnnRequest`, `RnnBackwardDataRequest` and `RnnBackwardWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
+and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The rooms of this
+folder: network (what it is made of), weights (packing), request, cells and formulas (what is right), cudnn, rules,
+trials.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.ops.rnn.network import Network, RnnMode
+from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, RnnRequest
+from dispatch.ops.rnn.weights import pack_weights, unpack_weights, weight_shapes
+from dispatch.request import run
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.keys import Compute
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.ops.rnn.request import RnnBase
+    from dispatch.ops.rnn.trials import RnnCase
+    from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = [
+    "Network",
+    "RnnBackwardDataRequest",
+    "RnnBackwardWeightsRequest",
+    "RnnMode",
+    "RnnRequest",
+    "cases",
+    "cudnn_rnn",
+    "numpy_rnn",
+    "pack_weights",
+    "reference",
+    "rnn",
+    "rnn_bwd_data",
+    "rnn_bwd_weights",
+    "unpack_weights",
+    "weight_shapes",
+]
+
+Lengths = tuple[int, ...]
+
+
+def rnn(
+    x: Tensor,
+    weights: Tensor,
+    network: Network,
+    *,
+    hx: Tensor | None = None,
+    cx: Tensor | None = None,
+    lengths: Lengths | None = None,
+    training: bool = False,
+    compute: Compute | None = None,
+) -> Any:
+    """Run sequences x (steps, sequences, input_size) through a network, on the current stream; returns without waiting.
+
+    Gives (y, hy), for an LSTM (y, hy, cy), and with `training` the reserve space for the backward passes behind them.
+    The fields of `RnnRequest` document shapes and layouts. Raises BadRequest for operands that do not fit, NoRow where
+    no library takes them.
+    """
+    return run(RnnRequest(x, weights, network, hx, cx, lengths, training, compute))
+
+
+def rnn_bwd_data(
+    y: Tensor,
+    dy: Tensor,
+    weights: Tensor,
+    reserve: Tensor,
+    network: Network,
+    *,
+    hx: Tensor | None = None,
+    cx: Tensor | None = None,
+    dhy: Tensor | None = None,
+    dcy: Tensor | None = None,
+    lengths: Lengths | None = None,
+    compute: Compute | None = None,
+) -> Any:
+    """The gradients of x and of the first states: (dx, dhx), for an LSTM (dx, dhx, dcx). It changes the reserve space.
+
+    The fields of `RnnBackwardDataRequest` document shapes and layouts.
+    """
+    states = (hx, cx, dhy, dcy)
+    return run(RnnBackwardDataRequest(y, dy, weights, reserve, network, *states, lengths, compute))
+
+
+def rnn_bwd_weights(
+    x: Tensor,
+    y: Tensor,
+    reserve: Tensor,
+    network: Network,
+    *,
+    hx: Tensor | None = None,
+    lengths: Lengths | None = None,
+    compute: Compute | None = None,
+) -> Tensor:
+    """The gradient of the weight space, after `rnn_bwd_data` has run; `unpack_weights` gives it by name."""
+    result: Tensor = run(RnnBackwardWeightsRequest(x, y, reserve, network, hx, lengths, compute))
+    return result
+
+
+def cudnn_rnn(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnRNNForward`, `cudnnRNNBackwardData_v8` or `cudnnRNNBackwardWeights_v8`."""
+    from dispatch.ops.rnn import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan(request, lane, row)
+
+
+def numpy_rnn(request: RnnBase, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy."""
+    from dispatch.cudnn.formulas import numpy_plan
+    from dispatch.ops.rnn.formulas import evaluate
+
+    return numpy_plan(evaluate, request, lane, row)
+
+
+def reference(request: RnnRequest) -> Results:
+    """The outputs of a forward pass in float64, by name; formulas.py has the backward passes, by what they need."""
+    from dispatch.cudnn.formulas import EXACT
+    from dispatch.ops.rnn.formulas import evaluate
+
+    return evaluate(request, EXACT)
+
+
+def cases(row: Row) -> list[RnnCase]:
+    """The cases that a row of the table is tried with."""
+    from dispatch.ops.rnn import trials
+
+    return trials.cases(row)

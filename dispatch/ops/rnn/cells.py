@@ -1,0 +1,99 @@
+"""One step of each recurrent cell, forward and backward, for a batch of sequences, in NumPy.
+
+`formulas.py` walks over steps, layers and directions with these. The equations are those of cuDNN's documentation of
+`cudnnRNNMode_t`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.rnn.network import RnnMode
+
+if TYPE_CHECKING:
+    from dispatch.ops.rnn.network import Network
+    from dispatch.tensor import Array
+
+__all__ = ["backward_step", "forward_step"]
+
+Named = dict[str, "Array"]
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x), by tanh, which does not overflow."""
+    return np.asarray((np.tanh(x * x.dtype.type(0.5)) + 1) * x.dtype.type(0.5))
+
+
+def _products(weights: Named, x: Array, h: Array) -> tuple[Array, Array]:
+    """The products of the input and of the state, with their biases."""
+    of_input, of_state = x @ weights["weight_ih_"].T, h @ weights["weight_hh_"].T
+    if "bias_ih_" in weights:
+        of_input, of_state = of_input + weights["bias_ih_"], of_state + weights["bias_hh_"]
+    return of_input, of_state
+
+
+def forward_step(network: Network, weights: Named, x: Array, h: Array, c: Array) -> Named:
+    """What a step gives (next_h, next_c) and what the backward pass will want of it."""
+    of_input, of_state = _products(weights, x, h)
+    made: Named = {"h": h, "c": c, "next_c": c}
+    if network.mode is RnnMode.LSTM:
+        gates = of_input + of_state
+        i, f, g, o = np.split(gates, 4, axis=-1)
+        i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+        made["next_c"] = f * c + i * g
+        made["tanh_c"] = np.tanh(made["next_c"])
+        made["next_h"] = made["unprojected"] = o * made["tanh_c"]
+        if network.projection:
+            made["next_h"] = made["unprojected"] @ weights["weight_hr_"].T
+        made["gates"] = np.concatenate([i, f, g, o], axis=-1)
+    elif network.mode is RnnMode.GRU:
+        (r, z, n), (of_r, of_z, of_n) = np.split(of_input, 3, axis=-1), np.split(of_state, 3, axis=-1)
+        r, z = sigmoid(r + of_r), sigmoid(z + of_z)
+        n = np.tanh(n + r * of_n)
+        made["product"] = of_n
+        made["next_h"] = (1 - z) * n + z * h
+        made["gates"] = np.concatenate([r, z, n], axis=-1)
+    else:
+        total = of_input + of_state
+        made["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
+        made["gates"] = made["next_h"]
+    return made
+
+
+def backward_step(network: Network, weights: Named, kept: Named, dh: Array, dc: Array) -> Named:
+    """The gradients of a step's gates, and of the state (dh) and cell (dc) before it, from those behind it."""
+    gates = kept["gates"]
+    made: Named = {"dc": dc, "d_projected": dh}
+    direct: Any = 0  # what of dh reaches the state before past the gates
+    if network.mode is RnnMode.LSTM:
+        made["d_input"], made["dc"] = _lstm_gates(network, weights, kept, dh, dc)
+        made["d_state"] = made["d_input"]
+    elif network.mode is RnnMode.GRU:
+        r, z, n = np.split(gates, 3, axis=-1)
+        d_n = dh * (1 - z) * (1 - n * n)
+        d_r = d_n * kept["product"] * r * (1 - r)
+        d_z = dh * (kept["h"] - n) * z * (1 - z)
+        made["d_input"] = np.concatenate([d_r, d_z, d_n], axis=-1)
+        made["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
+        direct = dh * z
+    else:
+        slope = 1 - gates * gates if network.mode is RnnMode.RNN_TANH else (gates > 0).astype(dh.dtype)
+        made["d_input"] = made["d_state"] = dh * slope
+    made["dh"] = made["d_state"] @ weights["weight_hh_"] + direct
+    return made
+
+
+def _lstm_gates(network: Network, weights: Named, kept: Named, dh: Array, dc: Array) -> tuple[Array, Array]:
+    """The gradients of the gates before their functions, and of the cell before the step."""
+    i, f, g, o = np.split(kept["gates"], 4, axis=-1)
+    d_out = dh @ weights["weight_hr_"] if network.projection else dh
+    d_cell = dc + d_out * o * (1 - kept["tanh_c"] * kept["tanh_c"])
+    d_gates = [
+        d_cell * g * i * (1 - i),
+        d_cell * kept["c"] * f * (1 - f),
+        d_cell * i * (1 - g * g),
+        d_out * kept["tanh_c"] * o * (1 - o),
+    ]
+    return np.concatenate(d_gates, axis=-1), np.asarray(d_cell * f)

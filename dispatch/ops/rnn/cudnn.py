@@ -1,0 +1,177 @@
+"""The requests of recurrent networks carried out by `cudnnRNNForward`, `…BackwardData_v8` and `…BackwardWeights_v8`.
+
+The lengths of sequences are known to the descriptors; the copy of them on the device that cuDNN once asked for it no
+longer reads. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnrnnforward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cudnn
+from dispatch.cudnn.calls import CallPlan, Operand, Scratch
+from dispatch.cudnn.handle import handle_of
+from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import F32, F64, HALF, Compute, Dtype
+from dispatch.ops.rnn.network import Network, RnnMode
+from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, steps_first
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+    from dispatch.lane import CudaLane
+    from dispatch.ops.rnn.request import RnnBase, RnnRequest
+    from dispatch.ops.rnn.weights import Places
+    from dispatch.request import Plan
+    from dispatch.row import Row
+
+__all__ = ["places", "plan", "reserve_bytes"]
+
+INFERENCE = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_INFERENCE
+TRAINING = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_TRAINING
+LAYOUT = cudnn.cudnnRNNDataLayout_t
+MATH = cudnn.cudnnMathType_t
+ADD = cudnn.cudnnWgradMode_t.CUDNN_WGRAD_MODE_ADD  # cuDNN 9.19 refuses to overwrite, so the sums start from zeros
+_known: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def network_of(network: Network, dtype: Dtype, compute: Compute | None, handle: Any) -> tuple[Descriptor, Descriptor]:
+    """The descriptor of a network, and that of no dropout, which it points to."""
+    dropout = Descriptor("Dropout")
+    cudnn.cudnnSetDropoutDescriptor(dropout.handle, handle, 0.0, None, 0, 0)
+    math = MATH.CUDNN_TENSOR_OP_MATH if dtype in HALF else MATH.CUDNN_DEFAULT_MATH
+    if dtype is F32 and compute is not Compute.COMPUTE_32F_FAST_TF32:
+        math = MATH.CUDNN_FMA_MATH  # the default would be TF32
+    made = Descriptor("RNN")
+    bias = cudnn.cudnnRNNBiasMode_t
+    cudnn.cudnnSetRNNDescriptor_v8(
+        made.handle,
+        cudnn.cudnnRNNAlgo_t.CUDNN_RNN_ALGO_STANDARD,
+        cudnn.cudnnRNNMode_t(network.mode),
+        bias.CUDNN_RNN_DOUBLE_BIAS if network.bias else bias.CUDNN_RNN_NO_BIAS,
+        cudnn.cudnnDirectionMode_t(network.directions - 1),
+        cudnn.cudnnRNNInputMode_t.CUDNN_LINEAR_INPUT,
+        DTYPES[dtype],
+        DTYPES[F64 if dtype is F64 else F32],
+        math,
+        network.input_size,
+        network.hidden_size,
+        network.state_size,
+        network.layers,
+        dropout.handle,
+        cudnn.CUDNN_RNN_PADDED_IO_ENABLED,
+    )
+    return made, dropout
+
+
+class Described:
+    """The descriptors of a request, and what cuDNN asks for: workspace and reserve space."""
+
+    def __init__(self, request: RnnBase, handle: Any, mode: cudnn.cudnnForwardMode_t) -> None:
+        network, (name, sequence) = request.network, request.sequence()
+        self.dtype = sequence.dtype
+        first = steps_first(request.layout_of(name))
+        layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED
+        if first is False:
+            layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED
+        self.rnn, self.dropout = network_of(network, self.dtype, request.compute, handle)
+        lengths = request.all_lengths()
+        steps = sequence.shape[0]
+        self.x = self._data(layout, steps, network.input_size, lengths)
+        self.y = self._data(layout, steps, network.output_size, lengths)
+        self.h = self._states(request, request.states())
+        self.c = self._states(request, request.cells()) if network.mode is RnnMode.LSTM else None
+        self.weights, self.workspace, self.reserve = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
+        cudnn.cudnnGetRNNWeightSpaceSize(handle, self.rnn.handle, ctypes.byref(self.weights))
+        sizes = (ctypes.byref(self.workspace), ctypes.byref(self.reserve))
+        cudnn.cudnnGetRNNTempSpaceSizes(handle, self.rnn.handle, mode, self.x.handle, *sizes)
+
+    def _data(self, layout: Any, steps: int, size: int, lengths: tuple[int, ...]) -> Descriptor:
+        made = Descriptor("RNNData")
+        fill = ctypes.c_uint64(0)  # a zero of any dtype
+        numbers = (ctypes.c_int32 * len(lengths))(*lengths)
+        cudnn.cudnnSetRNNDataDescriptor(
+            made.handle, DTYPES[self.dtype], layout, steps, len(lengths), size, numbers, ctypes.byref(fill)
+        )
+        return made
+
+    def _states(self, request: RnnBase, shape: tuple[int, ...]) -> Descriptor:
+        strides = (shape[1] * shape[2], shape[2], 1)
+        return tensor_3d(request.device.layout(self.dtype, shape, strides, 256))
+
+    def check(self, request: RnnBase) -> None:
+        """Refused or BadRequest where cuDNN counts otherwise than the request does."""
+        wanted = request.network.weight_count * self.dtype.itemsize
+        if self.weights.value != wanted:
+            raise Refused(f"cudnnGetRNNWeightSpaceSize asks for {self.weights.value} bytes, the network has {wanted}")
+        reserve: Any = getattr(request, "reserve", None)
+        if reserve is not None and reserve.nbytes != self.reserve.value:
+            given, hint = str(reserve.layout), "pass on what training=True gave"
+            raise BadRequest("reserve", given, f"u8[{self.reserve.value}]", hint)
+
+
+def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
+    """The plan of any of the three requests."""
+    handle = handle_of(lane).follow()
+    mode = TRAINING if getattr(request, "training", True) else INFERENCE
+    made = Described(request, handle, mode)
+    made.check(request)
+    scratch = Scratch(lane, made.workspace.value)
+    keep = (made.dropout, scratch)
+    spaces = (made.workspace, scratch.c_ptr, made.reserve)
+    arguments: tuple[Any, ...]
+    sequences: tuple[Any, ...]
+    if isinstance(request, RnnBackwardDataRequest):
+        y, dy, weights, reserve, hx, cx, dhy, dcy, dx, dhx, dcx = map(Operand, range(11))
+        states = (made.h, hx, dhy, dhx, made.c, cx, dcy, dcx)
+        arguments = (made.rnn, None, made.y, y, dy, made.x, dx, *states, made.weights, weights, *spaces, reserve)
+        return CallPlan(lane, row, cudnn.cudnnRNNBackwardData_v8, arguments, keep)
+    if isinstance(request, RnnBackwardWeightsRequest):
+        x, y, reserve, hx, dweights = map(Operand, range(5))
+        sequences = (made.x, x, made.h, hx, made.y, y)
+        arguments = (made.rnn, ADD, None, *sequences, made.weights, dweights, *spaces, reserve)
+        zeroed = ((dweights.index, made.weights.value),)
+        return CallPlan(lane, row, cudnn.cudnnRNNBackwardWeights_v8, arguments, keep, zeroed=zeroed)
+    x, weights, hx, cx, y, hy, cy, reserve = map(Operand, range(8))
+    sequences = (made.x, x, made.y, y, made.h, hx, hy, made.c, cx, cy)
+    arguments = (made.rnn, mode, None, *sequences, made.weights, weights, *spaces, reserve)
+    return CallPlan(lane, row, cudnn.cudnnRNNForward, arguments, keep)
+
+
+def reserve_bytes(request: RnnRequest) -> int:
+    """What cuDNN wants for the reserve space of a forward pass in training."""
+    known = _known.setdefault(request.device, {})
+    key = (request.network, request.compute, request.x.layout, request.lengths)
+    if key not in known:
+        lane: Any = request.device.lane()
+        known[key] = Described(request, handle_of(lane).follow(), TRAINING).reserve.value
+    return int(known[key])
+
+
+def places(network: Network, dtype: Dtype, device: Device) -> Places:
+    """Where the matrices and biases of a weight space lie, as `cudnnGetRNNWeightParams` says it, in elements."""
+    known = _known.setdefault(device, {})
+    key = (network, dtype.name)
+    if key not in known:
+        lane: Any = device.lane()
+        handle = handle_of(lane).follow()
+        rnn, _dropout = network_of(network, dtype, None, handle)
+        size = network.weight_count * dtype.itemsize
+        known[key] = [_place(rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
+    found: Places = known[key]
+    return found
+
+
+def _place(rnn: Descriptor, handle: Any, size: int, dtype: Dtype, layer: int, linear: int) -> tuple[int, int]:
+    matrix, bias = Descriptor("Tensor"), Descriptor("Tensor")
+    base = 1 << 20  # an address that is never touched: only the distance from it counts
+    start, bias_start = ctypes.c_void_p(), ctypes.c_void_p()
+    cudnn.cudnnGetRNNWeightParams(
+        *(handle, rnn.handle, layer, size, ctypes.c_void_p(base), linear),
+        *(matrix.handle, ctypes.byref(start), bias.handle, ctypes.byref(bias_start)),
+    )
+    item = dtype.itemsize
+    return ((start.value or base) - base) // item, ((bias_start.value or base) - base) // item

@@ -1,0 +1,181 @@
+"""What the requests of recurrent networks mean, in NumPy, step by step; the reserve space of the host keeps every step.
+
+The forward pass writes what it computes into `Saved`, a view of the reserve space, the backward pass by the data adds
+the gradients of the gates, and that by the weights only multiplies. In f64 the same steps are the reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.formulas import Results, values
+from dispatch.errors import BadRequest
+from dispatch.ops.rnn.cells import backward_step, forward_step
+from dispatch.ops.rnn.network import RnnMode
+from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, saved_sizes
+from dispatch.ops.rnn.weights import named_views, pack, places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.ops.rnn.network import Network
+    from dispatch.ops.rnn.request import RnnBase, RnnRequest
+    from dispatch.tensor import Array, Tensor
+
+__all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward"]
+
+Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
+Named = dict[str, "Array"]
+
+
+def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Saved:
+    """The parts of a flat buffer that each pseudo-layer keeps its steps in."""
+    views: Saved = []
+    start = 0
+    for number in range(network.pseudo_layers):
+        views.append({})
+        for name, size in saved_sizes(network, number // network.directions).items():
+            end = start + steps * batch * size
+            views[-1][name] = buffer[start:end].reshape(steps, batch, size)
+            start = end
+    return views
+
+
+def empty_saved(network: Network, steps: int, batch: int, work: np.dtype[Any]) -> tuple[Array, Saved]:
+    """A buffer of zeros for a forward pass, and its parts."""
+    per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
+    buffer = np.zeros(steps * batch * network.directions * sum(per_layer), work)
+    return buffer, saved_views(network, steps, batch, buffer)
+
+
+def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, computed in a working dtype; the reserve space as it is then."""
+    network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
+    lengths = np.array(request.all_lengths())
+    if isinstance(request, RnnBackwardDataRequest):
+        buffer = _buffer(request.reserve, request, work)
+        named = _named(network, request.weights, work)
+        saved = saved_views(network, steps, batch, buffer)
+        dy = np.where(_active(steps, lengths), values(request.dy, work), 0)
+        first = (_state(request.dhy, request.states(), work), _state(request.dcy, request.cells(), work))
+        results = backward_data(network, named, saved, lengths, dy, *first)
+        return {**results, "reserve": buffer.view(np.uint8)}
+    if isinstance(request, RnnBackwardWeightsRequest):
+        buffer = _buffer(request.reserve, request, work)
+        gradient = backward_weights(network, saved_views(network, steps, batch, buffer))
+        where = places(network, request.x.dtype, request.device)
+        return {"out": pack(network, gradient, where, work)}
+    return _forward(request, work, lengths)
+
+
+def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
+    inference: Any = request
+    asked: RnnRequest = inference
+    network, (steps, batch) = asked.network, asked.x.shape[:2]
+    buffer, saved = empty_saved(network, steps, batch, work)
+    hx, cx = _state(asked.hx, asked.states(), work), _state(asked.cx, asked.cells(), work)
+    results = forward(network, _named(network, asked.weights, work), values(asked.x, work), hx, cx, lengths, saved)
+    if network.mode is not RnnMode.LSTM:
+        del results["cy"]
+    return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
+
+
+def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, lengths: Array, saved: Saved) -> Results:
+    """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`."""
+    hy, cy = hx.copy(), cx.copy()
+    for layer in range(network.layers):
+        outputs = []
+        for number, end in _runs(network, layer):
+            weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
+            kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
+            kept["x"][...] = x
+            for step in _order(len(x), number, network):
+                active = (step < lengths)[:, None]
+                made = forward_step(network, weights, x[step], hy[number], cy[number])
+                for name, array in made.items():
+                    if name in kept:
+                        kept[name][step] = np.where(active, array, 0)
+                hy[number] = np.where(active, made["next_h"], hy[number])
+                cy[number] = np.where(active, made["next_c"], cy[number])
+                y[step] = np.where(active, made["next_h"], 0)
+            outputs.append(y)
+        x = np.concatenate(outputs, axis=-1)
+    return {"out": x, "hy": hy, "cy": cy}
+
+
+def backward_data(
+    network: Network, named: Named, saved: Saved, lengths: Array, dy: Array, dhy: Array, dcy: Array
+) -> Results:
+    """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
+    dhx, dcx = dhy.copy(), dcy.copy()
+    for layer in reversed(range(network.layers)):
+        dx = np.zeros((*dy.shape[:2], network.inputs_of(layer)), dy.dtype)
+        for number, end in _runs(network, layer):
+            weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
+            kept = saved[number]
+            part = slice((number % network.directions) * network.state_size, None)
+            for step in reversed(_order(len(dy), number, network)):
+                active = (step < lengths)[:, None]
+                dh = dhx[number] + dy[step][:, part][:, : network.state_size]
+                made = backward_step(network, weights, {n: a[step] for n, a in kept.items()}, dh, dcx[number])
+                for name in ("d_input", "d_state", "d_projected"):
+                    kept[name][step] = np.where(active, made[name], 0)
+                dhx[number] = np.where(active, made["dh"], dhx[number])
+                dcx[number] = np.where(active, made["dc"], dcx[number])
+                dx[step] += np.where(active, made["d_input"], 0) @ weights["weight_ih_"]
+        dy = dx
+    results = {"out": dy, "dhx": dhx}
+    return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
+
+
+def backward_weights(network: Network, saved: Saved) -> Named:
+    """The gradients of the weights by name, summed over steps and sequences."""
+    named: Named = {}
+    for layer in range(network.layers):
+        for number, end in _runs(network, layer):
+            flat = {name: array.reshape(-1, array.shape[-1]) for name, array in saved[number].items()}
+            named[f"weight_ih_{end}"] = flat["d_input"].T @ flat["x"]
+            named[f"weight_hh_{end}"] = flat["d_state"].T @ flat["h"]
+            if network.bias:
+                named[f"bias_ih_{end}"] = flat["d_input"].sum(axis=0)
+                named[f"bias_hh_{end}"] = flat["d_state"].sum(axis=0)
+            if network.projection:
+                named[f"weight_hr_{end}"] = flat["d_projected"].T @ flat["unprojected"]
+    return named
+
+
+def _runs(network: Network, layer: int) -> Iterator[tuple[int, str]]:
+    """The pseudo-layers of a layer, and how the names of their weights end."""
+    for direction in range(network.directions):
+        yield layer * network.directions + direction, f"l{layer}{'_reverse' if direction else ''}"
+
+
+def _order(steps: int, number: int, network: Network) -> range:
+    """The steps in the order in which a pseudo-layer takes them."""
+    backward = number % network.directions == 1
+    return range(steps - 1, -1, -1) if backward else range(steps)
+
+
+def _active(steps: int, lengths: Array) -> Array:
+    """Which steps of which sequences there are."""
+    return np.asarray((np.arange(steps)[:, None] < lengths)[..., None])
+
+
+def _named(network: Network, weights: Tensor, work: np.dtype[Any]) -> Named:
+    where = places(network, weights.dtype, weights.device)
+    return named_views(network, values(weights, work), where)
+
+
+def _state(tensor: Tensor | None, shape: tuple[int, ...], work: np.dtype[Any]) -> Array:
+    return np.zeros(shape, work) if tensor is None else values(tensor, work)
+
+
+def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
+    """A copy of the reserve space as numbers; BadRequest where it is not of the size that a forward pass leaves."""
+    steps, batch = request.sequence()[1].shape[:2]
+    wanted, _ = empty_saved(request.network, steps, batch, work)
+    if reserve.nbytes != wanted.nbytes:
+        raise BadRequest("reserve", str(reserve.layout), f"u8[{wanted.nbytes}]", "pass on what training=True gave")
+    return np.array(reserve).view(work)

@@ -1,0 +1,128 @@
+"""Network: what a recurrent network is made of, and the matrices and biases that its weight space holds.
+
+The requests carry one; the plans describe it to cuDNN; `weights.py` packs named weights by it. It calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.cudnn.operands import chosen, whole
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Network", "Part", "RnnMode"]
+
+
+class RnnMode(IntEnum):
+    """`cudnnRNNMode_t`: one gate with ReLU or tanh, the four of an LSTM (i, f, g, o), the three of a GRU (r, z, n).
+
+    The GRU's n gate multiplies r into the recurrent product with its bias: n = tanh(W x + b + r · (R h + c)).
+    """
+
+    RNN_RELU = 0
+    RNN_TANH = 1
+    LSTM = 2
+    GRU = 3
+
+    @property
+    def gates(self) -> int:
+        return {RnnMode.LSTM: 4, RnnMode.GRU: 3}.get(self, 1)
+
+
+class Part(NamedTuple):
+    """A matrix of the weight space, and the bias that goes with it.
+
+    Attributes:
+        name, bias: of the tensors that it is a block of rows of, as torch names them; `bias` "" where there is none.
+        gate: which block.
+        rows, columns: of the matrix; the bias has `rows` elements.
+        pseudo_layer, linear: cuDNN's names for it: layer · directions + direction, and its number in the layer.
+    """
+
+    name: str
+    bias: str
+    gate: int
+    rows: int
+    columns: int
+    pseudo_layer: int
+    linear: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """A recurrent network.
+
+    Attributes:
+        mode: RNN_RELU, RNN_TANH, LSTM or GRU.
+        input_size, hidden_size: of the vectors that go in, and of the state of a layer.
+        layers: how many, each reading what the one before gave.
+        bidirectional: whether each layer is two, one of which reads the sequence from its end.
+        projection: LSTM only: the size that the hidden state is projected to; 0 for none.
+        bias: whether the input's product and the state's have a bias each.
+    """
+
+    mode: RnnMode
+    input_size: int
+    hidden_size: int
+    layers: int = 1
+    bidirectional: bool = False
+    projection: int = 0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        chosen("mode", self.mode, RnnMode)
+        for name in ("input_size", "hidden_size", "layers"):
+            whole(name, getattr(self, name), 1)
+        for name in ("bidirectional", "bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadRequest(name, repr(getattr(self, name)), "a bool")
+        whole("projection", self.projection, 0, self.hidden_size - 1)
+        if self.projection and self.mode is not RnnMode.LSTM:
+            raise BadRequest("projection", str(self.projection), f"0, for {self.mode.name} has none", "LSTM has one")
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def pseudo_layers(self) -> int:
+        """Layers times directions: the first axis of the states."""
+        return self.layers * self.directions
+
+    @property
+    def state_size(self) -> int:
+        """The size of the hidden state of a layer: the projection, where there is one."""
+        return self.projection or self.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """The size of the vectors that come out."""
+        return self.state_size * self.directions
+
+    def inputs_of(self, layer: int) -> int:
+        """The size of what a layer reads."""
+        return self.input_size if layer == 0 else self.output_size
+
+    def parts(self) -> Iterator[Part]:
+        """The matrices, in the order of cuDNN's numbers."""
+        gates, hidden = self.mode.gates, self.hidden_size
+        for layer in range(self.layers):
+            for direction in range(self.directions):
+                end = f"l{layer}{'_reverse' if direction else ''}"
+                number = layer * self.directions + direction
+                for kind, columns, first in (("ih", self.inputs_of(layer), 0), ("hh", self.state_size, gates)):
+                    bias = f"bias_{kind}_{end}" if self.bias else ""
+                    for gate in range(gates):
+                        yield Part(f"weight_{kind}_{end}", bias, gate, hidden, columns, number, first + gate)
+                if self.projection:
+                    yield Part(f"weight_hr_{end}", "", 0, self.projection, hidden, number, 2 * gates)
+
+    @property
+    def weight_count(self) -> int:
+        """How many numbers all matrices and biases are."""
+        return sum(part.rows * part.columns + (part.rows if part.bias else 0) for part in self.parts())

@@ -1,0 +1,303 @@
+"""The requests of recurrent networks: the forward pass, and the two backward passes, of the data and of the weights.
+
+Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cudnn.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import F64, U8, Compute
+from dispatch.ops.rnn.network import Network, RnnMode
+from dispatch.request import Signature
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Layout, Tensor
+
+__all__ = [
+    "RnnBackwardDataRequest",
+    "RnnBackwardWeightsRequest",
+    "RnnBase",
+    "RnnRequest",
+    "reserve_bytes",
+    "saved_sizes",
+    "steps_first",
+]
+
+Lengths = tuple[int, ...]
+Shape = tuple[int, ...]
+
+
+def saved_sizes(network: Network, layer: int) -> dict[str, int]:
+    """What the host's forward pass keeps of every step of a layer for the backward passes, and its size."""
+    gates, hidden, state = network.mode.gates * network.hidden_size, network.hidden_size, network.state_size
+    return {
+        "x": network.inputs_of(layer),
+        "h": state,  # the state before the step
+        "gates": gates,
+        "product": hidden,  # GRU: what r multiplies
+        "c": hidden,  # LSTM: the cell before the step
+        "tanh_c": hidden,
+        "unprojected": hidden,
+        "d_input": gates,  # the gradients of the gates by their input's product and by their state's; backward
+        "d_state": gates,
+        "d_projected": state,
+    }
+
+
+def reserve_bytes(request: RnnRequest) -> int:
+    """The size of the reserve space of a forward pass in training: what must be kept for the backward passes."""
+    network, (steps, batch) = request.network, request.x.shape[:2]
+    if request.device.is_host:
+        per_step = sum(sum(saved_sizes(network, layer).values()) for layer in range(network.layers))
+        return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
+    from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
+
+    return cudnn.reserve_bytes(request)
+
+
+class RnnBase(OperandRequest):
+    """What the three requests check alike."""
+
+    network: Network
+    lengths: Lengths | None
+    compute: Compute | None
+
+    def sequence(self) -> tuple[str, Tensor]:
+        """The operand that says steps, sequences, dtype and layout."""
+        name = self.reads[0]
+        return name, getattr(self, name)
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes, self.compute)
+
+    def choices(self) -> tuple[Any, ...]:
+        return self.network, self.lengths, self.compute
+
+    def all_lengths(self) -> Lengths:
+        """How many steps each sequence has."""
+        _, tensor = self.sequence()
+        return (tensor.shape[0],) * tensor.shape[1] if self.lengths is None else self.lengths
+
+    def check_common(self, size: int) -> None:
+        """The network, the sequences of vectors of a size, and their lengths."""
+        if not isinstance(self.network, Network):
+            raise BadRequest("network", repr(self.network), "a Network")
+        if self.compute is not None and not isinstance(self.compute, Compute):
+            raise BadRequest("compute", repr(self.compute), "a Compute or None")
+        name, tensor = self.sequence()
+        if tensor.ndim != 3 or tensor.size == 0 or tensor.shape[2] != size:
+            raise BadRequest(name, str(tensor.layout), f"(steps, sequences, {size}), none of them 0")
+        if self.lengths is None:
+            return
+        steps, batch, _ = tensor.shape
+        given: object = self.lengths
+        if not isinstance(given, tuple) or len(given) != batch:
+            raise BadRequest("lengths", repr(self.lengths), f"None, or a tuple of {batch} numbers")
+        for length in self.lengths:
+            whole("lengths", length, 1, steps)
+
+    def check_operand(self, name: str, shape: Shape) -> None:
+        """An operand, where it is there, is dense, of a shape and of the sequences' dtype."""
+        tensor: Tensor | None = getattr(self, name)
+        first, sequence = self.sequence()
+        if tensor is None:
+            return
+        if (tensor.shape, tensor.dtype) != (shape, sequence.dtype):
+            raise BadRequest(name, str(tensor.layout), f"{sequence.dtype}{list(shape)}, by network and {first}")
+
+    def check_cells(self, *names: str) -> None:
+        """States of cells are for LSTMs alone."""
+        for name in names:
+            if getattr(self, name) is not None and self.network.mode is not RnnMode.LSTM:
+                raise BadRequest(name, "a tensor", f"none: {self.network.mode.name} has no cells")
+
+    def check_reserve(self, reserve: Tensor) -> None:
+        """The reserve space is the forward pass's own; its size is compared where the plan is made."""
+        if reserve.dtype is not U8 or reserve.ndim != 1 or not reserve.layout.is_contiguous:
+            raise BadRequest("reserve", str(reserve.layout), "a dense u8 tensor", "pass on what training=True gave")
+
+    def states(self) -> Shape:
+        """The shape of the hidden states."""
+        return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.state_size
+
+    def cells(self) -> Shape:
+        """The shape of the cells of an LSTM."""
+        return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.hidden_size
+
+
+@dataclass(frozen=True, eq=False)
+class RnnRequest(RnnBase):
+    """The forward pass: a sequence of vectors through a recurrent network.
+
+    Attributes:
+        x: (steps, sequences, input_size), dense, with the steps first in memory or the sequences; the strides say which
+            (`x.T.mT.T` is the view of a (sequences, steps, input_size) tensor).
+        weights: the weight space, from `pack_weights`, of x's dtype.
+        network: what it is.
+        hx, cx: the first states, (layers · directions, sequences, state_size) and, for an LSTM, (…, hidden_size); None
+            for zeros.
+        lengths: how many steps each sequence has, by value; None for all. y is 0 behind the end of a sequence, and the
+            last states are those at its end. A plan is made for each set of lengths.
+        training: whether the backward passes will follow; then the reserve space is given, too.
+        compute: COMPUTE_32F_FAST_TF32 lets f32 products be TF32.
+        out: y, (steps, sequences, output_size), laid out like x.
+        hy, cy: the last states, as hx and cx.
+        reserve: u8, for the backward passes; what it holds is the library's affair.
+    """
+
+    op: ClassVar[str] = "rnn_fwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "weights", "hx", "cx")
+    writes: ClassVar[tuple[str, ...]] = ("out", "hy", "cy", "reserve")
+
+    x: Tensor
+    weights: Tensor
+    network: Network
+    hx: Tensor | None = None
+    cx: Tensor | None = None
+    lengths: Lengths | None = None
+    training: bool = False
+    compute: Compute | None = None
+    out: Tensor | None = None
+    hy: Tensor | None = None
+    cy: Tensor | None = None
+    reserve: Tensor | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return "x", "weights"
+
+    def check_fields(self) -> None:
+        self.check_common(getattr(self.network, "input_size", 0))
+        if not isinstance(self.training, bool):
+            raise BadRequest("training", repr(self.training), "a bool")
+        self.check_cells("cx", "cy")
+        self.check_operand("weights", (self.network.weight_count,))
+        self.check_operand("hx", self.states())
+        self.check_operand("cx", self.cells())
+
+    def made(self) -> dict[str, Made]:
+        dtype = self.x.dtype
+        made = {"out": like(self.x.layout, (*self.x.shape[:2], self.network.output_size))}
+        made["hy"] = dense(self.states(), dtype)
+        if self.network.mode is RnnMode.LSTM:
+            made["cy"] = dense(self.cells(), dtype)
+        if self.training:
+            made["reserve"] = dense((reserve_bytes(self),), U8)
+        return made
+
+    def choices(self) -> tuple[Any, ...]:
+        return *super().choices(), self.training
+
+
+@dataclass(frozen=True, eq=False)
+class RnnBackwardDataRequest(RnnBase):
+    """The backward pass by the data: the gradients of x and of the first states.
+
+    Attributes:
+        y: what the forward pass gave.
+        dy: the gradient of y, of y's shape, dtype and layout; it is not read behind the end of a sequence.
+        weights, network, hx, cx, lengths, compute: those of the forward pass.
+        reserve: what the forward pass in training left. This pass changes it, and `RnnBackwardWeightsRequest` wants it
+            as this pass leaves it: run this one first, and once.
+        dhy, dcy: the gradients of the last states; None for zeros.
+        out: dx, (steps, sequences, input_size), laid out like y; 0 behind the end of a sequence.
+        dhx, dcx: the gradients of the first states.
+    """
+
+    op: ClassVar[str] = "rnn_bwd_data"
+    reads: ClassVar[tuple[str, ...]] = ("y", "dy", "weights", "reserve", "hx", "cx", "dhy", "dcy")
+    writes: ClassVar[tuple[str, ...]] = ("out", "dhx", "dcx")
+    updates: ClassVar[tuple[str, ...]] = ("reserve",)
+
+    y: Tensor
+    dy: Tensor
+    weights: Tensor
+    reserve: Tensor
+    network: Network
+    hx: Tensor | None = None
+    cx: Tensor | None = None
+    dhy: Tensor | None = None
+    dcy: Tensor | None = None
+    lengths: Lengths | None = None
+    compute: Compute | None = None
+    out: Tensor | None = None
+    dhx: Tensor | None = None
+    dcx: Tensor | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return "y", "dy", "weights", "reserve"
+
+    def check_fields(self) -> None:
+        self.check_common(getattr(self.network, "output_size", 0))
+        same_as("dy", self.dy, "y", self.y)
+        self.check_cells("cx", "dcy", "dcx")
+        self.check_reserve(self.reserve)
+        self.check_operand("weights", (self.network.weight_count,))
+        for name in ("hx", "dhy"):
+            self.check_operand(name, self.states())
+        for name in ("cx", "dcy"):
+            self.check_operand(name, self.cells())
+
+    def made(self) -> dict[str, Made]:
+        dtype = self.y.dtype
+        made = {"out": like(self.y.layout, (*self.y.shape[:2], self.network.input_size))}
+        made["dhx"] = dense(self.states(), dtype)
+        if self.network.mode is RnnMode.LSTM:
+            made["dcx"] = dense(self.cells(), dtype)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class RnnBackwardWeightsRequest(RnnBase):
+    """The backward pass by the weights, after that by the data.
+
+    Attributes:
+        x, y: what the forward pass read and gave.
+        reserve: as `RnnBackwardDataRequest` left it.
+        network, hx, lengths, compute: those of the forward pass.
+        out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` gives it by name.
+    """
+
+    op: ClassVar[str] = "rnn_bwd_weights"
+    reads: ClassVar[tuple[str, ...]] = ("x", "y", "reserve", "hx")
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    updates: ClassVar[tuple[str, ...]] = ("reserve",)
+
+    x: Tensor
+    y: Tensor
+    reserve: Tensor
+    network: Network
+    hx: Tensor | None = None
+    lengths: Lengths | None = None
+    compute: Compute | None = None
+    out: Tensor | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return "x", "y", "reserve"
+
+    def check_fields(self) -> None:
+        self.check_common(getattr(self.network, "input_size", 0))
+        self.check_reserve(self.reserve)
+        self.check_operand("y", (*self.x.shape[:2], self.network.output_size))
+        self.check_operand("hx", self.states())
+
+    def made(self) -> dict[str, Made]:
+        return {"out": dense((self.network.weight_count,), self.x.dtype)}
+
+
+def steps_first(layout: Layout) -> bool | None:
+    """Whether sequences lie in memory with the steps first (True) or the sequences first (False); None for neither."""
+    (steps, batch, size), (step, sequence, element) = layout.shape, layout.strides
+    if element != 1 and size > 1:
+        return None
+    if (sequence == size or batch == 1) and (step == batch * size or steps == 1):
+        return True
+    if (step == size or steps == 1) and (sequence == steps * size or batch == 1):
+        return False
+    return None

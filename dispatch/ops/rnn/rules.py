@@ -1,0 +1,35 @@
+"""What a row of the recurrent networks asks of a request beyond its dtypes: layouts that cuDNN has names for.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.rnn.request import steps_first
+
+if TYPE_CHECKING:
+    from dispatch.ops.rnn.request import RnnBase
+
+__all__ = ["dense_sequences"]
+
+SEQUENCES = {"rnn_fwd": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_weights": ("x", "y")}
+
+
+def dense_sequences(request: RnnBase) -> str:
+    """Sequences dense, all with the steps first in memory or all with the sequences first; the rest row-major."""
+    names = SEQUENCES[request.op]
+    ways = [steps_first(request.layout_of(name)) for name in names]
+    if None in ways:
+        return f"needs dense sequences, has {names[ways.index(None)]} {request.layout_of(names[ways.index(None)])}"
+    both = all(
+        1 in request.layout_of(name).shape[:2] for name in names
+    )  # one step or one sequence: both orders at once
+    if len(set(ways)) > 1 and not both:
+        return f"needs {' and '.join(names)} in one order, has {[request.layout_of(name).strides for name in names]}"
+    for name in (*request.reads, *request.writes):
+        tensor = getattr(request, name)
+        if name not in names and tensor is not None and not tensor.layout.is_contiguous:
+            return f"needs {name} dense, has {tensor.layout}: copy it with dev.array(x.numpy())"
+    return ""

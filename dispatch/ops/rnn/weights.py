@@ -1,0 +1,96 @@
+"""The weight space: named weights packed into the one tensor that a network's requests take, and taken out again.
+
+Where each matrix and bias lies is the library's affair: on a GPU `cudnnGetRNNWeightParams` is asked, on the host the
+matrices stand one behind another, then the biases. Copies go through the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dispatch.device import Device
+    from dispatch.ops.rnn.network import Network
+    from dispatch.tensor import Array, Tensor
+
+__all__ = ["Places", "named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
+
+Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
+
+
+def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a network's weights, as torch has them: the blocks of a name are its gates."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in network.parts():
+        gates = 1 if part.name.startswith("weight_hr") else network.mode.gates
+        shapes[part.name] = (gates * part.rows, part.columns)
+        if part.bias:
+            shapes[part.bias] = (gates * part.rows,)
+    return shapes
+
+
+def places(network: Network, dtype: Dtype, device: Device) -> Places:
+    """Where the parts of a weight space lie on a device."""
+    if not device.is_host:
+        from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
+
+        return cudnn.places(network, dtype, device)
+    parts = list(network.parts())
+    ends = np.cumsum([0, *(part.rows * part.columns for part in parts)])
+    biases = np.cumsum([ends[-1], *(part.rows if part.bias else 0 for part in parts)])
+    return [(int(start), int(bias)) for start, bias in zip(ends[:-1], biases[:-1], strict=True)]
+
+
+def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dtype: Any = None) -> Tensor:
+    """The weight space of a network on a device, from arrays by name; see `weight_shapes`.
+
+    The dtype is that of the arrays unless one is given. Raises BadRequest for a name that is missing or unknown, and
+    for a shape that does not fit.
+    """
+    shapes = weight_shapes(network)
+    if set(named) != set(shapes):
+        given = f"missing {sorted(set(shapes) - set(named))}, unknown {sorted(set(named) - set(shapes))}"
+        raise BadRequest("named", given, f"the weights {sorted(shapes)}")
+    arrays = {name: np.asarray(array) for name, array in named.items()}
+    for name, array in arrays.items():
+        if array.shape != shapes[name]:
+            raise BadRequest(name, f"shape {array.shape}", f"shape {shapes[name]}")
+    kind = Dtype.of(next(iter(arrays.values())).dtype if dtype is None else dtype)
+    return device.array(pack(network, arrays, places(network, kind, device), kind.numpy))
+
+
+def pack(network: Network, named: Mapping[str, Array], where: Places, work: np.dtype[Any]) -> Array:
+    """Named weights, or their gradients, in their places of a weight space."""
+    space = np.zeros(network.weight_count, work)
+    for part, (start, bias) in zip(network.parts(), where, strict=True):
+        rows = slice(part.gate * part.rows, (part.gate + 1) * part.rows)
+        space[start : start + part.rows * part.columns] = named[part.name][rows].ravel()
+        if part.bias:
+            space[bias : bias + part.rows] = named[part.bias][rows]
+    return space
+
+
+def unpack_weights(network: Network, space: Tensor) -> dict[str, Array]:
+    """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for what writes it."""
+    if space.shape != (network.weight_count,):
+        raise BadRequest("space", str(space.layout), f"[{network.weight_count}], the weights of {network}")
+    return named_views(network, space.numpy(), places(network, space.dtype, space.device))
+
+
+def named_views(network: Network, values: Array, where: Places) -> dict[str, Array]:
+    """Weights by name out of the numbers of a weight space."""
+    named = {name: np.empty(shape, values.dtype) for name, shape in weight_shapes(network).items()}
+    for part, (start, bias) in zip(network.parts(), where, strict=True):
+        rows = slice(part.gate * part.rows, (part.gate + 1) * part.rows)
+        block = values[start : start + part.rows * part.columns]
+        named[part.name][rows] = block.reshape(part.rows, part.columns)
+        if part.bias:
+            named[part.bias][rows] = values[bias : bias + part.rows]
+    return named
