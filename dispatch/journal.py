@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Journal", "read", "row_of"]
 
 VERSION = 1
-PERIOD = 0.1  # seconds between writes: what a process that ends without close() may lose, and how long requests are held for it
+PERIOD = 0.1  # seconds between writes: what is lost without close(), and how long requests are held for it
 HURRY = 2048  # notes, at which the writer does not wait any longer
 NEVER_RUN = (DependencyFailed, QueueFull)
 ROWS = 4096  # rows that are remembered
