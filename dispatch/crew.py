@@ -80,7 +80,6 @@ class Crew:
         device.supervisors.add(self)
 
     generation = 1
-    crosses = True  # whether a worker's stream can wait for another's
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         """Threads are of one generation."""
@@ -149,7 +148,7 @@ class Crew:
         return all(other._status or self._is_enqueued(other) for other in future.after)
 
     def _is_enqueued(self, other: Future) -> bool:
-        return self.crosses and getattr(other, "_seat", None) in self.seats and other.is_launched
+        return getattr(other, "_seat", None) in self.seats and other.is_launched
 
     def launched(self) -> None:
         """A worker has enqueued something: wake those that waited for that."""

@@ -153,6 +153,7 @@ class _Remote:
     device: Any
     _follow: Any  # the worker's own
     _open: Any
+    _running: int
     _serve: Any
 
     def _main(self) -> None:
@@ -179,6 +180,7 @@ class _Remote:
     def _mend(self, error: BaseException) -> None:
         try:
             self._settle()
+            self._pass(self._running)  # the one that broke the worker
             self.lane.forget()
         except BaseException as worse:  # noqa: BLE001
             error = worse

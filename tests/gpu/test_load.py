@@ -107,3 +107,23 @@ def test_results_are_right_however_their_end_is_learnt_of(dev, rng, completion):
         assert all(close(result, a @ b) for result, (a, b) in zip(one, pairs, strict=True))
     assert (sup.stats().done, sup.stats().running) == (40 * 55, 0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dispatch")]
+
+
+@pytest.mark.parametrize("completion", ["poll", "block", "callback"])
+def test_a_chain_over_all_workers_of_a_child_is_in_order(rng, completion):
+    with dp.Supervisor("cuda:0", streams=4, isolation="process", completion=completion) as sup:
+        home = sup.device
+        big = home.array(rng.standard_normal((LONG, LONG)), "bf16")
+        busy = dp.MatmulRequest(big, big, out=home.empty((LONG, LONG), "bf16"))
+        requests, cells, right = chain(rng, home, 24)
+        for round_ in range(4):
+            for cell in cells:
+                cell.copy_from(np.full((N, N), np.nan))
+            futures = [sup.submit(busy, worker=round_ % 4), sup.submit(busy, worker=round_ % 4)]
+            for index, request in enumerate(requests):
+                futures.append(sup.submit(request, worker=(round_ + index) % 4, after=futures[-1:]))
+            assert close(futures[-1].result(PATIENCE), right)
+        many = sup.submit_many(requests[:1] * 2000)
+        assert all(future.result(PATIENCE) is requests[0].out for future in many)
+        del big, busy, requests, cells, futures, many
+    home.close()
