@@ -146,7 +146,7 @@ def test_cudnn_tells_why_it_refuses_a_tensor(need: Need) -> None:
         cudnn.cudnnSetTensorNdDescriptor(desc, cudnn.cudnnDataType_t.CUDNN_DATA_HALF, -5, None, None)
     assert caught.value.name.startswith("CUDNN_STATUS_BAD_PARAM")
     cudnn.cudnnGetLastErrorString(words, len(words))
-    assert b"nbDims = -5" in words.value
+    assert b"nbDims" in words.value
     cudnn.cudnnDestroyTensorDescriptor(desc)
 
 

@@ -146,7 +146,7 @@ class Proofs:
             folders = [*dict.fromkeys(beside), *sources.folders(row, release)[:-1]]
         except WheelError as error:
             pytest.skip(f"NVIDIA's headers cannot be had: {error}")
-        there = tuple(header for header in row.headers if any((folder / header).is_file() for folder in folders))
+        there = tuple(header for header in row.headers if (own / header).is_file())
         module = importlib.import_module(f"cudabind.sys.{row.module}")
         return Proof(row, module, version, self._read(row, there, folders))
 
