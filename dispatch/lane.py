@@ -52,6 +52,7 @@ class Lane:
         self.stream = stream
         self.device: Device = stream.device
         self.closed = False
+        self.prepared = False  # whether there were prepared calls, whose graphs hold this lane's addresses
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts,
         self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common
@@ -121,6 +122,10 @@ class Lane:
         self.plans = {}  # another one, by which a bound request sees that it must choose anew
         self.shortcuts = {}
         self.patterns = {}
+
+    def release(self) -> None:
+        """Let go of all that can be made again, memory included; prepared calls keep what they need."""
+        self.forget()
 
     lose = close
 
@@ -332,9 +337,17 @@ class CudaLane(Lane):
             driver.cuMemcpyDtoDAsync(copy.ptr, tensor.ptr, size, self.stream.c_handle.value)
         return copy
 
+    def release(self) -> None:
+        super().release()
+        self._replays.clear()  # no plan that is left runs again: whoever has one sees that the lane has forgotten it
+        if not self.prepared:
+            self._workspace = None
+            self._scalars, self._pages, self._zeros = {}, [], []
+
     def close(self) -> None:
         super().close()
         self._replays.clear()
+        self._workspace = None
         if self._cublaslt is not None and self.device.fault is None:
             from cudabind.sys import cublasLt as lt
 

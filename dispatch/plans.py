@@ -38,6 +38,7 @@ class BoundCall:
     def __init__(self, lane: Lane, request: Request, outputs: Operands) -> None:
         self.request = request.replace(**outputs) if outputs else request
         self._lane = lane
+        lane.prepared = True
         self._epoch = -1
         self._result: Any = None
         self._replay: Replay | None = None

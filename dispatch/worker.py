@@ -139,7 +139,7 @@ class Worker:
 
     def _retry(self, future: Future, request: Request) -> BaseException | None:
         """Free what can be freed and run a request once more; returns what it failed with again."""
-        self.lane.forget()
+        self.lane.release()
         self._settle_flights()
         gc.collect()
         try:

@@ -46,14 +46,14 @@ class Arena:
         self._returned: list[Block] = []  # by destructors, until the next call takes the lock
         self.used = 0
 
-    def take(self, nbytes: int) -> Block:
-        """A block of at least so many bytes; whatever `grow` raises where there is no room."""
+    def take(self, nbytes: int, growth: int = GROWTH) -> Block:
+        """A block of at least so many bytes; whatever `grow` raises where there is no room for `growth` bytes more."""
         nbytes = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
         with self._lock:
             self._settle()
             place = bisect_left(self._by_size, (nbytes, -1, -1))
             if place == len(self._by_size):
-                chunk, size = self._grow(max(nbytes, GROWTH))
+                chunk, size = self._grow(max(nbytes, growth))
                 self._sizes[chunk] = size
                 self._add(chunk, 0, size)
                 place = bisect_left(self._by_size, (nbytes, -1, -1))

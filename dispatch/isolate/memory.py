@@ -8,6 +8,7 @@ file descriptor: both are gone when the last process that holds them is. The par
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import mmap
 import os
@@ -134,7 +135,11 @@ class _Memory(Device):
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        block = self.arena.take(nbytes)
+        try:
+            block = self.arena.take(nbytes)
+        except OutOfMemory:
+            gc.collect()  # tensors in cycles hold memory, too
+            block = self.arena.take(nbytes, growth=0)
         base = self.chunks[block.chunk].base + block.offset
         return Storage(self, base, nbytes, stream, partial(_give_back, self.arena), block)
 

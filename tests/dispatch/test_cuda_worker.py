@@ -65,7 +65,7 @@ class Lane:
         self.stream.enqueued += 1
         return result
 
-    def forget(self):
+    def release(self):
         self.forgotten += 1
 
     def close(self):

@@ -127,3 +127,23 @@ def test_a_chain_over_all_workers_of_a_child_is_in_order(rng, completion):
         assert all(future.result(PATIENCE) is requests[0].out for future in many)
         del big, busy, requests, cells, futures, many
     home.close()
+
+
+def test_a_lane_that_has_let_its_memory_go_runs_on(dev, rng):
+    a, b = rng.standard_normal((N, N)), rng.standard_normal((N, N))
+    request = dp.MatmulRequest(dev.array(a, "f32"), dev.array(b, "f32"), out=dev.empty((N, N)))
+    with dev.stream():
+        lane = dev.lane()
+        for _ in range(3):
+            for _ in range(3):
+                dp.run(request)
+            assert close(request.out, a @ b)
+            lane.release()
+            assert lane._workspace is None
+            request.out.copy_from(np.full((N, N), np.nan))
+        call = dp.prepare(request)
+        kept = lane.workspace
+        lane.release()
+        assert lane._workspace is kept, "the call's graph holds its address"
+        call()
+        assert close(request.out, a @ b)

@@ -1,4 +1,4 @@
-"""Load before a child process: priorities, requests that wait for others, and what is dropped where queues are full."""
+"""Load before a child process: priorities, requests that wait for others, what is dropped, and memory that is short."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import DependencyFailed, DeviceFault, QueueFull
+from dispatch.errors import DependencyFailed, DeviceFault, OutOfMemory, QueueFull
 from dispatch.isolate import seat
+from dispatch.isolate.memory import shared
 
 PATIENCE = 60
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -110,3 +112,62 @@ def test_a_child_takes_any_way_of_completion(remote, trouble, completion):
     with remote(completion=completion) as sup:
         futures, cells = chain(sup, trouble, 6)
         assert [future.result(PATIENCE) for future in futures] == cells[1:]
+
+
+# -- memory that is short ---------------------------------------------------------------------------------------------
+def test_a_request_that_is_short_of_memory_once_runs_again_in_the_child(remote, trouble, tmp_path):
+    with remote() as sup:
+        a, out = sup.device.array(np.full(8, 3, np.float32)), sup.device.zeros(8)
+        request = trouble.Trouble("out of memory", a, out, once=str(tmp_path / "short"))
+        assert (sup.submit(request).result(PATIENCE).numpy() == 3).all()
+        never = sup.submit(trouble.Trouble("out of memory", a, out))
+        with pytest.raises(OutOfMemory, match="caches freed"):
+            never.result(PATIENCE)
+        assert (sup.stats().done, sup.stats().failed, sup.stats().restarts) == (1, 1, 0)
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, tensor):
+        self.tensor, self.me = tensor, self
+
+
+def test_a_device_that_is_short_of_memory_collects_garbage_and_takes_no_more_than_it_needs(monkeypatch):
+    device = shared("host")
+    asked = []
+    make = device._make_chunk
+
+    def make_one(nbytes):
+        asked.append(nbytes)
+        if sum(chunk.nbytes for chunk in device.chunks.values()) + nbytes > 100 * MIB:
+            raise OutOfMemory("full")
+        return make(nbytes)
+
+    monkeypatch.setattr(device, "_make_chunk", make_one)
+    Cycle(device.empty(60 * MIB, "u8"))
+    again = device.empty(50 * MIB, "u8")
+    assert asked == [64 * MIB, 64 * MIB], "the second was made where the first had been"
+    small = device.empty(30 * MIB, "u8")
+    assert asked[2:] == [64 * MIB, 30 * MIB]
+    with pytest.raises(OutOfMemory, match="full"):
+        device.empty(40 * MIB, "u8")
+    del again, small
+    device.close()
+
+
+def test_an_output_that_does_not_fit_fails_its_request_alone(remote, rng, monkeypatch):
+    with remote() as sup:
+        a = sup.device.array(rng.standard_normal((64, 64)), "f32")
+        good = dp.MatmulRequest(a, a)
+        sup.submit(good).result(PATIENCE)
+
+        def refuse(nbytes):
+            raise OutOfMemory(f"no {nbytes}")
+
+        monkeypatch.setattr(sup.device, "_make_chunk", refuse)
+        tall = sup.device.array(np.zeros((16384, 1), np.float32))
+        huge = dp.MatmulRequest(tall, tall.T)
+        with pytest.raises(OutOfMemory, match=f"no {1 << 30}"):
+            sup.submit(huge).result(PATIENCE)
+        assert np.allclose(sup.submit(good).result(PATIENCE).numpy(), a.numpy() @ a.numpy(), atol=1e-3)
