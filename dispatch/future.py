@@ -6,6 +6,7 @@ supervisor.py makes futures, worker.py settles them, users wait for them in thre
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -66,20 +67,21 @@ class Waiting:
     def tell(self, future: Future) -> list[BaseException]:
         """Wake all who wait and run the callbacks; returns what these raised."""
         with self.lock:
-            if self.told:
-                return []
+            if not self.told:
+                for waiter in self.waiters:
+                    _tell_waiter(waiter, future)
             self.told = True
-            for waiter in self.waiters:
-                _tell_waiter(waiter, future)
-            gates, callbacks = self.gates, self.callbacks
-            self.gates, self.callbacks = [], []
-        for gate in gates:
-            gate.release()
+        while self.gates:
+            gate = self.gates[-1]  # taken off when it is open: an interrupted call is made once more
+            with contextlib.suppress(RuntimeError):
+                gate.release()
+            self.gates.pop()
         errors: list[BaseException] = []
-        for callback in callbacks:
+        while self.callbacks:
+            callback = self.callbacks.pop(0)
             try:
                 callback(future)
-            except BaseException as error:  # noqa: BLE001, PERF203  # whoever settles the future delivers it
+            except BaseException as error:  # noqa: BLE001  # whoever settles the future delivers it
                 errors.append(error)
         return errors
 
@@ -106,7 +108,8 @@ class Future:
         Callbacks run once: on the worker's thread, or at once in `add_done_callback` where it has ended before.
     """
 
-    __slots__ = ("__weakref__", "_request", "_seat", "_status", "_value", "_waiting")
+    __slots__ = ("__weakref__", "_number", "_request", "_seat", "_status", "_value", "_waiting")
+    _number: int  # with process isolation, in the order of sending
     _seat: Seat  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
     _request: Request  # until it is claimed
@@ -240,12 +243,15 @@ class Future:
         return waiting
 
     def _wait(self, timeout: float | None) -> None:
+        left = self._seat.attend(self, timeout) if hasattr(self, "_seat") else timeout
+        if self._status:
+            return
         waiting = self._open()
         gate = allocate_lock()
         gate.acquire()
         if not waiting.enter(gate):
             return
-        if gate.acquire(True, -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
+        if gate.acquire(True, -1 if left is None else min(max(left, 0), threading.TIMEOUT_MAX)):
             return
         waiting.leave(gate)
         if not self._status:
@@ -295,6 +301,10 @@ class LateFuture(Future):
 
     def refusal(self) -> DispatchError | None:
         """Why it must not start any more, if so."""
+        return self.orphaned()
+
+    def orphaned(self) -> DependencyFailed | None:
+        """The error for one that waits for what will never be there."""
         for future in self.after:
             if future._status > DONE:
                 how = "was cancelled" if future._status == CANCELLED else f"failed: {future._value!r}"

@@ -91,6 +91,11 @@ class Seat:
         """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
         self.gate.acquire(True, seconds)
 
+    def attend(self, future: Future, timeout: float | None) -> float | None:
+        """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
+        the time."""
+        return timeout
+
     def in_hand(self) -> list[Future]:
         """What has been taken from the queue and not been settled."""
         return [] if self.worker is None else self.worker.in_hand()

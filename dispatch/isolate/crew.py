@@ -10,8 +10,9 @@ import heapq
 import itertools
 import os
 import select
+import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from dispatch.future import TimedFuture
     from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
+    from dispatch.isolate.wire import Link
 
 __all__ = ["ProcessCrew"]
 
@@ -57,6 +59,7 @@ class ProcessCrew(Crew):
         setup: Sequence[str] = (),
         spare: int = 0,
         hang_seconds: float = 1.0,
+        completion: str = "poll",
     ) -> None:
         self.hang_seconds = hang_seconds
         self.numbers, self.names = itertools.count(1), itertools.count(1)
@@ -70,9 +73,12 @@ class ProcessCrew(Crew):
         self._observers: list[Callable[[int], object]] = []
         self._deadlines: list[tuple[float, int, RemoteSeat, TimedFuture]] = []
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(self._bell, select.EPOLLIN)
+        self.hush = False  # who reads in the place of the warden shall leave that to it
         self._started = threading.Event()
         self._start_error: BaseException | None = None
-        super().__init__(device, streams, queue_size, max_restarts, max_seconds)
+        super().__init__(device, streams, queue_size, max_restarts, max_seconds, completion)
         self.homes = {seat: seat for seat in self.seats}
         self._warden = threading.Thread(target=self._watch, name=f"dispatch {device} warden", daemon=True)
 
@@ -161,9 +167,8 @@ class ProcessCrew(Crew):
 
     def _finish(self) -> None:
         """End the children, and whatever has not been settled."""
+        self._disconnect()
         for seat in self.seats:
-            with seat.pumping:
-                seat.link = None
             for sent in list(seat.sent.values()):
                 self.give_up(sent, self.reason())
             seat.vacate(self)
@@ -174,32 +179,50 @@ class ProcessCrew(Crew):
         for child in self._ended:
             child.process.wait()
         self.device.on_chunk = None
+        self._poll.close()
         os.close(self._bell)
         self._bell = -1
 
+    def listen(self, link: Link, on: bool) -> None:
+        """Have the warden read a link, or leave that to somebody else."""
+        with suppress(OSError, ValueError):  # its child is being replaced
+            self._poll.modify(link.socket.fileno(), select.EPOLLIN if on else 0)
+
+    def _disconnect(self) -> None:
+        """Let nobody send to the child or read from it any more; what it has reported is settled."""
+        for seat in self.seats:
+            with seat.pumping:
+                seat.link = None
+        if self._child is None:
+            return
+        for seat, link in zip(self.seats, self._child.links, strict=True):
+            with suppress(OSError):
+                link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves
+            with seat.reading, suppress(EOFError, OSError):
+                while seat.take(link):
+                    pass
+
     def _turn(self) -> None:
-        """Wait until something happens, and deal with it."""
+        """Wait until something happens, and deal with it; returns when there is another child, or an end."""
         child = self.present()
-        poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        poll.register(child.control, select.POLLIN)
         by_fd = {link.socket.fileno(): seat for link, seat in zip(child.links, self.seats, strict=True)}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
         control = child.control.fileno()
+        for fd in (control, *by_fd):
+            self._poll.register(fd, select.EPOLLIN)  # what is closed is no longer in it
         while child is self._child and not self._is_over():
             loss: Loss | None = None
             heard = False
-            for fd, _ in poll.poll(self._patience()):
+            for fd, _ in self._poll.poll(self._patience()):
                 if fd == self._bell:
                     os.eventfd_read(self._bell)
                     for seat in self.seats:
                         seat.wake()
+                        loss = loss or self._read(seat)
                 elif fd == control:
                     heard = True
                 else:
                     loss = loss or self._read(by_fd[fd])
-            if loss is not None or heard:  # what was reported before is settled before a loss is
+            if loss is not None or heard:
                 loss = self.last_words(child) or loss
             loss = loss or self._late() or self._stopped(child)
             if loss is not None:
@@ -214,28 +237,25 @@ class ProcessCrew(Crew):
         self._ended = [each for each in self._ended if each.process.poll() is None]
 
     def _patience(self) -> float:
-        """Milliseconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
+        """Seconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
         with self.lock:
             while self._deadlines and self._deadlines[0][3]._status:
                 heapq.heappop(self._deadlines)
             due = self._deadlines[0][0] - monotonic() if self._deadlines else TICK
-        return min(max(due, 0.001), TICK) * 1000
+        return min(max(due, 0.001), TICK)
 
     def _read(self, seat: RemoteSeat) -> Loss | None:
-        """Settle what a worker reports, and send it more."""
+        """Settle what a worker reports, unless somebody who waits for it does."""
         link = seat.link
+        if link is None or not seat.reading.acquire(False):
+            return None
         try:
-            while link is not None:
-                message = link.receive(wait=False)
-                if message is None:
-                    break
-                seat.report(message)
+            while seat.take(link):
+                pass
         except (EOFError, OSError):
             return Loss("the child process died")
-        if seat.items:
-            seat.wake()
-            if self.blocked and len(seat.items) <= seat.limit // 2:
-                self.make_room()
+        finally:
+            seat.reading.release()
         return None
 
     def hear(self, child: Child) -> Loss | None:
@@ -255,7 +275,16 @@ class ProcessCrew(Crew):
 
     def _late(self) -> Loss | None:
         """Deal with requests that run beyond their deadline: one that hangs costs the child."""
-        now = monotonic()
+        if not self._deadlines or self._deadlines[0][0] > monotonic():
+            return None
+        self.hush = True
+        with ExitStack() as stack:  # what has ended must not change while it is looked at
+            for seat in self.seats:
+                stack.enter_context(seat.reading)
+            self.hush = False
+            return self._hanging(monotonic())
+
+    def _hanging(self, now: float) -> Loss | None:
         while self._deadlines and self._deadlines[0][0] <= now:
             with self.lock:
                 _, number, seat, future = self._deadlines[0]
@@ -282,7 +311,7 @@ class ProcessCrew(Crew):
     def last_words(self, child: Child) -> Loss | None:
         """What a child that is gone said of it, if it did."""
         try:
-            while select.select([child.control], [], [], 0)[0]:
+            while wire.ready([child.control], 0):
                 loss = self.hear(child)
                 if loss is not None:
                     return loss
@@ -334,9 +363,7 @@ class ProcessCrew(Crew):
     def _recover(self, loss: Loss) -> None:
         """Replace the child; see to what was in flight; go on."""
         begun = monotonic()
-        for seat in self.seats:
-            with seat.pumping:  # nobody sends until there is a child
-                seat.link = None
+        self._disconnect()
         if self.allow(loss.cause) and hold(self, loss):
             self.connect()
             self._note("child replaced", begun, cause=loss.why)
@@ -347,7 +374,13 @@ class ProcessCrew(Crew):
         trace.log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
 
     def connect(self) -> None:
-        """Let the seats send to the present child; first what was sent to another and has not ended."""
+        """Let the seats send to the present child; first what was sent to another and has not ended, if it may run."""
+        if self.device.taints or self.holding:  # in order, for what fails here may be what another waits for
+            for _, sent in sorted((number, sent) for seat in self.seats for number, sent in seat.sent.items()):
+                error = sent.seat.refusal(sent)
+                if error is not None:
+                    del sent.seat.sent[sent.number]
+                    sent.seat.fail(sent.future, error)
         for seat, link in zip(self.seats, self.present().links, strict=True):
             seat.resume(link)
 

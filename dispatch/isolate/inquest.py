@@ -7,12 +7,12 @@ a time, until the one that faults again is known; the rest is sent again as it w
 from __future__ import annotations
 
 import math
-import select
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
-from dispatch.future import TimedFuture
+from dispatch.future import LateFuture, TimedFuture
+from dispatch.isolate import wire
 from dispatch.isolate.recovery import Sent, unsafe_to_repeat
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
 
     A kernel that faults holds up its own stream from its beginning on, the others only once the device stops. So the
     oldest is the likeliest, and where it comes last the others have their results before the fault that it repeats,
-    which the driver takes 0.2 s to report and a second child may have to wait for.
+    which the driver takes 0.2 s to report and a second child may have to wait for. Where one waits for another worker's
+    all stay in the order of sending.
     """
+    if any(isinstance(each.future, LateFuture) and each.future.after for each in suspects):
+        return suspects
     by_seat: dict[int, list[Sent]] = {}
     for each in suspects:
         by_seat.setdefault(each.seat.index, []).append(each)
@@ -133,7 +136,7 @@ def _alone(crew: ProcessCrew, sent: Sent, may_hang: bool) -> Loss | None:
     try:
         seat.again(link, [sent])
         while sent.number in seat.sent:
-            readable, _, _ = select.select([link.socket, child.control], [], [], TICK)
+            readable = wire.ready([link.socket, child.control], TICK)
             if link.socket in readable:
                 message = link.receive(wait=False)
                 if message is not None:

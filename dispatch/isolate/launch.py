@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import WorkerFailed
-from dispatch.isolate.wire import Link
+from dispatch.isolate.wire import Link, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +101,7 @@ class Child:
         """Wait for its word that it can run requests; WorkerFailed where it ends or stays silent instead."""
         ends = monotonic() + START_SECONDS
         while not self.ready:
-            readable, _, _ = select.select([self.control], [], [], max(ends - monotonic(), 0))
+            readable = ready([self.control], max(ends - monotonic(), 0))
             said = self.hear() if readable else None
             if said is None:
                 self.kill()

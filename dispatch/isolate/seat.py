@@ -1,7 +1,8 @@
 """RemoteSeat: a worker's place in the parent, whose worker is a thread of the child.
 
-Who submits sends, too: waking a remote seat sends what is queued, as far as the child has room, so that no thread of
-the parent is in the way. The crew's warden reads what comes back. Nothing here decides about restarts.
+Who submits sends, and who waits reads: waking a remote seat sends what is queued, as far as the child has room, and
+attending it reads what the child reports, so that no thread of the parent is in the way. Where nobody waits the crew's
+warden reads. Nothing here decides about restarts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ Waits = tuple[tuple[int, int], ...]
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
+LOOKS = 60  # at the connection by one who waits, before it sleeps: some 50 us, in which a small request has ended
+NAP = 0.05  # seconds that it then waits for a report, before it leaves the reading to the warden
 PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
 
 
@@ -70,10 +73,11 @@ class RemoteSeat(Seat):
     """A place whose worker is in the child.
 
     Guarantees: `sent` holds every request that the child was given and has not reported on, in order. Only who holds
-    `pumping` sends; who does not get it leaves that to the holder, who looks at the queue again after letting go.
+    `pumping` sends; who does not get it leaves that to the holder, who looks at the queue again after letting go. Only
+    who holds `reading` reads and settles, but for the warden while there is no `link`.
     """
 
-    __slots__ = ("crew", "defined", "forget", "link", "pumping", "sent", "since")
+    __slots__ = ("crew", "defined", "forget", "link", "pumping", "reading", "sent", "since")
 
     def __init__(self, index: int, limit: int, crew: ProcessCrew) -> None:
         super().__init__(index, limit)
@@ -83,6 +87,7 @@ class RemoteSeat(Seat):
         self.defined: set[int] = set()  # names of requests that the present child's worker knows
         self.forget: list[int] = []
         self.pumping = threading.Lock()
+        self.reading = threading.Lock()
         self.since = 0.0  # when the child's worker began with the oldest of `sent`, at the earliest
         self.asleep = True
 
@@ -204,14 +209,8 @@ class RemoteSeat(Seat):
             link.send(message)
 
     def resume(self, link: Link) -> None:
-        """Send to a new child: what its predecessor had and did not end, as far as it may run, and what is queued."""
-        device = self.crew.device
+        """Send to a new child: what its predecessor had and did not end, and what is queued."""
         with self.pumping:
-            for sent in list(self.sent.values()) if device.taints or self.crew.holding else ():
-                error = self.refusal(sent)
-                if error is not None:
-                    del self.sent[sent.number]
-                    self.fail(sent.future, error)
             with suppress(OSError):  # the warden sees that the child is gone, and recovers once more
                 self.again(link, self.sent.values())
             self.link = link
@@ -228,32 +227,91 @@ class RemoteSeat(Seat):
     def in_hand(self) -> list[Future]:
         return [sent.future for sent in list(self.sent.values())]
 
-    # -- what the warden does with reports --------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
+    def attend(self, future: Future, timeout: float | None) -> float | None:
+        """Read what the child reports until a future has ended, if nobody else does; returns what is left of the time.
+
+        The one who waits then hears of the end from the child, not from the warden: one change of threads less.
+        """
+        link = self.link
+        crew = self.crew
+        if link is None or crew.hush or not self.reading.acquire(False):
+            return timeout
+        began = monotonic()
+        crew.listen(link, False)
+        try:
+            looks = 0
+            while not (future._status or crew.hush) and self.link is link:
+                if self.take(link):
+                    looks = 0
+                    continue
+                looks += 1
+                if looks > LOOKS:
+                    left = NAP if timeout is None else min(NAP, began + timeout - monotonic())
+                    if left <= 0 or not wire.ready([link.socket], left):
+                        break
+            while link.pending:  # nothing would tell the warden of what has been read from the socket
+                self.take(link)
+        except (EOFError, OSError):
+            pass  # the warden sees it, too
+        finally:
+            if link.pending:  # an interrupt has left it
+                crew.ring()
+            crew.listen(link, True)
+            self.reading.release()
+        return None if timeout is None else timeout - (monotonic() - began)
+
+    def take(self, link: Link) -> bool:
+        """Settle what one message reports, and send more; False where none has come. EOFError where none ever will."""
+        message = link.peek(wait=False)
+        if message is None:
+            return False
+        try:
+            self.report(message)
+        except BaseException:  # Ctrl-C in the middle, on a main thread that waits: what it left undone is done first
+            self.report(message)
+            link.advance()
+            raise
+        link.advance()
+        if self.items:
+            self.wake()
+            if self.crew.blocked and len(self.items) <= self.limit // 2:
+                self.crew.make_room()
+        return True
+
     def report(self, message: list[Any]) -> None:
-        """End what the child's worker says has ended: a number for each success, with an error for each failure."""
+        """End what the child's worker says has ended: a number for each success, with an error for each failure.
+
+        A second call with the same message does what an interrupted first one did not.
+        """
         device = self.crew.device
+        sents = self.sent
         for item in message:
             if type(item) is int:
-                sent = self.sent.pop(item, None)
+                sent = sents.get(item)
                 if sent is None:  # its deadline was over, and it has failed with that
                     continue
-                if device.taints:
-                    for tensor in written(sent):
-                        device.overwritten(tensor)
                 future = sent.future
-                self.done += 1
-                if isinstance(future, LateFuture):
-                    future.after = ()
-                future._status = DONE
+                if not future._status:
+                    if device.taints:
+                        for tensor in written(sent):
+                            device.overwritten(tensor)
+                    self.done += 1
+                    if isinstance(future, LateFuture):
+                        future.after = ()
+                    future._status = DONE
                 if future._waiting is not None:
                     errors = future._waiting.tell(future)
                     if errors:
                         self.crew.callbacks_failed(errors)
+                del sents[item]
             else:
-                sent = self.sent.pop(item[0], None)
+                sent = sents.get(item[0])
                 if sent is not None:
-                    self.fail(sent.future, wire.error_from(item[1]))
-        self.busy = len(self.sent)
+                    if not sent.future._status:
+                        self.fail(sent.future, wire.error_from(item[1]))
+                    del sents[item[0]]
+        self.busy = len(sents)
         self.since = monotonic()
 
     def fail(self, future: Future, error: BaseException) -> None:

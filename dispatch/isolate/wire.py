@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import marshal
 import pickle
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +20,11 @@ from dispatch.errors import BadRequest, DispatchError, WorkerFailed
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dispatch.request import Request
 
-__all__ = ["Link", "Place", "error_from", "pack_error", "pack_request", "place_of", "request_from"]
+__all__ = ["Link", "Place", "error_from", "pack_error", "pack_request", "place_of", "ready", "request_from"]
 
 LENGTH = struct.Struct("<I")
 READ = 1 << 16  # bytes asked of the socket at once
@@ -38,12 +39,22 @@ class Place(NamedTuple):
     start: int
 
 
+def ready(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those of some connections from which there is something to read, or nothing ever again, within a time."""
+    poll = select.poll()  # select.select fails for a descriptor above 1,023, which a server may well have
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    told = {fd for fd, _ in poll.poll(seconds * 1000)}
+    return [end for end in ends if end.fileno() in told]
+
+
 class Link:
     """One end of a connection; frames go out whole and come in as they are complete."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._come = bytearray()
+        self._end = 0  # of the first frame in it
 
     def send(self, message: list[Any]) -> int:
         """Send one frame, waiting for room in the socket; returns its bytes. OSError where the other end is gone."""
@@ -53,14 +64,17 @@ class Link:
 
     def receive(self, *, wait: bool = True) -> list[Any] | None:
         """The next frame; None if there is none and `wait` is false. EOFError where the other end is gone."""
+        message = self.peek(wait=wait)
+        if message is not None:
+            self.advance()
+        return message
+
+    def peek(self, *, wait: bool) -> list[Any] | None:
+        """As `receive`, but the frame stays the next one until `advance`."""
         while True:
-            come = self._come
-            if len(come) >= LENGTH.size:
-                end = LENGTH.size + LENGTH.unpack_from(come)[0]
-                if len(come) >= end:
-                    message: list[Any] = marshal.loads(memoryview(come)[LENGTH.size : end])
-                    self._come = come[end:]
-                    return message
+            if self.pending:
+                message: list[Any] = marshal.loads(memoryview(self._come)[LENGTH.size : self._end])
+                return message
             try:
                 data = self.socket.recv(READ, 0 if wait else socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -68,6 +82,19 @@ class Link:
             if not data:
                 raise EOFError("the other process is gone")
             self._come += data
+
+    @property
+    def pending(self) -> bool:
+        """Whether a whole frame has been read from the socket already."""
+        come = self._come
+        if len(come) < LENGTH.size:
+            return False
+        self._end = LENGTH.size + LENGTH.unpack_from(come)[0]
+        return len(come) >= self._end
+
+    def advance(self) -> None:
+        """Be done with the frame that `peek` gave."""
+        self._come = self._come[self._end :]
 
     def close(self) -> None:
         self.socket.close()
