@@ -6,7 +6,7 @@ computed from the operands alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from dispatch.request import run
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
+    from dispatch.cudnn.operands import OperandRequest
     from dispatch.device import Device
     from dispatch.keys import Dtype
-    from dispatch.ops.rnn.request import RnnBase
     from dispatch.row import Row
     from dispatch.tensor import Array
 
@@ -139,7 +139,7 @@ class _Drawn:
             made[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
         return made
 
-    def _trial(self, request: RnnBase, given: dict[str, str], written: dict[str, Memory]) -> Trial:
+    def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, Memory]) -> Trial:
         expected: Results = {name: self.expected[source] for name, source in given.items()}
         allowed = {name: self._bound(array) for name, array in expected.items()}
         return Trial(self.case.id, request, expected, allowed, tuple(written.values()))
@@ -163,7 +163,7 @@ class _Drawn:
         given = {"out": "y", "hy": "hy", **({"cy": "cy"} if lstm else {})}
         outputs = self._poisoned(given)
         views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(replace(self._source(self.case.training), **views), given, outputs)
+        return self._trial(self._source(self.case.training).replace(**views), given, outputs)
 
     def _source(self, training: bool) -> RnnRequest:
         return RnnRequest(
@@ -192,7 +192,7 @@ class _Drawn:
         given = {"out": "dx", "dhx": "dhx", **({"dcx": "dcx"} if lstm else {})}
         outputs = self._poisoned(given)
         views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(replace(self._gradient(), **views), given, outputs)
+        return self._trial(self._gradient().replace(**views), given, outputs)
 
     def backward_weights(self) -> Trial:
         """The backward pass by the weights behind both others."""

@@ -1,0 +1,27 @@
+"""What the tests of ops on the GPU share: the device, and a row tried with a case."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dispatch
+
+
+@pytest.fixture
+def gpu() -> dispatch.Device:
+    return dispatch.device("cuda:0")
+
+
+@pytest.fixture
+def try_row(gpu: dispatch.Device, rng: np.random.Generator) -> Callable[[Any, Any], None]:
+    """`try_row(row, case)`: right results from the recorded call and the plain one, or the row's own refusal."""
+    from dispatch.cudnn.trial import carry_out
+
+    def attempt(row: Any, case: Any) -> None:
+        if not row.on(gpu.arch):
+            pytest.skip(f"needs {row.arch} or newer, this GPU is {gpu.arch}")
+        carry_out(row, case, gpu, rng)
+
+    return attempt

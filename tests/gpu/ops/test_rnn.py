@@ -1,0 +1,103 @@
+"""Recurrent networks on the GPU: every row through its cases, and all gradients against torch's."""
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch.keys import HOST
+from dispatch.ops.rnn import (
+    Network,
+    RnnMode,
+    cases,
+    pack_weights,
+    rnn,
+    rnn_bwd_data,
+    rnn_bwd_weights,
+    unpack_weights,
+    weight_shapes,
+)
+
+OPS = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")
+ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+M = RnnMode
+NETWORKS = {
+    "lstm": Network(M.LSTM, 7, 11, 2, True),
+    "projection": Network(M.LSTM, 7, 11, 2, True, projection=4),
+    "gru": Network(M.GRU, 7, 11, 2, True),
+    "tanh": Network(M.RNN_TANH, 7, 11, 3),
+    "relu": Network(M.RNN_RELU, 7, 11, 1, bias=False),
+}
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, try_row):
+    try_row(row, case)
+
+
+def torch_of(torch, network):
+    """The same network in torch, in f64 on the CPU, where no cuDNN is."""
+    kinds = {M.LSTM: torch.nn.LSTM, M.GRU: torch.nn.GRU}
+    fields = {
+        "num_layers": network.layers,
+        "bidirectional": network.bidirectional,
+        "bias": network.bias,
+        "dtype": torch.float64,
+    }
+    if network.mode is M.LSTM:
+        fields["proj_size"] = network.projection
+    if network.mode not in kinds:
+        fields["nonlinearity"] = network.mode.name.removeprefix("RNN_").lower()
+    return kinds.get(network.mode, torch.nn.RNN)(network.input_size, network.hidden_size, **fields)
+
+
+@pytest.mark.parametrize("lengths", [None, (6, 1, 4)], ids=["all", "lengths"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_values_and_all_gradients_are_those_of_torch(network, lengths, gpu, rng):
+    torch = pytest.importorskip("torch")
+    theirs = torch_of(torch, network)
+    named = {name: tensor.detach().numpy() for name, tensor in theirs.named_parameters()}
+    assert {name: array.shape for name, array in named.items()} == weight_shapes(network)
+    x = torch.tensor(rng.standard_normal((6, 3, 7)), requires_grad=True)
+    hx = torch.tensor(rng.standard_normal((network.pseudo_layers, 3, network.state_size)), requires_grad=True)
+    cx = torch.tensor(rng.standard_normal((network.pseudo_layers, 3, network.hidden_size)), requires_grad=True)
+    lstm = network.mode is M.LSTM
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths or (6,) * 3), enforce_sorted=False)
+    y, last = theirs(packed, (hx, cx) if lstm else hx)
+    y, _ = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=6)
+    last = last if lstm else (last,)
+    dy = rng.standard_normal(y.shape)
+    d_last = [rng.standard_normal(state.shape) for state in last]
+    torch.autograd.backward([y, *last], [torch.tensor(array) for array in (dy, *d_last)])
+
+    weights = pack_weights(network, named, gpu)
+    ours = gpu.array(x.detach().numpy())
+    first = {"hx": gpu.array(hx.detach().numpy())}
+    behind = {"dhy": gpu.array(d_last[0])}
+    if lstm:
+        first["cx"], behind["dcy"] = gpu.array(cx.detach().numpy()), gpu.array(d_last[1])
+    our_y, *our_last, reserve = rnn(ours, weights, network, **first, lengths=lengths, training=True)
+    gradients = rnn_bwd_data(our_y, gpu.array(dy), weights, reserve, network, **first, **behind, lengths=lengths)
+    dweights = rnn_bwd_weights(ours, our_y, reserve, network, hx=first["hx"], lengths=lengths)
+
+    close = {"rtol": 1e-9, "atol": 1e-11}
+    np.testing.assert_allclose(our_y.numpy(), y.detach().numpy(), **close)
+    for state, expected in zip(our_last, last, strict=True):
+        np.testing.assert_allclose(state.numpy(), expected.detach().numpy(), **close)
+    for gradient, source in zip(gradients, (x, hx, cx), strict=False):
+        np.testing.assert_allclose(gradient.numpy(), source.grad.numpy(), **close)
+    for name, gradient in unpack_weights(network, dweights).items():
+        np.testing.assert_allclose(gradient, dict(theirs.named_parameters())[name].grad.numpy(), **close, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_weights_come_out_of_their_space_as_they_went_in(dtype, gpu, rng):
+    network = Network(M.LSTM, 5, 9, 2, True, projection=3)
+    named = {
+        name: rng.standard_normal(shape).astype(dispatch.Dtype.of(dtype).numpy)
+        for name, shape in weight_shapes(network).items()
+    }
+    again = unpack_weights(network, pack_weights(network, named, gpu))
+    assert set(again) == set(named)
+    for name, array in named.items():
+        np.testing.assert_array_equal(again[name], array)
