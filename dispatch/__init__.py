@@ -3,12 +3,13 @@
 The rooms, in the order in which they import each other:
 
     keys errors          the axes in NVIDIA's words; what can go wrong
-    stream tensor dlpack device cuda    where work is ordered, what it works on, exchange, `cuda:N` and `host`
+    stream tensor dlpack pinned device cuda  order, memory, exchange, copies beside the host, `cuda:N` and `host`
     request              the contract of requests and plans
     ops/<op>             one op family each: request, request function, libraries, reference, cases
     row table select     what a row says; the rows; which one takes a request
     workspace tuning replay lane plans  scratch memory, algorithms, recorded graphs; lanes; bound calls
-    future seat worker crew supervisor  outcomes; queues; a thread for each stream; restarts; what users hold
+    future levels seat completion worker crew supervisor  outcomes; queues; how ends are learnt of; a thread for each
+                         stream; restarts; what users hold
     trace stats status journal entries  what is seen of it: hooks and log lines, counts, answers, records of requests
 
 Importing this package loads no CUDA library and needs no GPU.
@@ -34,6 +35,7 @@ from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
+    from dispatch.ops.norm import NormMode, norm_bwd, norm_fwd
     from dispatch.ops.sdpa import Diagonal, sdpa_bwd, sdpa_fwd
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Epilogue",
     "Future",
     "MatmulRequest",
+    "NormMode",
     "Request",
     "Row",
     "ScaleMode",
@@ -66,6 +69,8 @@ __all__ = [
     "from_cuda_array_interface",
     "from_dlpack",
     "matmul",
+    "norm_bwd",
+    "norm_fwd",
     "prepare",
     "register",
     "run",
@@ -78,6 +83,7 @@ register = TABLE.register
 # The ops beyond matmul by their rooms, which are imported when a name is first used: `import dispatch` stays quick.
 _ROOMS = {
     "dispatch.ops.conv": ("Activation", "conv_bwd_data", "conv_bwd_filter", "conv_fwd", "conv_transpose"),
+    "dispatch.ops.norm": ("NormMode", "norm_bwd", "norm_fwd"),
     "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

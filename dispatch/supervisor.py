@@ -48,13 +48,14 @@ class Supervisor:
         queue_size: requests that may wait for each worker.
         when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request that has waited longest
             at that worker, of those of the least priority, fails with QueueFull in favour of the new one.
-        placement: "affine": a request that has run before goes to the worker that knows it, unless many wait there, and
-            all others where least is to be done. "fair": always where least is to be done.
+        placement: among the workers that a request may go to: all of them, or one, or the pool that `submit` is given.
+            "affine": one that has run before goes to the worker that knows it, unless many wait there, and others where
+            least is to be done; "fair": always where least is to be done.
         setup: with "process", modules that the child imports first, for rows and requests of one's own.
         spare: with "process", keep a second child that is ready, so that replacing one takes less time.
         hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
-        completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest. "block":
-            a second thread sleeps until it is, which costs the least CPU time. "callback": the driver calls a function.
+        completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest;
+            "block": a second thread sleeps in the driver until it is; "callback": the driver calls a function.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
             circuit opens: what is queued fails, and `submit` raises WorkerFailed.
         journal: a file to which requests and how they ended are appended, without their data; see journal.py.
@@ -108,7 +109,9 @@ class Supervisor:
             from dispatch.isolate.memory import shared
 
             self.device = home = shared(self.device.name)
-            crew = ProcessCrew(home, streams, queue_size, max_restarts, max_seconds, setup, spare, hang_seconds)
+            crew = ProcessCrew(
+                home, streams, queue_size, max_restarts, max_seconds, setup, spare, hang_seconds, completion
+            )
         self._crew = crew
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         crew.start()
