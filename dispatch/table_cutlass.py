@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, HOST, I8, I32, Arch, Compute, Epilogue
 from dispatch.ops.cutlass_gemm import cutlass_plan, numpy_plan
-from dispatch.ops.cutlass_gemm.rules import by_16_bytes, k_dense, no_fast_accum, one_batch_axis, some_elements
+from dispatch.ops.cutlass_gemm.rules import (
+    by_16_bytes,
+    k_dense,
+    no_fast_accum,
+    one_batch_axis,
+    some_elements,
+    whole_numbers,
+)
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -22,6 +29,7 @@ TREE = (Epilogue.NONE,)  # the epilogue is a tree, and any tree
 PLAIN = ((None, None),)
 ANY  = (some_elements, one_batch_axis, by_16_bytes, no_fast_accum)
 K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum)
+K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum, whole_numbers)
 FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense)
 SM90 = Arch(90)
 ANY_VERSION: tuple[int, ...] = ()
@@ -39,7 +47,7 @@ GPU_ROWS = (
     Row("cutlass_gemm", (BF16,   BF16,   BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (BF16,   BF16,   BF16, I8)     ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  K_I,  SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (I8,     I8,     F32,  F32)    ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (I8,     I8,     BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (I8,     I8,     I8,   I8)     ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT),

@@ -1,7 +1,7 @@
-"""`python -m dispatch cache [list | clear | path]`: what autotune has found and keeps on disk.
+"""`python -m dispatch cache [list | clear | path | warm | export FILE | import FILE]`: what is kept on disk.
 
-The files are written and read by `tuning.py`; this room looks at them as a person would, and deletes those files and
-nothing else in the folder.
+That is what autotune has found (`tuning.py` writes it) and the compiled kernels of CUTLASS (`cutlass/store.py`). This
+room looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in packs.
 """
 
 from __future__ import annotations
@@ -11,45 +11,114 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
+from dispatch.errors import DispatchError
 from dispatch.tuning import cache_folder
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_arguments", "entries", "run"]
+    from dispatch.cutlass.store import Store
+
+__all__ = ["add_arguments", "entries", "kernels", "run"]
 
 PATTERN = "autotune-*.json*"  # with what a process that was killed while writing left behind
+ACTIONS = {
+    "list": "autotune's findings and the compiled kernels",
+    "clear": "delete them",
+    "path": "the folder they are in",
+    "warm": "compile the kernels of the table's rows now",
+    "export": "write the compiled kernels to a pack",
+    "import": "take the kernels of a pack, for machines without NVRTC and headers",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cache`."""
-    actions = ("list", "clear", "path")
-    parser.add_argument("action", nargs="?", choices=actions, default="list", help="what to do (default: list)")
+    what = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help=f"{what} (default: list)")
+    parser.add_argument("file", nargs="?", type=Path, help="the pack to write or to read")
+    parser.add_argument("--arch", help="with import: kernels for this architecture only, such as sm_90a")
+    parser.add_argument("--op", help="with warm: kernels of this op only")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(options: argparse.Namespace) -> int:
-    """List or delete the files, or tell the folder."""
+    """Do what was asked."""
+    if (options.file is None) == (options.action in ("export", "import")):
+        need = "needs a file" if options.file is None else "takes no file"
+        raise DispatchError(f"cache {options.action} {need}")
+    if options.action in ("warm", "export", "import"):
+        return _move(options)
     folder = cache_folder()
-    found = entries(folder)
-    removed = [_remove(Path(entry["path"])) for entry in found] if options.action == "clear" else []
+    found, compiled = entries(folder), kernels(folder)
+    removed = 0
+    if options.action == "clear":
+        removed = sum(_remove(Path(entry["path"])) for entry in (*found, *compiled))
     if options.json:
-        print_json({"folder": str(folder), "files": found, "removed": sum(removed)})
+        print_json({"folder": str(folder), "files": found, "kernels": compiled, "removed": removed})
     elif options.action == "path":
         say(str(folder))
     elif options.action == "clear":
-        say(f"removed {sum(removed)} files from {folder}")
-    elif found:
+        say(f"removed {removed} files from {folder}")
+    else:
+        _list(folder, found, compiled)
+    return 0
+
+
+def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> None:
+    if found:
         lines = [(e["gpu"] or "?", e["library"] or "?", str(e["algorithms"]), e["state"], e["path"]) for e in found]
         print_aligned([("gpu", "library", "algorithms", "state", "file"), *lines])
+    if compiled:
+        lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
+        print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
+    if not found and not compiled:
+        say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those that CUTLASS carries out")
+
+
+def _move(options: argparse.Namespace) -> int:
+    """Compile kernels, or carry them to or from a pack."""
+    from dispatch.cutlass.store import store
+
+    kept: Store = store()
+    if options.action == "export":
+        count = kept.export_pack(options.file)
+        facts = {"file": str(options.file), "kernels": count}
+        text = f"{count} kernels in {options.file}"
+    elif options.action == "import":
+        taken = kept.import_pack(options.file, [options.arch] if options.arch else None)
+        facts = {"file": str(options.file), "kernels": len(taken)}
+        text = f"{len(taken)} kernels from {options.file}"
     else:
-        say(f"{folder} holds nothing yet; requests with autotune=True fill it")
+        from dispatch.cutlass.warm import warm
+
+        count = warm(options.op)
+        facts, text = {"kernels": count}, f"{count} kernels are ready"
+    print_json(facts) if options.json else say(text)
     return 0
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
     """The autotune files of a folder: path, bytes, GPU, library, how many algorithms, and whether it can be read."""
     return [_entry(path) for path in sorted(folder.glob(PATTERN)) if path.is_file()]
+
+
+def kernels(folder: Path) -> list[dict[str, Any]]:
+    """The compiled kernels below a folder: path, bytes, target, seconds of compilation, label, and whether sound."""
+    from dispatch.cutlass.store import Entry
+
+    found = []
+    for path in sorted((folder / "cutlass" / "entries").rglob("*")):
+        if not path.is_file():
+            continue
+        entry = Entry.unpack(path.read_bytes())
+        facts = {"path": str(path), "bytes": path.stat().st_size, "target": "?", "seconds": 0.0, "label": "?"}
+        if entry is None:
+            found.append(facts | {"state": "damaged: ignored, and rebuilt at its next use"})
+        else:
+            facts |= {"target": entry.target, "seconds": entry.seconds, "label": entry.label}
+            found.append(facts | {"kernel": entry.kernel, "toolchain": entry.toolchain, "state": "good"})
+    return found
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "CompileFailed", "kernel_id", "request", "toolchain"]
 
-OPTIONS = ("-std=c++17", "-default-device", "-DNDEBUG", "-diag-suppress=177")
+OPTIONS = (
+    "-std=c++17",
+    "-default-device",
+    "-DNDEBUG",
+    "-diag-suppress=177",  # what a header declares and this kernel does not use
+    # Division by multiplication takes 128 bits to set up for all but powers of two, and without them CUTLASS stops at
+    # a breakpoint instruction: a launch failure (719) for most extents.
+    "-device-int128",
+    "-DCUTLASS_UINT128_NATIVE",
+)
 LOG_LINES = 3  # of the compiler's errors that a message shows
 
 
@@ -72,7 +81,7 @@ _known: dict[str, Future[bytes]] = {}
 @cache
 def _compilers() -> ThreadPoolExecutor:
     """Threads that each wait for one compiler process."""
-    return ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 2) // 2)), thread_name_prefix="nvrtc")
+    return ThreadPoolExecutor(min(16, max(1, (os.cpu_count() or 2) - 1)), thread_name_prefix="nvrtc")
 
 
 def request(source: Source, target: str, label: str) -> Future[bytes]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dispatch.errors import BadRequest
 
-__all__ = ["CONFIGS", "Config", "choose"]
+__all__ = ["CHOSEN", "CONFIGS", "Config", "choose"]
 
 
 class Config(NamedTuple):
@@ -46,6 +46,14 @@ CONFIGS = tuple(
 )
 
 
+# What `choose` picks, the largest tile first.
+LARGE = Config((128, 256), (2, 1))
+MEDIUM = Config((128, 128), (2, 1))
+DEEP = Config((128, 128), (1, 1), "cooperative", "stream_k")
+SMALL = Config((64, 128), (1, 1), "pingpong")
+CHOSEN = (LARGE, MEDIUM, DEEP, SMALL)
+
+
 def choose(m: int, n: int, k: int, batches: int, multiprocessors: int, given: Config | None = None) -> Config:
     """A configuration for these extents: the largest tile of which there are enough for every multiprocessor."""
     if given is not None:
@@ -57,9 +65,9 @@ def choose(m: int, n: int, k: int, batches: int, multiprocessors: int, given: Co
         return -(-m // tile[0]) * -(-n // tile[1]) * batches
 
     if tiles((128, 256)) >= 2 * multiprocessors:
-        return Config((128, 256), (2, 1))
+        return LARGE
     if tiles((128, 128)) >= multiprocessors:
-        return Config((128, 128), (2, 1))
+        return MEDIUM
     if m > 64 and k >= 4096 and 2 * tiles((128, 128)) <= multiprocessors:
-        return Config((128, 128), (1, 1), "cooperative", "stream_k")
-    return Config((64, 128), (1, 1), "pingpong")
+        return DEEP
+    return SMALL

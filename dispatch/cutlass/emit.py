@@ -167,6 +167,12 @@ template <int N> struct Words {
 template <> struct cutlass::is_atomic<cudabind::atomic_minimum<float>> : cutlass::platform::true_type {};
 """
 
+WHOLE = """\
+namespace cudabind {
+template <int N> CUTLASS_HOST_DEVICE int32_t whole(Words<N> const& in, int i) { return *(int32_t const*)&in.words[i]; }
+}
+"""
+
 MAINLOOP = {
     "cooperative": "cutlass::gemm::KernelTmaWarpSpecializedCooperative",
     "pingpong": "cutlass::gemm::KernelTmaWarpSpecializedPingpong",
@@ -239,7 +245,8 @@ def emit(spec: GemmSpec) -> Source:
     kernel = kernel.replace("SOURCE", C_ARGUMENTS if spec.c is not None else "")
     kernel = kernel.replace("WORKSPACE", STREAM_K_WORKSPACE if stream_k else "0, 0")
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
-    parts = [PROLOGUE, INCLUDES, SUPPORT, "namespace {", _types(spec, tree), f"enum Place {{ {places} }};", "}", kernel]
+    support = SUPPORT + (WHOLE if spec.d is I32 else "")
+    parts = [PROLOGUE, INCLUDES, support, "namespace {", _types(spec, tree), f"enum Place {{ {places} }};", "}", kernel]
     return Source("\n".join(parts), words)
 
 
@@ -267,7 +274,7 @@ using Descriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
 using Visitor = {tree.type};
 using Epilogue = cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-    cutlass::epilogue::collective::EpilogueTileAuto, {accumulator}, float,
+    cutlass::epilogue::collective::EpilogueTileAuto, {accumulator}, {"int32_t" if spec.d is I32 else "float"},
     ElementC, {orders[2]}, {alignment["c"]}, ElementD, {orders[3]}, {alignment["d"]},
     {EPILOGUE[spec.schedule]}, Visitor>::CollectiveOp;
 using Mainloop = cutlass::gemm::collective::CollectiveBuilder<

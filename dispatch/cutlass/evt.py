@@ -185,9 +185,16 @@ def _node(value: Any) -> Node:
     return constant(value)
 
 
+# What the words of a kernel's parameters are called already.
+TAKEN = ("a", "b", "c", "out", "m", "n", "k", "batches", "multiprocessors", "clusters", "workspace")
+SUFFIXES = ("_pitch", "_batch", "_value")
+
+
 def _named(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
         raise BadRequest("epilogue", f"the name {name!r}", "an identifier, by which the request gives the operand")
+    if name in TAKEN or name.endswith(SUFFIXES):
+        raise BadRequest("epilogue", f"the name {name!r}", f"another than {', '.join(TAKEN)}, or one with {SUFFIXES}")
     return name
 
 

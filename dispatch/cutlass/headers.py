@@ -168,6 +168,11 @@ AMENDMENTS: dict[str, tuple[tuple[str, str, int], ...]] = {
             1,
         ),
     ),
+    # How much workspace stream-K needs is worked out by plain arithmetic, which NVRTC can do as well.
+    "cutlass/gemm/kernel/tile_scheduler_params.h": (
+        (r"#if !defined\(__CUDACC_RTC__\)(\n  static void\n  get_workspace_component_sizes\()", r"#if 1\1", 1),
+        (r"#if !defined\(__CUDACC_RTC__\)(\n      get_workspace_component_sizes\()", r"#if 1\1", 1),
+    ),
     "cute/atom/copy_traits_sm90_tma.hpp": (
         (
             r"  #endif // \(__CUDACC_VER_MAJOR__ >= 12\) && !defined\(__CUDACC_RTC__\)\n  auto recast_ratio",

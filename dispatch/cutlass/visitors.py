@@ -57,9 +57,9 @@ REDUCTION = {
     "amax": ("cudabind::magnitude", "cudabind::larger", "cutlass::atomic_maximum", "0.f"),
 }
 READ = {"int": "integer", "pointer": "pointer", "number": "number"}
+WHOLE = ("add", "sub", "mul", "maximum", "minimum", "fma", "identity")  # what is exact in integers
 CHEAP = ("accumulator", "source", "constant", "scalar")  # leaves that may be read twice at no cost
 MAX_NODES = 40  # of one tree; NVRTC's time grows with them
-COMPUTE = "float"
 ROUND = "cutlass::FloatRoundStyle::round_to_nearest"
 
 
@@ -110,20 +110,21 @@ def operands_of(tree: Node) -> dict[str, str]:
 def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None) -> Visitors:
     """CUTLASS's visitor for a tree whose root becomes D; Refused where CUTLASS has none."""
     nodes = list(walk(tree))
-    _check(nodes, operands, c)
+    _check(nodes, operands, c, d)
     if not isinstance(tree, (Unary, Binary, Clamp, Fma)) or operands_needed(tree):
         tree = Unary("identity", tree)  # the root is what converts to D's dtype
         nodes.append(tree)
     readers = Counter(child for node in nodes for child in node.inputs)
     shared = any(count > 1 and not (isinstance(node, Leaf) and node.kind in CHEAP) for node, count in readers.items())
-    lowering = _Lowering(operands, d)
+    compute = "int32_t" if d is I32 else "float"
+    lowering = _Lowering(operands, d, compute)
     names = {node: lowering.declare(node, root=node is tree) for node in nodes}
     made = lowering.made
     if shared:
         places = {node: place for place, node in enumerate(nodes)}
         edges = ", ".join(f"cute::seq<{', '.join(str(places[i]) for i in node.inputs)}>" for node in nodes)
         types = ", ".join(names[node] for node in nodes)
-        made.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{COMPUTE}, cute::tuple<{edges}>, {types}>"
+        made.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{compute}, cute::tuple<{edges}>, {types}>"
         made.arguments = _group([(names[node], lowering.arguments[node]) for node in nodes])
     else:
         made.type, made.arguments = lowering.nest(tree, names)
@@ -135,12 +136,14 @@ def operands_needed(tree: Node) -> bool:
     return isinstance(tree, (Leaf, Store, Reduce))
 
 
-def _check(nodes: list[Node], operands: Mapping[str, Operand], c: Dtype | None) -> None:
+def _check(nodes: list[Node], operands: Mapping[str, Operand], c: Dtype | None, d: Dtype) -> None:
     if len(nodes) > MAX_NODES:
         raise Refused(f"needs an epilogue of {MAX_NODES} nodes at most, has {len(nodes)}")
     if not any(isinstance(node, Leaf) and node.kind == "accumulator" for node in nodes):
         raise Refused("needs an epilogue that reads the accumulator, has one without")
     for node in nodes:
+        if d is I32:
+            _check_whole(node)
         if isinstance(node, Leaf) and node.kind == "source" and c is None:
             raise Refused("needs c for an epilogue that reads the source, has none")
         name = getattr(node, "name", "")
@@ -149,21 +152,30 @@ def _check(nodes: list[Node], operands: Mapping[str, Operand], c: Dtype | None) 
         operand = operands[name]
         if operand.dtype not in ELEMENT or operand.dtype in (F64, U8):
             raise Refused(f"needs {name} of f32, f16, bf16, fp8, i8 or i32, has {operand.dtype}")
-        if operand.kind in ("scalar", "reduce") and operand.dtype is not F32:
-            raise Refused(f"needs {name} of f32, has {operand.dtype}")
+        number = I32 if d is I32 and operand.kind == "scalar" else F32
+        if operand.kind in ("scalar", "reduce") and operand.dtype is not number:
+            raise Refused(f"needs {name} of {number}, has {operand.dtype}")
+
+
+def _check_whole(node: Node) -> None:
+    """An i32 D is computed in integers, which have no activations and whose reductions CUTLASS does not offer."""
+    function = getattr(node, "function", "fma" if isinstance(node, Fma) else "")
+    fraction = isinstance(node, Leaf) and not node.value.is_integer()
+    if isinstance(node, (Clamp, Reduce)) or fraction or (function and function not in WHOLE):
+        raise Refused(f"needs an epilogue of whole numbers for an i32 D, has {node}: take D as f32")
 
 
 class _Lowering:
     """Names one C++ type for each node, and says what its arguments are."""
 
-    def __init__(self, operands: Mapping[str, Operand], d: Dtype) -> None:
-        self._operands, self._d = operands, d
+    def __init__(self, operands: Mapping[str, Operand], d: Dtype, compute: str) -> None:
+        self._operands, self._d, self._compute = operands, d, compute
         self.made = Visitors()
         self.arguments: dict[Node, str] = {}
 
     def declare(self, node: Node, *, root: bool) -> str:
         name = f"Node{len(self.arguments)}"
-        kind, arguments = self._describe(node, ELEMENT[self._d] if root else COMPUTE, name)
+        kind, arguments = self._describe(node, ELEMENT[self._d] if root else self._compute, name)
         self.made.declarations.append(f"using {name} = {kind};")
         self.arguments[node] = arguments
         return name
@@ -181,6 +193,9 @@ class _Lowering:
         word = Word(name, kind)
         if word not in self.made.words:
             self.made.words.append(word)
+        place = f"{name.replace('.', '_')}_"
+        if kind == "number" and self._compute == "int32_t":
+            return f"cudabind::whole(in, {place})"
         return f"in.{READ[kind]}({name.replace('.', '_')}_)"
 
     def _describe(self, node: Node, output: str, name: str) -> tuple[str, str]:
@@ -192,7 +207,7 @@ class _Lowering:
         if isinstance(node, Reduce):
             return self._reduce(node)
         function: str = "clamp" if isinstance(node, Clamp) else getattr(node, "function", "fma")
-        kind = f"cutlass::epilogue::fusion::Sm90Compute<{FUNCTION[function]}, {output}, {COMPUTE}, {ROUND}>"
+        kind = f"cutlass::epilogue::fusion::Sm90Compute<{FUNCTION[function]}, {output}, {self._compute}, {ROUND}>"
         return kind, f"{{{node.low!r}f, {node.high!r}f}}" if isinstance(node, Clamp) else "{}"
 
     def _leaf(self, node: Leaf, name: str) -> tuple[str, str]:
@@ -203,18 +218,19 @@ class _Lowering:
             return f"{space}Sm90SrcFetch<ElementC>", "{}"
         batched = "cute::Stride<cute::{}, cute::{}, int64_t>"
         if node.kind == "constant":
-            return f"{space}Sm90ScalarBroadcast<{COMPUTE}>", f"{{{{{node.value!r}f}}, {{nullptr}}, {{}}}}"
+            return f"{space}Sm90ScalarBroadcast<{self._compute}>", f"{{{{{self._constant(node)}}}, {{nullptr}}, {{}}}}"
         pointer = self._word(f"{node.name}", "pointer")
         if node.kind == "scalar":
             value = self._word(f"{node.name}.value", "number")
-            return f"{space}Sm90ScalarBroadcast<{COMPUTE}>", f"{{{{{value}}}, {{(float const*){pointer}}}, {{}}}}"
+            kind = f"{space}Sm90ScalarBroadcast<{self._compute}>"
+            return kind, f"{{{{{value}}}, {{({self._compute} const*){pointer}}}, {{}}}}"
         operand = self._operands[node.name]
         element = ELEMENT[operand.dtype]
         batch = self._word(f"{node.name}.batch")
         if node.kind in ("row", "col"):
             broadcast, steps = ("Row", ("_0", "_1")) if node.kind == "row" else ("Col", ("_1", "_0"))
             stride = batched.format(*steps)
-            kind = f"{space}Sm90{broadcast}Broadcast<0, Tile, {element}, {COMPUTE}, {stride}>"
+            kind = f"{space}Sm90{broadcast}Broadcast<0, Tile, {element}, {self._compute}, {stride}>"
             return kind, f"{{({element} const*){pointer}, {element}(0), {{{{}}, {{}}, {batch}}}}}"
         descriptor = f"{name}Descriptor"
         self.made.declarations.append(
@@ -227,6 +243,9 @@ class _Lowering:
         )
         stride = f"cudabind::stride<{descriptor}::Stride>({self._word(f'{node.name}.pitch')}, {batch})"
         return kind, f"{{({element} const*){pointer}, {element}(0), {stride}}}"
+
+    def _constant(self, node: Leaf) -> str:
+        return f"{node.value!r}f" if self._compute == "float" else str(int(node.value))
 
     def _store(self, node: Store) -> tuple[str, str]:
         operand = self._operands[node.name]
@@ -250,12 +269,12 @@ class _Lowering:
         space = "cutlass::epilogue::fusion::"
         if node.over == "mn":
             stride = "cute::Stride<cute::_0, cute::_0, int64_t>"
-            kind = f"{space}Sm90ScalarReduction<{register}, {atomic}, float, {COMPUTE}, {ROUND}, {stride}>"
+            kind = f"{space}Sm90ScalarReduction<{register}, {atomic}, float, {self._compute}, {ROUND}, {stride}>"
             return kind, f"{{(float*){pointer}, {identity}, {{{{}}, {{}}, {batch}}}}}"
         vector, steps = ("Row", "cute::_0, cute::_1") if node.over == "m" else ("Col", "cute::_1, cute::_0")
         stride = f"cute::Stride<{steps}, int64_t>"
         functions = f"{register}, {shuffle}, {atomic}"
-        kind = f"{space}Sm90{vector}Reduction<{functions}, 0, Tile, float, {COMPUTE}, {ROUND}, {stride}>"
+        kind = f"{space}Sm90{vector}Reduction<{functions}, 0, Tile, float, {self._compute}, {ROUND}, {stride}>"
         return kind, f"{{{pointer}, {identity}, {{{{}}, {{}}, {batch}}}}}"
 
 

@@ -16,7 +16,7 @@ from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.evt import Reduce, walk
 from dispatch.cutlass.launch import Launch, module
 from dispatch.cutlass.visitors import Operand
-from dispatch.keys import F32, U8, Arch, Compute
+from dispatch.keys import F32, I32, U8, Arch, Compute
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
@@ -49,7 +49,8 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
         if kind in ("store", "reduce"):
             dtype = request.writes[name][1]
         else:
-            dtype = given.dtype if isinstance(given, Tensor) else F32
+            number = I32 if request.d_dtype is I32 else F32
+            dtype = given.dtype if isinstance(given, Tensor) else number
         order = order_of(given) if isinstance(given, Tensor) and given.ndim >= 2 else "row"
         operands.append((name, Operand(kind, dtype, order if kind in ("load", "store") else "row")))
     return GemmSpec(
@@ -73,7 +74,7 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
 class CutlassPlan(Plan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_finish", "_lane", "_launch", "_names", "_scratch", "_starts", "_values", "config", "spec")
+    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_scratch", "_starts", "_values", "config", "spec")
 
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
@@ -87,6 +88,7 @@ class CutlassPlan(Plan):
         source = emit(self.spec)
         future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
         loaded = module(lane.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        self._number = _whole if request.d_dtype is I32 else _float
         self._names = ("a", "b", "c", "out", *request.kinds)
         self._values = _layout(request, batches, processors)
         self._launch = Launch(loaded, lane, self._values, self.config.cluster)
@@ -107,7 +109,7 @@ class CutlassPlan(Plan):
             if type(argument) is int:
                 values[name] = argument
             else:
-                values[f"{name}.value"] = _bits(argument.real)
+                values[f"{name}.value"] = self._number(argument.real)
         stream = self._lane.target.value or 0
         for name, bits, count in self._starts:
             driver.cuMemsetD32Async(values[name], bits, count, stream)
@@ -155,5 +157,9 @@ def _product(extents: tuple[int, ...]) -> int:
     return size
 
 
-def _bits(value: float) -> int:
+def _float(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def _whole(value: float) -> int:
+    return int(value) & 0xFFFF_FFFF

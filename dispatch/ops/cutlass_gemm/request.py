@@ -16,7 +16,7 @@ import numpy as np
 from dispatch.cutlass.evt import Node, Reduce, Store, linear_combination, walk
 from dispatch.cutlass.visitors import operands_of
 from dispatch.errors import BadRequest, Refused
-from dispatch.keys import BF16, F32, FP8, I8, I32, Compute, Dtype
+from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
 from dispatch.ops.matmul.validate import broadcast, overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
@@ -117,6 +117,15 @@ class CutlassGemmRequest(Request):
             return Dtype.of(self.out_dtype)
         return BF16 if self.a.dtype in FP8 else I32 if self.a.dtype is I8 else self.a.dtype
 
+    @property
+    def c_dtype(self) -> Dtype:
+        """The dtype of C; without one, that of the row: D's, or one of 16 bits beside a D of 8."""
+        if self.c is not None:
+            return self.c.dtype
+        if self.d_dtype.bits > 8 or self.a.dtype is I8:
+            return self.d_dtype
+        return self.a.dtype if self.a.dtype in HALF else BF16
+
     @cached_property
     def writes(self) -> dict[str, tuple[Shape, Dtype]]:
         """The outputs that the tree names: shape and dtype."""
@@ -135,8 +144,7 @@ class CutlassGemmRequest(Request):
         return self.a.device
 
     def signature(self) -> Signature:
-        c = self.d_dtype if self.c is None else self.c.dtype
-        return Signature((self.a.dtype, self.b.dtype, c, self.d_dtype), self.compute)
+        return Signature((self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype), self.compute)
 
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))

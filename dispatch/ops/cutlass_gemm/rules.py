@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.tensor import Tensor
 
-__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_batch_axis", "some_elements"]
+__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_batch_axis", "some_elements", "whole_numbers"]
 
 
 def k_dense(request: CutlassGemmRequest) -> str:
@@ -58,6 +58,12 @@ def one_batch_axis(request: CutlassGemmRequest) -> str:
 def some_elements(request: CutlassGemmRequest) -> str:
     """Nothing is launched for nothing."""
     return "" if request.k and all(request.shape) else f"needs extents of 1 or more, has {(*request.shape, request.k)}"
+
+
+def whole_numbers(request: CutlassGemmRequest) -> str:
+    """An i32 D is computed in integers, its scalars too."""
+    wrong = [name for name, x in request.given.items() if isinstance(x, (int, float)) and not float(x).is_integer()]
+    return f"needs whole numbers for an i32 D, has {', '.join(wrong)}" if wrong else ""
 
 
 def no_fast_accum(request: CutlassGemmRequest) -> str:

@@ -1,0 +1,87 @@
+"""Compiling ahead: the kernels that the table's CUTLASS rows take for their usual extents, several at once.
+
+`python -m dispatch cache warm` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import as_completed
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass.emit import GemmSpec, emit
+from dispatch.cutlass.evt import linear_combination
+from dispatch.cutlass.visitors import Operand
+from dispatch.keys import F32, HOST, I32, Arch, Compute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from concurrent.futures import Future
+
+    from dispatch.cutlass.config import Config
+
+__all__ = ["specs", "warm"]
+
+
+def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
+    """A label and the kernel of each row and each configuration that `choose` picks, for alpha · A · B."""
+    from dispatch.cutlass.config import CHOSEN
+    from dispatch.table import TABLE
+
+    for row in TABLE:
+        if row.library != "cutlass" or row.arch == HOST or op not in (None, row.op):
+            continue
+        a, b, _, d = row.dtypes
+        for config in CHOSEN:
+            yield f"{row.name} {config}", _spec(a, b, d, row.compute, config)
+
+
+def _spec(a: Any, b: Any, d: Any, compute: Compute | None, config: Config) -> GemmSpec:
+    tree = linear_combination(with_source=False)
+    return GemmSpec(
+        arch=Arch(90),
+        a=a,
+        b=b,
+        c=None,
+        d=d,
+        orders=("row", "column", "row", "row"),
+        tile=(*config.tile, 1024 // a.bits),
+        cluster=config.cluster,
+        schedule=config.schedule,
+        scheduler=config.scheduler,
+        epilogue=tree,
+        operands=(("alpha", Operand("scalar", I32 if d is I32 else F32)),),
+        tf32=compute is Compute.COMPUTE_32F_FAST_TF32,
+    )
+
+
+def warm(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = None) -> int:
+    """Compile kernels that are not there yet, those of the rows where none are given; how many are ready then."""
+    futures: dict[Future[bytes], str] = {}
+    for label, spec in specs(op) if chosen is None else chosen:
+        futures[compiler.request(emit(spec), spec.target, label)] = label
+    bar = _progress(len(futures))
+    for future in as_completed(futures):
+        future.result()
+        bar.update(1)
+    bar.close()
+    return len(futures)
+
+
+class _NoBar:
+    def update(self, _: int) -> None:
+        """Nobody watches."""
+
+    def close(self) -> None:
+        """Nothing was shown."""
+
+
+def _progress(total: int) -> Any:
+    if not sys.stderr.isatty():
+        return _NoBar()
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return _NoBar()
+    return tqdm(total=total, desc="compile kernels", leave=False)

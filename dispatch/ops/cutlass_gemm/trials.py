@@ -1,0 +1,255 @@
+"""The cases that the rows of cutlass_gemm are tried with, random epilogue trees, and how far a result may be off.
+
+Tests parametrize over `cases(row)` and `tree_cases()` and run `case.trial(device, rng)`. A case names its kernel's
+configuration, so that all extents of a row share a few kernels. This file calls no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cutlass import evt
+from dispatch.cutlass.bounds import errors_of
+from dispatch.cutlass.config import Config
+from dispatch.keys import BF16, F32, FP8, I8, Dtype
+from dispatch.ops.cutlass_gemm import host
+from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+from dispatch.ops.matmul.trial import ROUNDOFF, Mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.cutlass.evt import Node
+    from dispatch.device import Device
+    from dispatch.keys import Compute
+    from dispatch.row import Row
+    from dispatch.tensor import Array, Tensor
+
+__all__ = ["Case", "Trial", "cases", "random_tree", "tree_cases"]
+
+TREES = 48
+SUMS = {"f32": 2.0**-23, "tf32": 2.0**-23, "fp8": 2.0**-11}  # fp8 tensor cores keep 13 bits or so of a group's largest
+EXTENTS = {
+    "plain": (128, 128, 128),
+    "large": (640, 576, 512),
+    "awkward": (37, 53, 29),
+    "one row": (1, 264, 72),
+    "one column": (129, 1, 40),
+    "one": (1, 1, 1),
+    "deep": (16, 24, 2056),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    dtypes: tuple[Dtype, Dtype, Dtype, Dtype]
+    extents: tuple[int, int, int]
+    config: Config
+    orders: str = "rcrr"  # of a, b, c, d: r for dense rows, c for dense columns
+    batch: tuple[int, ...] = ()
+    c: bool = False
+    tree: Node | None = None
+    compute: Compute | None = None
+    fast_accum: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> CutlassGemmRequest:
+        """The case with fresh operands."""
+        m, n, k = self.extents
+        a, b, c, d = self.dtypes
+        operands: dict[str, Any] = {}
+        alpha, beta = (1.0, 1.0) if a is I8 else (0.75, -0.5)
+        if self.tree is not None:
+            shapes = {"row": (n,), "col": (m,), "load": (*self.batch, m, n)}
+            for name, kind in evt_kinds(self.tree).items():
+                if kind in shapes:
+                    shape, dtype = shapes[kind], (F32 if len(name) % 2 else BF16)
+                    operands[name] = _matrix(device, rng, shape, dtype, "r")
+                elif kind == "scalar":
+                    value = float(np.float32(rng.uniform(0.25, 1.0)))
+                    operands[name] = value if len(name) % 2 else device.array([value], "f32")
+        return CutlassGemmRequest(
+            _matrix(device, rng, (*self.batch, m, k), a, self.orders[0]),
+            _matrix(device, rng, (*self.batch, k, n), b, self.orders[1]),
+            c=_matrix(device, rng, (*self.batch, m, n), c, self.orders[2]) if self.c else None,
+            out=_matrix(device, rng, (*self.batch, m, n), d, self.orders[3]),
+            epilogue=self.tree,
+            operands=operands,
+            alpha=alpha,
+            beta=beta if self.c else None,
+            compute=self.compute,
+            fast_accum=self.fast_accum,
+            config=self.config,
+        )
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """A request with what must come out of it."""
+        return Trial(self.id, self.request(device, rng))
+
+
+def evt_kinds(tree: Node) -> dict[str, str]:
+    """The operands of a tree but alpha and beta."""
+    from dispatch.cutlass.visitors import operands_of
+
+    return {name: kind for name, kind in operands_of(tree).items() if name not in ("alpha", "beta")}
+
+
+class Trial:
+    """A request, its float64 reference, and the bound of each output."""
+
+    def __init__(self, name: str, request: CutlassGemmRequest) -> None:
+        self.name, self.request = name, request
+        self.expected = host.reference(request)
+        self.allowed = bounds(request, self.expected)
+
+    def check(self, result: Any) -> None:
+        """Raise Mismatch where an output is further off than its bound."""
+        outputs = result if isinstance(result, tuple) else (result,)
+        for name, tensor in zip(("out", *self.request.writes), outputs, strict=True):
+            got, expected, allowed = tensor.numpy().astype(np.float64), self.expected[name], self.allowed[name]
+            with np.errstate(invalid="ignore"):
+                wrong = ~(np.abs(got - expected) <= allowed)
+            if wrong.any():
+                worst = np.unravel_index(np.argmax(np.where(wrong, np.abs(got - expected) - allowed, -1)), got.shape)
+                raise Mismatch(
+                    f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at"
+                    f" {tuple(map(int, worst))} it is {got[worst]}, expected {expected[worst]} within"
+                    f" {np.broadcast_to(allowed, got.shape)[worst]:.3g} ({self.request.describe()})"
+                )
+
+
+def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str, Array]:
+    """How far each output may be off.
+
+    The product's rounding errors walk like √k, and its operands may be rounded to TF32; from there on the errors go
+    through the tree. An output is rounded to its dtype, or to a whole number.
+    """
+    a, b = (np.abs(np.asarray(t).astype(np.float64)) for t in (request.a, request.b))
+    product = np.matmul(np.asarray(request.a).astype(np.float64), np.asarray(request.b).astype(np.float64))
+    kind = "fp8" if request.a.dtype in FP8 else "tf32" if request.compute is not None else "f32"
+    share = (8 + 4 * np.sqrt(request.k)) * SUMS[kind] + (2.0**-10 if kind == "tf32" else 0.0)
+    error = 0.0 * product if request.a.dtype is I8 else share * np.matmul(a, b)
+    operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}
+    operands = {name: x.astype(np.float64) for name, x in operands.items()}
+    source = None if request.c is None else np.asarray(request.c)
+    found = errors_of(request.tree, product, error, operands, source)
+    dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
+    return {name: _stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
+
+
+def _stored(error: Array, values: Array, dtype: Dtype) -> Array:
+    if dtype.numpy.kind == "i":
+        return np.asarray(
+            error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
+        )
+    roundoff, tiny = ROUNDOFF[dtype]
+    beyond = np.maximum(np.abs(values) - host.LARGEST[dtype], 0) if dtype in FP8 else 0.0
+    return np.asarray(error + roundoff * (np.abs(values) + error) + tiny + beyond)
+
+
+def _matrix(device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str) -> Tensor:
+    """A tensor of random numbers whose lines are at multiples of 16 bytes, as tensor maps need them."""
+    values = rng.integers(-8, 9, shape) if dtype.numpy.kind == "i" else rng.standard_normal(shape)
+    if len(shape) < 2:
+        return device.array(values, dtype)
+    *batch, rows, columns = shape
+    lines, length = (rows, columns) if order == "r" else (columns, rows)
+    step = 128 // dtype.bits
+    whole = device.zeros((*batch, lines, -(-length // step) * step), dtype)
+    view = whole[..., :length]
+    made = view if order == "r" else view.mT
+    made.copy_from(values.astype(dtype.numpy))
+    return made
+
+
+# -- the cases of a row --------------------------------------------------------------------------------------------
+FAVORITES = (
+    Config((128, 128), (2, 1)),
+    Config((64, 128), (1, 1), "pingpong"),
+    Config((128, 64), (1, 2)),
+    Config((128, 128), (1, 1), "cooperative", "stream_k"),
+    Config((64, 64), (1, 1), "pingpong"),
+)
+
+
+def cases(row: Row) -> list[Case]:
+    """Several extents with one kernel, a batch, fast accumulation where there is some; for bf16 all orders and C."""
+    a, b, c, d = row.dtypes
+    dtypes = (a, b, c, d)
+    # Which configuration a row is tried with is its own, and all are of the stated set.
+    config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
+    found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
+    found.append(Case("batch", dtypes, (72, 48, 136), config, batch=(3,), compute=row.compute))
+    if a in FP8 and d is BF16:
+        found.append(Case("fast", dtypes, (128, 128, 128), config, fast_accum=True))
+    if c is not d or dtypes == (BF16,) * 4:
+        found.append(Case("c", dtypes, (96, 136, 72), config, c=True, compute=row.compute))
+    if dtypes == (BF16,) * 4:
+        found += [
+            Case(f"order {orders}", dtypes, (136, 72, 56), config, orders=orders)
+            for orders in ("rrrr", "ccrr", "crrr", "rcrc")
+        ]
+    return found
+
+
+# -- random trees --------------------------------------------------------------------------------------------------
+def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
+    """A tree of up to `depth` levels over the accumulator, with all kinds of nodes, each operand of its own name."""
+    names: dict[str, int] = {}
+
+    def name(kind: str) -> str:
+        names[kind] = names.get(kind, 0) + 1
+        return f"{kind}{'_' * (names[kind] % 2)}{names[kind]}"
+
+    def leaf() -> Node:
+        kind = rng.choice(["row", "col", "load", "scalar", "constant"])
+        if kind == "constant":
+            return evt.constant(float(np.float32(rng.uniform(-2, 2))))
+        return {"row": evt.row, "col": evt.col, "load": evt.load, "scalar": evt.scalar}[str(kind)](name(str(kind)))
+
+    def grow(x: Node, left: int) -> Node:
+        if left == 0:
+            return x
+        kind = rng.choice(["unary", "binary", "clamp", "fma", "store", "reduce", "shared"], p=PROBABILITIES)
+        if kind == "unary":
+            made: Node = evt.Unary(str(rng.choice(evt.UNARY)), x)
+        elif kind == "binary":
+            pair = (x, leaf()) if rng.random() < 0.5 else (leaf(), x)
+            made = evt.Binary(str(rng.choice(evt.BINARY)), *pair)
+        elif kind == "clamp":
+            made = evt.clamp(x, -1.5, 2.0)
+        elif kind == "fma":
+            made = evt.fma(x, leaf(), leaf())
+        elif kind == "shared":  # read twice: a gate of itself
+            made = evt.sigmoid(x) * x
+        elif kind == "store":
+            made = evt.store(x, name("store"), BF16)
+        else:
+            function, over = str(rng.choice(evt.REDUCTIONS)), str(rng.choice(["m", "n", "mn"]))
+            made = evt.reduce(x, name(f"{function}_{over}"), function, over=over)
+        return grow(made, left - 1)
+
+    return grow(evt.constant(0.125) * evt.accumulator(), depth)
+
+
+PROBABILITIES = (0.2, 0.3, 0.05, 0.1, 0.1, 0.15, 0.1)
+
+
+def tree_cases(dtypes: Sequence[Dtype] = (BF16, BF16, BF16, BF16)) -> list[Case]:
+    """Random trees, the same in every process, over extents that are no multiple of a tile."""
+    found = []
+    for number in range(TREES):
+        tree = random_tree(np.random.default_rng(number), 2 + number % 5)
+        config = FAVORITES[1] if number % 2 else FAVORITES[0]
+        a, b, c, d = dtypes
+        found.append(Case(f"tree {number}", (a, b, c, d), (200, 152, 72), config, tree=tree))
+    return found

@@ -1,0 +1,214 @@
+"""What is emitted: the visitor of each tree word for word, the kernel's types, and nothing of its extents."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.cutlass import evt
+from dispatch.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, choose
+from dispatch.cutlass.emit import GemmSpec, emit
+from dispatch.cutlass.visitors import Operand, lower
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import BF16, C64, F8E4M3, F8E5M2, F32, F64, I8, I32, Arch
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest
+from dispatch.ops.cutlass_gemm.cutlass import spec_of
+
+SPACE = "cutlass::epilogue::fusion::"
+ROUND = "cutlass::FloatRoundStyle::round_to_nearest"
+SCALAR = {"alpha": Operand("scalar", F32)}
+SPEC = GemmSpec(
+    arch=Arch(90),
+    a=BF16,
+    b=BF16,
+    c=None,
+    d=BF16,
+    orders=("row", "column", "row", "row"),
+    tile=(128, 256, 64),
+    cluster=(2, 1),
+    schedule="cooperative",
+    scheduler="persistent",
+    epilogue=evt.linear_combination(with_source=False),
+    operands=tuple(SCALAR.items()),
+)
+
+
+def squeeze(text):
+    return text.replace(SPACE, "").replace("cutlass::", "").replace("FloatRoundStyle::round_to_nearest", "rn")
+
+
+# fmt: off
+GOLDEN = {
+    "linear combination": (
+        evt.linear_combination(with_source=False), SCALAR, None, BF16,
+        ["Sm90ScalarBroadcast<float>", "Sm90AccFetch", "Sm90Compute<multiplies, bfloat16_t, float, rn>"],
+        "Sm90EVT<Node2, Node0, Node1>",
+        "{{{in.number(alpha_value_)}, {(float const*)in.pointer(alpha_)}, {}}, {}, {}}",
+        ["alpha", "alpha.value"],
+    ),
+    "source": (
+        evt.accumulator() - evt.source(), {}, F32, F32,
+        ["Sm90AccFetch", "Sm90SrcFetch<ElementC>", "Sm90Compute<minus, float, float, rn>"],
+        "Sm90EVT<Node2, Node0, Node1>", "{{}, {}, {}}", [],
+    ),
+    "clamped row bias": (
+        evt.clamp(evt.accumulator() + evt.row("bias"), -1, 2), {"bias": Operand("row", BF16)}, None, F8E4M3,
+        ["Sm90AccFetch",
+         "Sm90RowBroadcast<0, Tile, bfloat16_t, float, cute::Stride<cute::_0, cute::_1, int64_t>>",
+         "Sm90Compute<plus, float, float, rn>",
+         "Sm90Compute<epilogue::thread::Clamp, float_e4m3_t, float, rn>"],
+        "Sm90EVT<Node3, Sm90EVT<Node2, Node0, Node1>>",
+        ("{{{}, {(bfloat16_t const*)in.pointer(bias_), bfloat16_t(0), {{}, {}, in.integer(bias_batch_)}}, {}},"
+        " {-1.0f, 2.0f}}"),
+        ["bias", "bias.batch"],
+    ),
+    "a column's largest": (
+        evt.reduce(evt.accumulator() * 2, "largest", "max", over="n"), {"largest": Operand("reduce", F32)}, None, F32,
+        ["Sm90AccFetch", "Sm90ScalarBroadcast<float>", "Sm90Compute<multiplies, float, float, rn>",
+         ("Sm90ColReduction<cudabind::larger, cudabind::larger, atomic_maximum, 0, Tile, float, float, rn,"
+         " cute::Stride<cute::_1, cute::_0, int64_t>>"),
+         "Sm90Compute<epilogue::thread::Identity, float, float, rn>"],
+        "Sm90EVT<Node4, Sm90EVT<Node3, Sm90EVT<Node2, Node0, Node1>>>",
+        ("{{{{}, {{2.0f}, {nullptr}, {}}, {}}, {in.pointer(largest_), cudabind::lowest,"
+        " {{}, {}, in.integer(largest_batch_)}}}, {}}"),
+        ["largest", "largest.batch"],
+    ),
+    "a gate of itself": (
+        evt.sigmoid(evt.accumulator() + evt.col("bias")) * (evt.accumulator() + evt.col("bias")),
+        {"bias": Operand("col", F32)}, None, BF16,
+        ["Sm90AccFetch", "Sm90ColBroadcast<0, Tile, float, float, cute::Stride<cute::_1, cute::_0, int64_t>>",
+         "Sm90Compute<plus, float, float, rn>", "Sm90Compute<epilogue::thread::Sigmoid, float, float, rn>",
+         "Sm90Compute<multiplies, bfloat16_t, float, rn>"],
+        ("Sm90TopologicalVisitor<float, cute::tuple<cute::seq<>, cute::seq<>, cute::seq<0, 1>, cute::seq<2>,"
+        " cute::seq<3, 2>>, Node0, Node1, Node2, Node3, Node4>"),
+        ("{typename Node0::Arguments{}, typename Node1::Arguments{(float const*)in.pointer(bias_), float(0),"
+        " {{}, {}, in.integer(bias_batch_)}}, typename Node2::Arguments{}, typename Node3::Arguments{},"
+        " typename Node4::Arguments{}}"),
+        ["bias", "bias.batch"],
+    ),
+    "integers": (
+        evt.linear_combination(with_source=False), {"alpha": Operand("scalar", I32)}, None, I32,
+        ["Sm90ScalarBroadcast<int32_t>", "Sm90AccFetch", "Sm90Compute<multiplies, int32_t, int32_t, rn>"],
+        "Sm90EVT<Node2, Node0, Node1>",
+        "{{{cudabind::whole(in, alpha_value_)}, {(int32_t const*)in.pointer(alpha_)}, {}}, {}, {}}",
+        ["alpha", "alpha.value"],
+    ),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_tree_becomes_this_visitor(name):
+    tree, operands, c, d, nodes, kind, arguments, words = GOLDEN[name]
+    made = lower(tree, operands, d, c)
+    assert [squeeze(line) for line in made.declarations] == [f"using Node{i} = {n};" for i, n in enumerate(nodes)]
+    assert squeeze(made.type) == kind
+    assert squeeze(made.arguments) == arguments
+    assert [word.name for word in made.words] == words
+
+
+def test_a_matrix_is_loaded_and_stored_through_descriptors_of_the_epilogue():
+    operands = {"gate": Operand("load", BF16, "column"), "before": Operand("store", F32)}
+    made = lower(evt.store(evt.accumulator() * evt.load("gate"), "before"), operands, BF16, None)
+    text = "\n".join(made.declarations)
+    descriptor = "cutlass::epilogue::collective::detail::Aux"
+    assert f"using Node1Descriptor = {descriptor}LoadDescriptor<Descriptor, cutlass::layout::ColumnMajor," in text
+    assert (
+        f"using Store3Descriptor = {descriptor}StoreDescriptor<Descriptor, cutlass::layout::RowMajor, float>;" in text
+    )
+    assert (
+        "cudabind::stride<Node1Descriptor::Stride>(in.integer(gate_pitch_), in.integer(gate_batch_))" in made.arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "operands", "d", "reason"),
+    [
+        (evt.row("bias") * 2, {"bias": Operand("row", F32)}, BF16, "reads the accumulator"),
+        (evt.accumulator() + evt.source(), {}, BF16, "needs c"),
+        (evt.accumulator() + evt.row("bias"), {"bias": Operand("row", F64)}, BF16, "bias of f32"),
+        (evt.accumulator() + evt.load("x"), {"x": Operand("load", C64)}, BF16, "x of f32"),
+        (evt.accumulator() * evt.scalar("s"), {"s": Operand("scalar", BF16)}, BF16, "s of f32, has bf16"),
+        (evt.relu(evt.accumulator()), {}, I32, "whole numbers"),
+        (evt.accumulator() * 0.5, {}, I32, "whole numbers"),
+        (sum((evt.relu(evt.accumulator() + i) for i in range(30)), evt.accumulator()), {}, BF16, "nodes at most"),
+    ],
+)
+def test_what_cutlass_cannot_build_is_refused_with_its_reason(tree, operands, d, reason):
+    with pytest.raises(Refused, match=reason):
+        lower(tree, operands, d, None)
+
+
+def test_the_kernels_types_are_those_of_the_spec():
+    text = emit(
+        replace(
+            SPEC, a=F8E4M3, b=F8E5M2, tile=(64, 128, 128), cluster=(1, 2), schedule="pingpong", fast_accumulation=True
+        )
+    ).text
+    assert (
+        "using ElementA = cutlass::float_e4m3_t;\nusing ElementB = cutlass::float_e5m2_t;\nusing ElementC = void;"
+        in text
+    )
+    assert "using Tile = cute::Shape<cute::_64, cute::_128, cute::_128>;" in text
+    assert "using Cluster = cute::Shape<cute::_1, cute::_2, cute::_1>;" in text
+    assert "cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum>" in text
+    assert "cutlass::layout::RowMajor, 16," in text
+    assert "arguments.epilogue.ptr_C" not in text
+
+
+def test_tf32_and_integers_have_their_accumulators():
+    assert "using ElementA = cutlass::tfloat32_t;" in emit(replace(SPEC, a=F32, b=F32, d=F32, tf32=True)).text
+    whole = emit(replace(SPEC, a=I8, b=I8, d=I32, operands=(("alpha", Operand("scalar", I32)),))).text
+    assert "cutlass::epilogue::collective::EpilogueTileAuto, int32_t, int32_t," in whole
+
+
+def test_stream_k_tells_its_workspace():
+    assert "StreamKScheduler" not in emit(SPEC).text
+    text = emit(replace(SPEC, scheduler="stream_k")).text
+    assert "cutlass::gemm::StreamKScheduler" in text
+    assert "int64_t(Gemm::get_workspace_size(arguments))" in text
+
+
+def request(m, n, k, **options):
+    dev = dp.device("host")
+    return CutlassGemmRequest(dev.zeros((m, k), "bf16"), dev.array(np.zeros((n, k)), "bf16").T, **options)
+
+
+def test_no_extent_is_part_of_a_kernel():
+    one, other = (emit(spec_of(r, Arch(90), LARGE)) for r in (request(64, 48, 32), request(4096, 8192, 1024)))
+    assert one == other
+
+
+def test_the_tree_and_its_operands_are_part_of_a_kernel():
+    dev = dp.device("host")
+    specs = []
+    for tree, kind in (
+        (evt.relu(evt.accumulator() + evt.row("bias")), "f32"),
+        (evt.accumulator() + evt.row("bias"), "f32"),
+    ):
+        specs.append(spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, kind)}), Arch(90), SMALL))
+    tree = evt.accumulator() + evt.row("bias")
+    specs.append(spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, "bf16")}), Arch(90), SMALL))
+    assert len(set(specs)) == len({emit(spec).text for spec in specs}) == 3
+
+
+@pytest.mark.parametrize(
+    ("extents", "expected"),
+    [
+        ((8192, 8192, 8192), LARGE),
+        ((4096, 4096, 4096), LARGE),
+        ((2048, 1536, 1024), Config((128, 128), (2, 1))),
+        ((128, 512, 16384), DEEP),
+        ((16, 4096, 4096), SMALL),
+        ((1, 1, 1), SMALL),
+    ],
+)
+def test_the_choice_without_timing(extents, expected):
+    assert choose(*extents, 1, 132) == expected
+
+
+def test_a_configuration_of_the_stated_set_is_taken_and_no_other():
+    assert all(choose(64, 64, 64, 1, 132, config) == config for config in CONFIGS)
+    with pytest.raises(BadRequest, match="one of the"):
+        choose(64, 64, 64, 1, 132, Config((96, 96)))

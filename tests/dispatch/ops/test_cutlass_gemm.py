@@ -1,0 +1,139 @@
+"""cutlass_gemm on the host: every row through its cases and random trees; what is refused, by whom and why."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.cutlass import evt
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import HOST
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
+from dispatch.ops.cutlass_gemm.trials import cases, tree_cases
+
+ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch == HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+
+
+@pytest.fixture
+def dev():
+    return dp.device("host")
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_its_cases(row, case, dev, rng):
+    trial = case.trial(dev, rng)
+    assert dp.prepare(trial.request).row is row
+    trial.check(dp.run(trial.request))
+
+
+@pytest.mark.parametrize("case", tree_cases(), ids=lambda case: case.id)
+def test_a_random_tree_passes(case, dev, rng):
+    trial = case.trial(dev, rng)
+    trial.check(dp.run(trial.request))
+
+
+def test_the_reference_is_numpys_product(dev, rng):
+    a, b = rng.standard_normal((5, 16)), rng.standard_normal((16, 8))
+    request = CutlassGemmRequest(dev.array(a, "bf16"), dev.array(b, "bf16"), alpha=0.5)
+    expected = 0.5 * (np.asarray(request.a).astype(np.float64) @ np.asarray(request.b).astype(np.float64))
+    np.testing.assert_allclose(reference(request)["out"], expected)
+
+
+def test_what_the_tree_stores_and_reduces_is_returned_in_its_order(dev, rng):
+    a, b = (dev.array(rng.standard_normal(shape), "f16") for shape in ((4, 8), (8, 16)))
+    tree = evt.reduce(evt.relu(evt.store(evt.accumulator(), "before", "f32")), "total", "sum", over="n")
+    out, before, total = cutlass_gemm(a, b, epilogue=tree)
+    assert (out.dtype, before.dtype, total.dtype) == ("f16", "f32", "f32")
+    assert (out.shape, before.shape, total.shape) == ((4, 16), (4, 16), (4,))
+    np.testing.assert_allclose(total.numpy(), np.maximum(before.numpy(), 0).sum(1), rtol=1e-5)
+
+
+def test_memory_given_for_an_output_is_written(dev):
+    a, b = dev.array(np.ones((4, 8)), "f16"), dev.array(np.ones((8, 16)), "f16")
+    largest = dev.zeros((), "f32")
+    out, returned = cutlass_gemm(a, b, epilogue=evt.amax(evt.accumulator(), "top"), operands={"top": largest})
+    assert returned is largest
+    assert largest.item() == 8
+    assert out.numpy().min() == 8
+
+
+def test_a_prepared_call_takes_other_operands_by_the_trees_names(dev):
+    a, b = dev.array(np.ones((4, 8)), "f16"), dev.array(np.ones((8, 16)), "f16")
+    tree = evt.accumulator() + evt.row("bias")
+    call = dp.prepare(CutlassGemmRequest(a, b, epilogue=tree, operands={"bias": dev.zeros(16, "f32")}))
+    assert call().numpy().max() == 8
+    assert call(bias=dev.array(np.full(16, 2.0), "f32")).numpy().min() == 10
+    with pytest.raises(BadRequest, match="no operand of this request"):
+        call(other=a)
+
+
+def test_the_rest_is_clipped_and_rounded_on_the_way_to_few_bits(dev):
+    a, b = dev.array([[100.0]] * 4, "f16"), dev.array([[1.0, 3.5, -9.0, 0.025]], "f16")
+    assert cutlass_gemm(a, b, out_dtype="i8").numpy()[0].tolist() == [100, 127, -128, 2]
+    assert cutlass_gemm(a, b, out_dtype="f8e4m3").numpy()[0].astype(float).tolist() == [96, 352, -448, 2.5]
+
+
+def small(dev, **options):
+    fields = {"a": dev.zeros((16, 32), "bf16"), "b": dev.zeros((32, 16), "bf16")} | options
+    return CutlassGemmRequest(**fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda d: {"b": d.zeros((16, 32), "bf16")}, "32 rows"),
+        (lambda d: {"a": d.zeros(32, "bf16")}, "two axes"),
+        (lambda _: {"a": np.zeros((16, 32))}, "a dispatch Tensor"),
+        (lambda _: {"epilogue": "relu"}, "a tree of"),
+        (lambda d: {"operands": {"bias": d.zeros(16)}}, "the tree's names"),
+        (lambda _: {"epilogue": evt.accumulator() + evt.row("bias")}, "the row that the epilogue reads"),
+        (lambda _: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": 2.0}}, "a Tensor"),
+        (lambda d: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": d.zeros(15)}}, r"shape \(16,\)"),
+        (lambda d: {"epilogue": evt.accumulator() * evt.scalar("s"), "operands": {"s": d.zeros(2)}}, "one element"),
+        (lambda d: {"out": d.zeros((16, 15), "bf16")}, r"shape \(16, 16\)"),
+        (lambda d: {"out": d.zeros((16, 16), "bf16"), "out_dtype": "f32"}, "the dtype of out"),
+        (lambda d: {"epilogue": evt.amax(evt.accumulator(), "t"), "operands": {"t": d.zeros((), "f16")}}, "dtype f32"),
+    ],
+)
+def test_a_bad_request_says_what_is_wrong(options, message, dev):
+    with pytest.raises(BadRequest, match=message):
+        small(dev, **options(dev))
+
+
+def test_an_output_over_an_operand_is_refused(dev):
+    whole = dev.zeros((32, 32), "bf16")
+    with pytest.raises(BadRequest, match="overlaps a"):
+        small(dev, a=whole[:16], out=whole[8:24, :16])
+    assert dp.run(small(dev, c=whole[:16, :16], out=whole[:16, :16])).shape == (16, 16)  # C may be D
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (lambda d: {"a": d.zeros((17, 40), "bf16")[1:, 1:33]}, "a at a multiple of 16 bytes, has 2"),
+        (lambda d: {"a": d.zeros((16, 33), "bf16")[:, :32]}, "a with lines at multiples of 16 bytes"),
+        (lambda d: {"a": d.zeros((16, 64), "bf16")[:, ::2]}, "a with dense rows or columns"),
+        (lambda d: {"out": d.zeros((16, 17), "bf16")[:, :16]}, "out with lines"),
+        (lambda d: {"a": d.zeros((0, 32), "bf16")}, "extents of 1 or more"),
+        (lambda _: {"fast_accum": True}, "needs fast_accum=False"),
+        (lambda d: {"a": d.zeros((2, 2, 16, 32), "bf16"), "b": d.zeros((2, 2, 32, 16), "bf16")}, "one batch axis"),
+        (
+            lambda d: {"a": d.zeros((16, 32), "f32"), "b": d.zeros((32, 16), "f32")},
+            "needs compute=COMPUTE_32F_FAST_TF32",
+        ),
+        (lambda d: {"a": d.zeros((16, 32), "i8"), "b": d.zeros((32, 16), "i8")}, "b column-major"),
+        (lambda d: {"a": d.zeros((16, 32), "i8"), "b": d.zeros((16, 32), "i8").T, "alpha": 0.5}, "whole numbers"),
+    ],
+)
+def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev):
+    with pytest.raises(NoRow, match=reason):
+        dp.run(small(dev, **options(dev)))
+
+
+def test_equal_choices_have_equal_keys_and_other_trees_have_others(dev):
+    one, same = small(dev), small(dev)
+    assert one.key() == same.key()
+    assert one.key() != small(dev, epilogue=evt.relu(evt.accumulator())).key()
+    assert one.key() != replace(one, fast_accum=True).key()
