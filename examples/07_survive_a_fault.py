@@ -184,7 +184,7 @@ def main() -> int:
     answered = len(requests) - len(failures)
     print(f"{answered} of {len(requests)} requests answered on {name}, largest error {worst:.1e}")
     for number, error in [*failures.items()][:5]:
-        print(f"request {number} failed: {type(error).__name__}: {error}")
+        print(f"request {number} failed: {type(error).__name__}: {str(error).partition('. ')[0]}")
     print(f"children replaced: {stats.restarts}; without an answer for {gap:.2f} s at most, {max(ends):.2f} s in all")
     return 0 if list(failures) == [GUILTY] and worst < 1e-5 else 1
 
