@@ -57,7 +57,9 @@ def find() -> Headers:
         wanted = f"{CCCL_MAJOR}.{CCCL_MINOR}"
         raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}: CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
     texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
-    return Headers((str(cutlass), str(cccl), str(runtime)), _dotted(version), _dotted(collection), texts)
+    # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may lie elsewhere.
+    folders = (cutlass, cccl, cccl.parent, runtime)
+    return Headers(tuple(dict.fromkeys(map(str, folders))), _dotted(version), _dotted(collection), texts)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

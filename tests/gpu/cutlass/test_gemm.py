@@ -1,0 +1,101 @@
+"""Every cutlass_gemm row on the GPU through all its cases, against float64: the recorded call, the plain one, again."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.cutlass import evt
+from dispatch.cutlass.config import CONFIGS, Config
+from dispatch.errors import NoRow
+from dispatch.keys import HOST
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
+from dispatch.ops.cutlass_gemm.trials import Trial, cases, tree_cases
+
+ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+
+
+@pytest.fixture
+def gpu():
+    device = dp.device("cuda:0")
+    if device.arch != 90:
+        pytest.skip(f"needs sm_90, this GPU is {device.arch}")
+    return device
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_its_cases(row, case, gpu, rng):
+    trial = case.trial(gpu, rng)
+    call = dp.prepare(trial.request)
+    assert call.row is row
+    trial.check(call())  # the recorded call
+    again = case.trial(gpu, rng)
+    again.check(dp.run(again.request))  # the plain call, at other addresses: the same parameters but for those
+
+
+@pytest.mark.parametrize("case", tree_cases(), ids=lambda case: case.id)
+def test_a_random_tree_passes(case, gpu, rng):
+    trial = case.trial(gpu, rng)
+    for _ in range(3):  # reductions start anew each time
+        trial.check(dp.run(trial.request))
+
+
+def halves(gpu, rng, m, n, k):
+    a = gpu.array(rng.standard_normal((m, k)), "bf16")
+    return a, gpu.array(rng.standard_normal((n, k)), "bf16").T
+
+
+def test_a_replay_reads_what_is_there_then(gpu, rng):
+    a, b = halves(gpu, rng, 256, 192, 128)
+    call = dp.prepare(CutlassGemmRequest(a, b, config=Config((128, 128), (2, 1))))
+    for _ in range(3):
+        a.copy_from(rng.standard_normal(a.shape))
+        Trial("replay", call.request).check(call())
+
+
+def test_a_number_may_change_from_call_to_call(gpu, rng):
+    a, b = halves(gpu, rng, 128, 64, 64)
+    for alpha in (1.0, -0.5, 3.0):
+        request = CutlassGemmRequest(a, b, alpha=alpha, config=Config((128, 128), (2, 1)))
+        Trial("alpha", request).check(dp.run(request))
+    request = CutlassGemmRequest(a, b, alpha=gpu.array([0.25], "f32"), config=Config((128, 128), (2, 1)))
+    Trial("alpha on the device", request).check(dp.run(request))
+
+
+def test_the_default_choice_runs_and_is_right(gpu, rng):
+    a, b = halves(gpu, rng, 100, 136, 72)
+    np.testing.assert_allclose(
+        cutlass_gemm(a, b).numpy().astype(float),
+        reference(CutlassGemmRequest(a, b))["out"],
+        rtol=2**-7,
+        atol=1e-3,
+    )
+
+
+def test_stream_k_is_right_run_after_run(gpu, rng):
+    """The barriers in its workspace start from zero each time, also in a replay."""
+    config = Config((128, 128), (1, 1), "cooperative", "stream_k")
+    assert config in CONFIGS
+    a, b = halves(gpu, rng, 128, 384, 8192)
+    trial = Trial("stream-K", CutlassGemmRequest(a, b, config=config))
+    call = dp.prepare(trial.request)
+    for _ in range(4):
+        trial.check(call())
+
+
+def test_a_misaligned_pointer_is_refused_before_it_is_touched(gpu):
+    whole = gpu.zeros(65 * 64, "bf16")
+    with pytest.raises(NoRow, match="a at a multiple of 16 bytes, has 2"):
+        cutlass_gemm(whole[1 : 1 + 64 * 64].reshape(64, 64), gpu.zeros((64, 64), "bf16"))
+
+
+def test_memory_beside_an_output_is_left_alone(gpu, rng):
+    a, b = halves(gpu, rng, 100, 72, 64)
+    whole = gpu.array(np.full((102, 96), 7.0), "bf16")
+    tree = evt.store(evt.accumulator(), "copy", "bf16")
+    other = gpu.array(np.full((102, 96), 7.0), "bf16")
+    request = CutlassGemmRequest(a, b, out=whole[1:101, 8:80], epilogue=tree, operands={"copy": other[1:101, 8:80]})
+    Trial("guarded", request).check(dp.run(request))
+    for matrix in (whole.numpy(), other.numpy()):
+        matrix[1:101, 8:80] = 7
+        assert (matrix == 7).all()
