@@ -74,15 +74,16 @@ class Worker:
     # -- its life -------------------------------------------------------------------------------------------------
     def _main(self) -> None:
         defect: BaseException | None = None
+        lost = False
         for step in (self._live, self._close):
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001, PERF203  # it goes to the keeper, who decides
+            except BaseException as error:  # noqa: BLE001  # it goes to the keeper, who decides
                 defect = defect or error
-        lost = self.device.fault is not None
-        if lost:
-            self.keeper.lost()
-        elif defect is not None and self.keeper.replace(self, defect):
+            lost = self.device.fault is not None
+            if lost:
+                self.keeper.lost()  # before any future tells of it: who hears of a fault is refused from then on
+        if not lost and defect is not None and self.keeper.replace(self, defect):
             return
         self.seat.vacate(self.keeper)
 
@@ -122,6 +123,7 @@ class Worker:
         if isinstance(error, CudaError) and error.sticky and isinstance(self.device, CudaDevice):
             error = self._sticky(error)
         if self.device.fault is not None:
+            self.keeper.lost()
             fault = again(self.device.fault)
             self._fail(future, fault)
             raise again(fault)

@@ -122,7 +122,7 @@ class Station:
     def opened(self, lane: Any, seat: Seat) -> None:
         """Its keeper knows the worker by its connection."""
 
-    def failed(self, future: Any, errors: list[BaseException]) -> None:
+    def failed(self, *_: Any) -> None:
         """Workers here report for themselves."""
 
     def launched(self) -> None:
