@@ -14,6 +14,9 @@ from typing import Any
 from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute, Epilogue
 from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses_in_nhwc, plain
+from dispatch.ops.graph import cudnn_graph, numpy_graph
+from dispatch.ops.norm import cudnn_norm, numpy_norm
+from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, last_by_running
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
 from dispatch.ops.sdpa.rules import bounds, heads_by_8, one_bias_gradient
 from dispatch.row import Row
@@ -27,6 +30,9 @@ V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attenti
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (heads_by_8, bounds)
+DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
+IMAGE = (dense_order, channels_by_16_bytes)
+NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
 H200 = ("H200",)
 NOT_YET: tuple[str, ...] = ()
 
@@ -57,9 +63,19 @@ GPU_ROWS = (
     Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, NOT_YET),
     Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, NOT_YET),
     Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, NOT_YET),
+#                          x       y                scale, bias
+    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_fwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
+#                          compute
+    Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),
+    Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),
 )
 
-NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_sdpa: numpy_sdpa}
+NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_graph: numpy_graph, cudnn_norm: numpy_norm, cudnn_sdpa: numpy_sdpa}
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(row, arch=HOST, until=HOST, since=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",))

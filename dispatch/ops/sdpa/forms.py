@@ -164,10 +164,11 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
 
     A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one; its power is then
     off by e of itself, and by the GPU's ex2 by EXP2 · (1 + |score|) more. Weights are rounded to the operands' dtype
-    (unit roundoff w) before they meet V, and so is the inner gradient before it meets Q and K. Sums of n walk like √n.
+    (unit roundoff w, half a step of its subnormals tiny) before they meet V, and so is the inner gradient before it
+    meets Q and K. Sums of n walk like √n.
     """
     work = EXACT
-    w, u = ROUNDOFF[request.q.dtype][0], unit(request.q.dtype)
+    (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
     heads, d = request.q.shape[1], request.q.shape[3]
     q, k, v = (np.abs(values(tensor, work)) for tensor in (request.q, request.k, request.v))
     k, v = per_head(k, heads), per_head(v, heads)
@@ -182,7 +183,7 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
     spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w
     if isinstance(request, SdpaBwdRequest):
         return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
-    error = spread * (found.weights @ v)
+    error = spread * (found.weights @ v) + tiny * v.sum(axis=-2, keepdims=True)
     allowed = {"out": rounded(error, expected["out"], request.q.dtype)}
     if "stats_out" in expected:
         logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
@@ -194,26 +195,28 @@ def _backward_bounds(
     request: SdpaBwdRequest, expected: Results, weights: Array, spread: Array, sizes: tuple[Array, ...]
 ) -> Results:
     q, k, v = sizes
-    w, u = ROUNDOFF[request.q.dtype][0], unit(request.q.dtype)
+    (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
     do, o = (np.abs(values(tensor, EXACT)) for tensor in (request.do, request.o))
     walk = (8 + 4 * np.sqrt(request.v.shape[3])) * u
     products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
     signed = values(request.do, EXACT) @ np.swapaxes(per_head(values(request.v, EXACT), q.shape[1]), -1, -2)
     inner = np.abs(signed - (values(request.do, EXACT) * values(request.o, EXACT)).sum(axis=-1, keepdims=True))
     off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
-    scaled = abs(request.factor) * (off + w * weights * inner)
+    scaled = abs(request.factor) * (off + w * weights * inner) + tiny
     lengths = (8 + 4 * np.sqrt(max(q.shape[2], k.shape[2]))) * u + w  # of the sums, and of heads before they are added
     whole = abs(request.factor) * weights * inner
     turned = np.swapaxes(weights, -1, -2)
     errors = {
         "dq": scaled @ k + lengths * (whole @ k),
         "dk": summed(np.swapaxes(scaled + lengths * whole, -1, -2) @ q, request.k.shape[1]),
-        "dv": summed(np.swapaxes(spread * weights, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
+        "dv": summed(np.swapaxes(spread * weights + tiny, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
     }
     allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
     if "dbias" in expected and request.bias is not None:
         axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
-        error = (off + w * weights * inner).sum(axis=axes, keepdims=True)
+        error = (off + 2 * w * weights * inner + 2 * tiny).sum(
+            axis=axes, keepdims=True
+        )  # blocks are added up in memory
         allowed["dbias"] = rounded(error, expected["dbias"], request.bias.dtype)
     return allowed
 

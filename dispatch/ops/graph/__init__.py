@@ -1,0 +1,37 @@
+"""Graphs that users draw: any chain of pointwise operations, products, convolutions and reductions that cuDNN fuses.
+
+`Graph` is the drawing board, `GraphRequest` the request, `cudnn_graph` and `numpy_graph` carry it out; the reference is
+the drawing itself, evaluated in NumPy. The rooms: board, request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.graph.board import Graph, Node
+from dispatch.ops.graph.request import GraphRequest
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.request import Plan
+    from dispatch.row import Row
+
+__all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
+
+
+def cudnn_graph(request: GraphRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
+    from dispatch.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
+    from dispatch.cudnn.plan import WORKSPACE, bind
+
+    policy = Policy(request.tf32, request.deterministic, WORKSPACE)
+    return bind(request, lane, row, request.graph, request.places, policy, autotune=request.autotune)
+
+
+def numpy_graph(request: GraphRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that evaluates the drawing with NumPy."""
+    from dispatch.cudnn.formulas import NumpyPlan, work_of
+    from dispatch.ops.graph.request import evaluate
+
+    del request, lane  # NumPy needs no handle, no stream and no workspace
+    return NumpyPlan(row, evaluate, work_of(row.dtypes[0]))

@@ -1,0 +1,142 @@
+"""GraphRequest: a drawn graph and the tensors it runs on; made by `board.py`, run like any other request.
+
+Making one validates it: every operand has the shape, dtype and strides that the drawing says. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dispatch.cudnn.reference import evaluate as evaluate_graph
+from dispatch.errors import BadRequest
+from dispatch.ops.matmul.validate import overlap
+from dispatch.request import Argument, Operands, Request, Signature, Use
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.cudnn.graph import Graph, Wire
+    from dispatch.device import Device
+    from dispatch.keys import Dtype
+
+__all__ = ["GraphRequest", "evaluate"]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphRequest(Request):
+    """A graph, the unique id of each named operand, and the tensors in that order; outputs may be None.
+
+    `tf32` lets f32 products be computed in TF32; `deterministic` asks for the same bits at every run; `autotune` times
+    cuDNN's candidates once and remembers the fastest.
+    """
+
+    op: ClassVar[str] = "cudnn_graph"
+    graph: Graph
+    named: tuple[tuple[str, int], ...]
+    given: tuple[Tensor | None, ...]
+    tf32: bool = False
+    deterministic: bool = False
+    autotune: bool = False
+
+    def __post_init__(self) -> None:
+        written = {wire.uid for wire in self.graph.outputs}
+        if not written or not self.graph.nodes:
+            raise BadRequest("graph", "no output", "at least one node whose result is written", "call output(…)")
+        unnamed = [w.uid for w in (*self.graph.inputs, *self.graph.outputs) if w.uid not in dict(self.named).values()]
+        if unnamed:
+            raise BadRequest("graph", f"wires {unnamed} without names", "a name for each")
+        for (name, uid), tensor in zip(self.named, self.given, strict=True):
+            if tensor is None and uid not in written:
+                raise BadRequest(name, "nothing", "a tensor", f"pass {name}=…")
+            if tensor is not None:
+                self._check(name, tensor, self.graph.wire(uid))
+        self.device.check(*(tensor for _, tensor, _ in self.tensors()))
+        for name, tensor, is_written in self.tensors():
+            for other_name, other, _ in self.tensors():
+                if is_written and other_name != name and overlap(tensor, other):
+                    raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")
+
+    def _check(self, name: str, tensor: Any, wire: Wire) -> None:
+        if not isinstance(tensor, Tensor):
+            raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x)")
+        steps = zip(tensor.shape, tensor.layout.strides, wire.strides, strict=False)
+        if (tensor.shape, tensor.dtype) != (wire.dims, wire.dtype) or any(e > 1 and s != t for e, s, t in steps):
+            wanted = f"{wire.dtype}{list(wire.dims)} strides {wire.strides}, as drawn"
+            raise BadRequest(name, str(tensor.layout), wanted)
+        if tensor.layout.alignment < wire.alignment:
+            raise BadRequest(name, f"an address of {tensor.layout.alignment} bytes", f"a multiple of {wire.alignment}")
+
+    # -- the contract of Request ----------------------------------------------------------------------------------
+    @property
+    def device(self) -> Device:
+        first = next(tensor for tensor in self.given if tensor is not None)
+        return first.device
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """For the unique id of each operand its place in the arguments."""
+        return {uid: place for place, (_, uid) in enumerate(self.named)}
+
+    @cached_property
+    def _written(self) -> dict[str, Wire]:
+        outputs = {wire.uid: wire for wire in self.graph.outputs}
+        return {name: outputs[uid] for name, uid in self.named if uid in outputs}
+
+    def signature(self) -> Signature:
+        return Signature((self.graph.compute,))
+
+    def key(self) -> tuple[Any, ...]:
+        return (self.graph, self.named, self.tf32, self.deterministic, self.autotune)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        tensors = (outputs.get(name, given) for (name, _), given in zip(self.named, self.given, strict=True))
+        return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
+
+    def tensors(self) -> tuple[Use, ...]:
+        pairs = zip(self.named, self.given, strict=True)
+        return tuple((name, tensor, name in self._written) for (name, _), tensor in pairs if tensor is not None)
+
+    def missing(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
+        here = {name for name, _, _ in self.tensors()}
+        return {n: (wire.dims, wire.strides, wire.dtype) for n, wire in self._written.items() if n not in here}
+
+    def result(self, outputs: Operands) -> Any:
+        here = {name: tensor for name, tensor, _ in self.tensors()}
+        found = tuple(outputs.get(name, here.get(name)) for name in self._written)
+        return found[0] if len(found) == 1 else found
+
+    def replace(self, **operands: Tensor) -> GraphRequest:
+        names = [name for name, _ in self.named]
+        for name in operands:
+            if name not in names:
+                raise BadRequest(name, "an operand", f"one of {', '.join(names)}")
+        given = tuple(operands.get(name, old) for name, old in zip(names, self.given, strict=True))
+        return replace(self, given=given)
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        """An operand by its name."""
+        for (own, _), tensor in zip(self.__dict__.get("named", ()), self.__dict__.get("given", ()), strict=False):
+            if own == name:
+                found: Tensor | None = tensor
+                return found
+        raise AttributeError(name)
+
+    def describe(self) -> str:
+        kinds = [str(dict(node.attributes).get("MODE", node.kind)) for node in self.graph.nodes]
+        parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
+        return f"cudnn_graph({', '.join(parts)}) {' > '.join(kinds)}"
+
+
+def evaluate(request: GraphRequest, work: np.dtype[Any]) -> Results:
+    """The outputs of a request, by name."""
+    feeds = {
+        uid: np.asarray(tensor)
+        for (name, uid), tensor in zip(request.named, request.given, strict=True)
+        if tensor is not None and name not in request._written
+    }
+    found = evaluate_graph(request.graph, feeds, work.type)
+    return {name: found[wire.uid] for name, wire in request._written.items()}

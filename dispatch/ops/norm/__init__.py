@@ -1,0 +1,101 @@
+"""Normalization and its gradient: `norm_fwd` and `norm_bwd`, by layer, root mean square, batch and instance.
+
+`NormFwdRequest` and `NormBwdRequest` are the requests; `cudnn_norm` and `numpy_norm` carry them out, `reference` says
+what is right, `cases` what is tested. The rooms: request (what may be asked), describe (as a graph), cudnn, formulas,
+rules (for the table), forms (what is tested).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode, NormRequest
+from dispatch.request import run
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.lane import CudaLane, Lane
+    from dispatch.ops.norm.forms import NormCase
+    from dispatch.request import Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = [
+    "NormBwdRequest",
+    "NormFwdRequest",
+    "NormMode",
+    "cases",
+    "cudnn_norm",
+    "norm_bwd",
+    "norm_fwd",
+    "numpy_norm",
+    "reference",
+]
+
+
+# fmt: off
+def norm_fwd(
+    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, mode: NormMode = NormMode.LAYER_NORM,
+    epsilon: float = 1e-5, training: bool = False, momentum: float = 0.1, running_mean: Tensor | None = None,
+    running_var: Tensor | None = None, out: Tensor | None = None, mean_out: Tensor | None = None,
+    inv_variance_out: Tensor | None = None, running_mean_out: Tensor | None = None,
+    running_var_out: Tensor | None = None, workspace: int | None = None, autotune: bool = False,
+) -> Any:
+    """scale · (x - mean) / √(variance + epsilon) + bias on the current stream; returns without waiting.
+
+    LAYER_NORM and RMS_NORM average over the last axes of x, those that scale has; BATCH_NORM and INSTANCE_NORM over
+    the spatial axes of x (N, C, spatial…), scale being (C,). The arguments are the fields of `NormFwdRequest`. Returns
+    Y, or in training (Y, mean, inverse variance, and new running statistics where old ones are given); RMS_NORM has no
+    mean. Follows cuDNN's norm forward operation. Raises BadRequest for operands that do not fit, NoRow where no library
+    takes the request.
+    """
+    return run(NormFwdRequest(
+        x, scale, bias, running_mean, running_var, out, mean_out, inv_variance_out, running_mean_out, running_var_out,
+        mode, epsilon, momentum, training, workspace, autotune,
+    ))
+
+
+def norm_bwd(
+    dy: Tensor, x: Tensor, scale: Tensor, inv_variance: Tensor, mean: Tensor | None = None, *,
+    mode: NormMode = NormMode.LAYER_NORM, epsilon: float = 1e-5, bias: bool = True, dx: Tensor | None = None,
+    dscale: Tensor | None = None, dbias: Tensor | None = None, workspace: int | None = None, autotune: bool = False,
+) -> tuple[Tensor, ...]:
+    """(dX, dscale, dbias) of `norm_fwd`, from dY and the statistics that it gave back in training.
+
+    The arguments are the fields of `NormBwdRequest`. Raises as `norm_fwd` does.
+    """
+    result: tuple[Tensor, ...] = run(NormBwdRequest(
+        dy, x, scale, inv_variance, mean, dx, dscale, dbias, mode, epsilon, bias, workspace, autotune,
+    ))
+    return result
+# fmt: on
+
+
+def cudnn_norm(request: NormRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
+    from dispatch.ops.norm import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan(request, lane, row)
+
+
+def numpy_norm(request: NormRequest, lane: Lane, row: Row) -> Plan:
+    """A plan that computes with NumPy in f32."""
+    from dispatch.cudnn.formulas import numpy_plan
+    from dispatch.ops.norm.formulas import evaluate
+
+    return numpy_plan(evaluate, request, lane, row)
+
+
+def reference(request: NormRequest) -> Results:
+    """The outputs of a request in float64, by name."""
+    from dispatch.cudnn.formulas import EXACT
+    from dispatch.ops.norm.formulas import evaluate
+
+    return evaluate(request, EXACT)
+
+
+def cases(row: Row) -> list[NormCase]:
+    """The cases that a row of the table is tried with."""
+    from dispatch.ops.norm import forms
+
+    return forms.cases(row)

@@ -1,0 +1,96 @@
+"""Normalization and its gradient in NumPy, in the working dtype that is asked for.
+
+The host rows compute with it, tests hold rows against it in float64. It calls no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.formulas import values
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.formulas import Results
+    from dispatch.ops.norm.request import NormRequest
+    from dispatch.tensor import Array
+
+__all__ = ["evaluate", "spread", "statistics"]
+
+
+def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
+    """The outputs of a request, by name."""
+    if isinstance(request, NormBwdRequest):
+        return _backward(request, work)
+    return _forward(request, work) if isinstance(request, NormFwdRequest) else {}
+
+
+def spread(request: NormRequest, statistic: Array) -> Array:
+    """A statistic as it broadcasts with x."""
+    if request.mode is NormMode.BATCH_NORM:
+        return statistic.reshape(1, -1, *(1,) * (request.x.ndim - 2))
+    return statistic
+
+
+def statistics(request: NormRequest, x: Array) -> tuple[Array, Array]:
+    """Mean (0 for RMS_NORM) and biased variance over the averaged axes, which stay as 1."""
+    if request.mode is NormMode.RMS_NORM:
+        square = (x * x).mean(axis=request.axes, keepdims=True)
+        return np.zeros_like(square), square
+    mean = x.mean(axis=request.axes, keepdims=True)
+    return mean, ((x - mean) ** 2).mean(axis=request.axes, keepdims=True)
+
+
+def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
+    x = values(request.x, work)
+    if request.by_running:
+        mean, variance = (spread(request, values(t, work)) for t in (request.running_mean, request.running_var))
+    else:
+        mean, variance = statistics(request, x)
+    inverse = 1 / np.sqrt(variance + work.type(request.epsilon))
+    y = (x - mean) * inverse * values(request.scale, work).reshape(request.parameter_shape)
+    if request.bias is not None:
+        y = y + values(request.bias, work).reshape(request.parameter_shape)
+    results = {"out": y}
+    if request.training:
+        if request.has_mean:
+            results["mean_out"] = mean.reshape(request.statistics_shape)
+        results["inv_variance_out"] = inverse.reshape(request.statistics_shape)
+        if request.running_mean is not None:
+            results.update(_running(request, mean.ravel(), variance.ravel(), work))
+    return results
+
+
+def _running(request: NormFwdRequest, mean: Array, variance: Array, work: np.dtype[Any]) -> Results:
+    """The running statistics with those of this batch mixed in; the variance is the unbiased one."""
+    count = request.x.layout.size // mean.size
+    momentum = work.type(request.momentum)
+    fresh = {"mean": mean, "var": variance * work.type(count / max(count - 1, 1))}
+    return {
+        f"running_{name}_out": (1 - momentum) * values(getattr(request, f"running_{name}"), work) + momentum * new
+        for name, new in fresh.items()
+    }
+
+
+def _backward(request: NormBwdRequest, work: np.dtype[Any]) -> Results:
+    x, dy = values(request.x, work), values(request.dy, work)
+    inverse = spread(request, values(request.inv_variance, work))
+    mean = spread(request, values(request.mean, work)) if request.mean is not None else 0
+    normal = (x - mean) * inverse
+    scaled = dy * values(request.scale, work).reshape(request.parameter_shape)
+    along = (scaled * normal).mean(axis=request.axes, keepdims=True)
+    level = scaled.mean(axis=request.axes, keepdims=True) if request.has_mean else 0
+    over = tuple(axis for axis in range(x.ndim) if axis != 1) if request.by_channel else _leading(request)
+    results = {
+        "dx": inverse * (scaled - level - normal * along),
+        "dscale": (dy * normal).sum(axis=over).reshape(request.scale.shape),
+    }
+    if request.bias:
+        results["dbias"] = dy.sum(axis=over).reshape(request.scale.shape)
+    return results
+
+
+def _leading(request: NormRequest) -> tuple[int, ...]:
+    return tuple(range(request.x.ndim - request.scale.ndim))

@@ -1,0 +1,252 @@
+"""The requests of normalization: `norm_fwd` and its gradient `norm_bwd`, in the modes that cuDNN's backend has.
+
+LAYER_NORM and RMS_NORM work over the last axes of x, those that `scale` has; BATCH_NORM and INSTANCE_NORM over the
+spatial axes of (N, C, spatial…), with the batch or for each sample. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, Dtype
+from dispatch.request import Signature
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Tensor
+
+__all__ = ["NormBwdRequest", "NormFwdRequest", "NormMode", "NormRequest"]
+
+Shape = tuple[int, ...]
+
+
+class NormMode(IntEnum):
+    """`cudnnBackendNormMode_t`, without the modes that no engine of cuDNN 9 has."""
+
+    LAYER_NORM = 0
+    INSTANCE_NORM = 1
+    BATCH_NORM = 2
+    RMS_NORM = 4
+
+
+class NormRequest(OperandRequest):
+    """What forward and backward have in common."""
+
+    x: Tensor
+    scale: Tensor
+    mode: NormMode
+    epsilon: float
+    workspace: int | None
+    autotune: bool
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether x is (N, C, spatial…) and scale has one number for each channel."""
+        return self.mode in (NormMode.BATCH_NORM, NormMode.INSTANCE_NORM)
+
+    @property
+    def axes(self) -> Shape:
+        """The axes of x that are averaged over."""
+        if self.mode is NormMode.BATCH_NORM:
+            return (0, *range(2, self.x.ndim))
+        if self.mode is NormMode.INSTANCE_NORM:
+            return tuple(range(2, self.x.ndim))
+        return tuple(range(self.x.ndim - self.scale.ndim, self.x.ndim))
+
+    @property
+    def parameter_shape(self) -> Shape:
+        """The shape of scale as it broadcasts with x."""
+        return (1, *self.scale.shape, *(1,) * (self.x.ndim - 2)) if self.by_channel else self.scale.shape
+
+    @property
+    def statistics_shape(self) -> Shape:
+        """The shape of mean and inverse variance: (C,) for BATCH_NORM, else that of x with 1 for what is averaged."""
+        if self.mode is NormMode.BATCH_NORM:
+            return (self.x.shape[1],)
+        return tuple(1 if axis in self.axes else extent for axis, extent in enumerate(self.x.shape))
+
+    @property
+    def has_mean(self) -> bool:
+        return self.mode is not NormMode.RMS_NORM
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes)
+
+    def choices(self) -> tuple[Any, ...]:
+        return (self.mode, self.epsilon, self.workspace, self.autotune)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def _check_parameters(self, *names: str) -> None:
+        chosen("mode", self.mode, NormMode)
+        x, scale = self.x, self.scale
+        if x.size == 0:
+            raise BadRequest("x", str(x.layout), "extents of 1 or more", "leave an empty batch out")
+        if self.by_channel:
+            if not 2 <= x.ndim <= 5:
+                raise BadRequest("x", str(x.layout), "(N, C, spatial…) with up to 3 spatial axes")
+            wanted: Shape = (x.shape[1],)
+        else:
+            wanted = x.shape[x.ndim - scale.ndim :] if 1 <= scale.ndim <= x.ndim else x.shape[-1:]
+        for name in ("scale", *names):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is None:
+                continue
+            if tensor.shape != wanted or not tensor.layout.is_contiguous:
+                raise BadRequest(
+                    name, str(tensor.layout), f"shape {wanted} for {self.mode.name} of x {x.layout}, dense"
+                )
+            if tensor.dtype is not scale.dtype:
+                raise BadRequest(name, str(tensor.layout), f"dtype {scale.dtype}, that of scale")
+        epsilon: object = self.epsilon
+        if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon > 0:
+            raise BadRequest("epsilon", repr(epsilon), "a number above 0")
+
+    def _check_statistics(self, *names: str) -> None:
+        for name in names:
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None and (
+                (tensor.shape, tensor.dtype) != (self.statistics_shape, F32) or not tensor.layout.is_contiguous
+            ):
+                raise BadRequest(name, str(tensor.layout), f"f32{list(self.statistics_shape)}, dense")
+
+
+@dataclass(frozen=True, eq=False)
+class NormFwdRequest(NormRequest):
+    """Y = scale · (x - mean) / √(variance + epsilon) + bias; RMS_NORM has no mean, only that of x².
+
+    Attributes:
+        x: the operand; (N, C, spatial…) for BATCH_NORM and INSTANCE_NORM.
+        scale, bias: of the last axes of x, or (C,); f32 or of x's dtype.
+        running_mean, running_var: f32 (C,), BATCH_NORM only. In training they are what `momentum` mixes the batch's
+            statistics into: new = (1 - momentum) · old + momentum · batch, with the unbiased variance; without training
+            they are what x is normalized with.
+        out: Y; lies as x does where it is left out.
+        mean_out, inv_variance_out: what the backward needs, given back in training (RMS_NORM has no mean).
+        running_mean_out, running_var_out: the new running statistics, given back where old ones are there.
+        training: whether to give back statistics, and for BATCH_NORM whether to take those of the batch.
+    """
+
+    op: ClassVar[str] = "norm_fwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "scale", "bias", "running_mean", "running_var")
+    writes: ClassVar[tuple[str, ...]] = ("out", "mean_out", "inv_variance_out", "running_mean_out", "running_var_out")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
+    x: Tensor
+    scale: Tensor
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    out: Tensor | None = None
+    mean_out: Tensor | None = None
+    inv_variance_out: Tensor | None = None
+    running_mean_out: Tensor | None = None
+    running_var_out: Tensor | None = None
+    mode: NormMode = NormMode.LAYER_NORM
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+    training: bool = False
+    workspace: int | None = None
+    autotune: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("x", "scale")
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return (self.x.dtype, self.x.dtype, self.scale.dtype)
+
+    @property
+    def by_running(self) -> bool:
+        """Whether x is normalized with statistics that are given."""
+        return self.mode is NormMode.BATCH_NORM and not self.training
+
+    def made(self) -> dict[str, Made]:
+        found = {"out": like(self.x.layout)}
+        if self.training:
+            statistics = dense(self.statistics_shape, F32)
+            if self.has_mean:
+                found["mean_out"] = statistics
+            found["inv_variance_out"] = statistics
+            if self.running_mean is not None:
+                found["running_mean_out"] = found["running_var_out"] = statistics
+        return found
+
+    def choices(self) -> tuple[Any, ...]:
+        return (*super().choices(), self.momentum, self.training)
+
+    def check_fields(self) -> None:
+        self._check_parameters("bias")
+        if not isinstance(self.training, bool):
+            raise BadRequest("training", repr(self.training), "True or False")
+        momentum: object = self.momentum
+        if not isinstance(momentum, (int, float)) or not 0 <= momentum <= 1:
+            raise BadRequest("momentum", repr(momentum), "a number from 0 to 1")
+        if (self.running_mean is None) != (self.running_var is None):
+            missing = "running_mean" if self.running_mean is None else "running_var"
+            raise BadRequest(missing, "nothing", "both running statistics, or neither")
+        if self.running_mean is not None and self.mode is not NormMode.BATCH_NORM:
+            raise BadRequest("running_mean", "a tensor", f"none: {self.mode.name} has no running statistics")
+        if self.by_running and self.running_mean is None:
+            raise BadRequest("running_mean", "nothing", "running statistics for BATCH_NORM without training")
+        self._check_statistics("running_mean", "running_var", "mean_out", "inv_variance_out")
+
+
+@dataclass(frozen=True, eq=False)
+class NormBwdRequest(NormRequest):
+    """dX, dscale and dbias of `norm_fwd`, from dY, x, scale and the statistics that the forward gave back.
+
+    Attributes:
+        dy, x: of one shape and dtype.
+        scale: as in the forward.
+        inv_variance, mean: what `norm_fwd(…, training=True)` gave back; RMS_NORM has no mean.
+        dx, dscale, dbias: the gradients; `bias` False leaves dbias out (RMS_NORM only).
+    """
+
+    op: ClassVar[str] = "norm_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("dy", "x", "scale", "inv_variance", "mean")
+    writes: ClassVar[tuple[str, ...]] = ("dx", "dscale", "dbias")
+    dy: Tensor
+    x: Tensor
+    scale: Tensor
+    inv_variance: Tensor
+    mean: Tensor | None = None
+    dx: Tensor | None = None
+    dscale: Tensor | None = None
+    dbias: Tensor | None = None
+    mode: NormMode = NormMode.LAYER_NORM
+    epsilon: float = 1e-5
+    bias: bool = True
+    workspace: int | None = None
+    autotune: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("dy", "x", "scale", "inv_variance")
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return (self.x.dtype, self.x.dtype, self.scale.dtype)
+
+    def made(self) -> dict[str, Made]:
+        found = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}
+        if self.bias:
+            found["dbias"] = found["dscale"]
+        return found
+
+    def choices(self) -> tuple[Any, ...]:
+        return (*super().choices(), self.bias)
+
+    def check_fields(self) -> None:
+        self._check_parameters()
+        same_as("dy", self.dy, "x", self.x)
+        if not isinstance(self.bias, bool):
+            raise BadRequest("bias", repr(self.bias), "True or False")
+        if not self.bias and self.mode is not NormMode.RMS_NORM:
+            raise BadRequest("bias", "False", f"True: {self.mode.name} has a bias")
+        if self.has_mean != (self.mean is not None):
+            wanted = "the mean that norm_fwd gave back" if self.has_mean else "none: RMS_NORM has no mean"
+            raise BadRequest("mean", "nothing" if self.mean is None else "a tensor", wanted)
+        self._check_statistics("inv_variance", "mean")

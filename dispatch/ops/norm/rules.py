@@ -1,0 +1,63 @@
+"""What a row of normalization may ask of a request beyond its dtypes: layouts and channels that cuDNN's engines take.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They were read off the
+engine heuristics of cuDNN 9.19 for sm_90.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.norm.request import NormFwdRequest, NormMode
+
+if TYPE_CHECKING:
+    from dispatch.ops.norm.request import NormRequest
+
+__all__ = ["bias_by_channel", "channels_by_16_bytes", "dense_order", "last_by_running"]
+
+
+def dense_order(request: NormRequest) -> str:
+    """Every operand of x's shape is dense: in C order, or for images also with channels last."""
+    for name in ("x", "dy", "out", "dx"):
+        if name not in (*request.reads, *request.writes):
+            continue
+        layout = request.layout_of(name)
+        if layout.is_contiguous or (request.by_channel and layout.strides == _last(layout.shape)):
+            if not request.by_channel or layout.strides == request.x.layout.strides:
+                continue
+            return f"needs {name} in the order of x, has {layout}"
+        return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
+    return ""
+
+
+def _last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed((0, *range(2, len(shape)), 1)):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def channels_by_16_bytes(request: NormRequest) -> str:
+    """Batch norm with the batch's own statistics: channels of a multiple of 16 bytes."""
+    running = isinstance(request, NormFwdRequest) and request.by_running
+    multiple = 16 // request.x.dtype.itemsize
+    if request.mode is not NormMode.BATCH_NORM or running or request.x.shape[1] % multiple == 0:
+        return ""
+    return f"needs a multiple of {multiple} channels for BATCH_NORM of {request.x.dtype}, has {request.x.shape[1]}"
+
+
+def last_by_running(request: NormFwdRequest) -> str:
+    """Batch norm with given statistics: channels last, where there are spatial axes."""
+    shape, strides = request.x.shape, request.x.layout.strides
+    if not request.by_running or request.x.ndim == 2 or strides == _last(shape):
+        return ""
+    return f"needs x with channels last for BATCH_NORM without training, has {request.x.layout}"
+
+
+def bias_by_channel(request: NormFwdRequest) -> str:
+    """Batch norm with the batch's own statistics and instance norm: a bias."""
+    if request.bias is not None or not request.by_channel or request.by_running:
+        return ""
+    return f"needs a bias for {request.mode.name}, has none: zeros will do"
