@@ -11,7 +11,7 @@ from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Dtyp
 from dispatch.ops.activation import cudnn_activation, numpy_activation
 from dispatch.ops.activation.rules import five_axes, one_layout
 from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
-from dispatch.ops.ctc.rules import dense_logits
+from dispatch.ops.ctc.rules import at_most_255, dense_logits
 from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
 from dispatch.ops.dropout.rules import one_axis
 from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
@@ -53,7 +53,7 @@ CALLS: tuple[tuple[str, tuple[Dtype, ...], Dtype | None, tuple[Rule, ...], str, 
     ("dropout_states", (U8,), None, (), "cudnnSetDropoutDescriptor", cudnn_dropout, numpy_dropout, UNTRIED),
     ("dropout_fwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutForward", cudnn_dropout, numpy_dropout, UNTRIED),
     ("dropout_bwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutBackward", cudnn_dropout, numpy_dropout, UNTRIED),
-    ("ctc_loss", (F32,), None, (dense_logits,), "cudnnCTCLoss_v8", cudnn_ctc, numpy_ctc, UNTRIED),
+    ("ctc_loss", (F32,), None, (dense_logits, at_most_255), "cudnnCTCLoss_v8", cudnn_ctc, numpy_ctc, UNTRIED),
 )
 # The passes of recurrent networks, each in these dtypes and compute types.
 PASSES = (

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dispatch.ops.ctc.request import CtcRequest
 
-__all__ = ["dense_logits"]
+__all__ = ["at_most_255", "dense_logits"]
+
+MAX_LABELS = 255
+
+
+def at_most_255(request: CtcRequest) -> str:
+    """cuDNN 9.19 has no kernel for longer sequences of labels (NOT_SUPPORTED)."""
+    longest = request.max_label_length
+    return "" if longest <= MAX_LABELS else f"needs max_label_length up to {MAX_LABELS}, has {longest}"
 
 
 def dense_logits(request: CtcRequest) -> str:

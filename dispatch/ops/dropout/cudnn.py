@@ -72,8 +72,8 @@ class DropoutPlan(CallPlan):
         super().__init__(lane, row, function, (dropout, *arguments))
         self._dropout, self._p, self._states = dropout, p, states
         self._bound: Argument = -1
-        if states is None:
-            self._bind(0)
+        if states is None:  # it draws nothing, but cuDNN 9.19 refuses a descriptor without memory for a state
+            self._bind(lane.workspace.c_ptr.value or 0)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         if self._states is not None and arguments[self._states] != self._bound:
@@ -83,9 +83,10 @@ class DropoutPlan(CallPlan):
     def _bind(self, address: Argument) -> None:
         """Let the descriptor draw from the state at an address; this launches nothing."""
         states: Any = address
-        size = states_bytes(self._lane.device) if states else 0
-        restore = cudnn.cudnnRestoreDropoutDescriptor if states else cudnn.cudnnSetDropoutDescriptor
-        restore(self._dropout.handle, self._handle.follow(), self._p, ctypes.c_void_p(states or None), size, 0)
+        size = states_bytes(self._lane.device)
+        cudnn.cudnnRestoreDropoutDescriptor(
+            self._dropout.handle, self._handle.follow(), self._p, ctypes.c_void_p(states), size, 0
+        )
         self._bound = address
 
 

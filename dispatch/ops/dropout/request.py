@@ -95,7 +95,8 @@ class DropoutRequest(OperandRequest):
     Attributes:
         x: any dense tensor, in any order of its axes.
         states: from `DropoutStatesRequest`; the pass moves it on.
-        p: the probability that an element is dropped, below 1.
+        p: the probability that an element is dropped, below 1. cuDNN holds it in f32, so that its scale is off by up to
+            2^-24 / (1 - p) of itself, for f64 as well.
         out: y, of x's shape and dtype, laid out like x; it may be x itself.
         reserve: u8, a bit for each element, for the backward pass; what it holds is the library's affair.
     """

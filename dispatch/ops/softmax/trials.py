@@ -105,9 +105,10 @@ def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
     relative = (8 + 2 * span + 4 * np.sqrt(x.shape[request.axis])) * u
     if request.algorithm is SoftmaxAlgorithm.LOG:
         return rounded(relative + 4 * u * np.abs(y) + 2 * u * np.abs(x), y, request.x.dtype)
+    kept, tiny = 0.0, 0.0
     if request.x.dtype in HALF and not request.device.is_host:
-        relative = relative + ROUNDOFF[request.x.dtype][0]
-    return rounded(relative * y, y, request.x.dtype)
+        kept, tiny = ROUNDOFF[request.x.dtype]
+    return rounded((relative + kept) * y + tiny, y, request.x.dtype)
 
 
 def bound_backward(request: SoftmaxBackwardRequest, expected: Results) -> Array:

@@ -1,0 +1,128 @@
+"""Reductions on the host: against loops in plain Python, places of extremes, refusals and rows."""
+
+import math
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch import TABLE
+from dispatch.cudnn.trial import carry_out
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import HOST, U32
+from dispatch.ops.reduction import ReduceOp, ReduceRequest, cases, reduce, reference
+from dispatch.ops.reduction.rules import axes_of, shrinks
+
+ROWS = [row for row in TABLE if row.op == "reduce" and row.on(HOST)]
+R = ReduceOp
+# fmt: off
+PLAIN = {  # a list of numbers in plain Python
+    R.ADD:   math.fsum,
+    R.MUL:   math.prod,
+    R.MIN:   min,
+    R.MAX:   max,
+    R.AMAX:  lambda v: max(map(abs, v)),
+    R.AVG:   lambda v: math.fsum(v) / len(v),
+    R.NORM1: lambda v: math.fsum(map(abs, v)),
+    R.NORM2: lambda v: math.hypot(*v),
+    R.MUL_NO_ZEROS: lambda v: math.prod(x for x in v if x),
+}
+# fmt: on
+
+
+@pytest.fixture
+def dev():
+    return dispatch.device("host")
+
+
+def looped(x, axes, of):
+    """What becomes of every line of the axes that are reduced, in row-major order."""
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    lines = np.moveaxis(x, axes, range(len(kept), x.ndim))
+    made = np.zeros(lines.shape[: len(kept)])
+    for place in np.ndindex(made.shape):
+        made[place] = of(lines[place].ravel().tolist())
+    return made
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_host_row_passes_its_cases_or_refuses_those_that_reduce_nothing(row, dev, rng):
+    refused = {case.name for case in cases(row) if carry_out(row, case, dev, rng)}
+    assert refused == {"one element", "axis of one"}
+
+
+@pytest.mark.parametrize("op", list(R))
+@pytest.mark.parametrize("axes", [(0,), (1, 3), (0, 2, 3), (0, 1, 2, 3)])
+def test_as_plain_python_computes_it(axes, op, dev, rng):
+    x = rng.standard_normal((2, 3, 4, 5))
+    x[0, 0, 0, 0] = 0
+    expected = looped(x, axes, PLAIN[op])
+    got = reduce(dev.array(x), axes, op=op)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-13)
+    held = reference(ReduceRequest(dev.array(x), axes, op))["out"]
+    np.testing.assert_allclose(held, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("op", [R.MIN, R.MAX, R.AMAX])
+def test_places_count_the_reduced_axes_in_row_major_order(op, dev, rng):
+    x = rng.standard_normal((2, 3, 4))
+    chosen = {R.MIN: min, R.MAX: max, R.AMAX: lambda v: max(v, key=abs)}[op]
+    values, places = reduce(dev.array(x), (0, 2), op=op, indices=True)
+    assert places.dtype is U32
+    np.testing.assert_array_equal(places.numpy(), looped(x, (0, 2), lambda v: v.index(chosen(v))))
+    np.testing.assert_array_equal(values.numpy(), looped(x, (0, 2), PLAIN[op]))
+
+
+def test_axes_stay_where_asked_and_count_from_the_end(dev):
+    x = dev.zeros((2, 3, 4))
+    assert reduce(x, -1).shape == (2, 3)
+    assert reduce(x, (0, -1), keepdims=True).shape == (1, 3, 1)
+    assert reduce(x).shape == ()
+
+
+def test_sums_of_halves_may_be_kept_in_single_precision(dev):
+    x = dev.array(np.full(4097, 0.1, np.float16))
+    expected = 4097 * float(np.float16(0.1))
+    assert abs(reduce(x, out_dtype="f32").item() - expected) < 1e-3
+    assert abs(reduce(x).item() - expected) > 1e-2  # rounded to f16, whose steps are 1/4 there
+
+
+# fmt: off
+REFUSED = [  # shape of x, fields, the operand that is named, what was given, what was expected
+    ((3, 4), {"axes": 2},                                "axes",      "2",        "-2 to 1"),
+    ((3, 4), {"axes": (0, -2)},                          "axes",      "(0, -2)",  "each axis once"),
+    ((),     {"axes": 0},                                "axes",      "0",        "none"),
+    ((3, 0), {"axes": 1},                                "x",         "[3, 0]",   "at least one element"),
+    ((3, 4), {"reduce": 0},                              "reduce",    "0",        "ReduceOp"),
+    ((3, 4), {"indices": True},                          "indices",   "True",     "for ADD is no element"),
+    ((3, 4), {"keepdims": 1},                            "keepdims",  "1",        "bool"),
+    ((3, 4), {"out_dtype": "f31"},                       "out_dtype", "f31",      "dtype"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("shape", "fields", "operand", "given", "expected"), REFUSED)
+def test_a_refusal_names_operand_given_and_expected(shape, fields, operand, given, expected, dev):
+    with pytest.raises(BadRequest) as caught:
+        ReduceRequest(dev.zeros(shape), **fields)
+    assert caught.value.operand == operand
+    assert given in caught.value.given
+    assert expected in caught.value.expected
+
+
+def test_an_index_that_was_not_asked_for_is_refused(dev):
+    with pytest.raises(BadRequest, match="has no index"):
+        ReduceRequest(dev.zeros((3,)), reduce=R.MAX, index=dev.zeros((), "u32"))
+
+
+def test_what_reduces_nothing_has_no_row(dev):
+    assert "two elements or more" in shrinks(ReduceRequest(dev.zeros((1, 5)), 0))
+    with pytest.raises(NoRow, match="two elements or more"):
+        reduce(dev.zeros((1, 5)), 0)
+
+
+def test_axes_are_merged_but_never_across_what_is_kept(dev):
+    request = ReduceRequest(dev.zeros((2, 3, 4, 5)), (2, 3))
+    assert [(axis.extent, axis.group) for axis in axes_of(request)] == [(6, 0), (20, 1)]
+    request = ReduceRequest(dev.zeros((2, 3, 4, 5)), (1, 2))
+    assert [(axis.extent, axis.group) for axis in axes_of(request)] == [(2, 0), (12, 1), (5, 0)]

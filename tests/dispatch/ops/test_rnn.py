@@ -1,0 +1,254 @@
+"""Recurrent networks on the host: against single sequences in plain loops, gradients against finite differences."""
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch import TABLE
+from dispatch.cudnn.trial import carry_out
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import HOST, Compute
+from dispatch.ops.rnn import (
+    Network,
+    RnnBackwardDataRequest,
+    RnnMode,
+    RnnRequest,
+    cases,
+    pack_weights,
+    rnn,
+    rnn_bwd_data,
+    rnn_bwd_weights,
+    unpack_weights,
+    weight_shapes,
+)
+
+ROWS = [row for row in TABLE if row.op.startswith("rnn") and row.on(HOST)]
+M = RnnMode
+NETWORKS = {
+    "lstm": Network(M.LSTM, 3, 4, 2, True),
+    "projection": Network(M.LSTM, 3, 4, 2, True, projection=2),
+    "gru": Network(M.GRU, 3, 4, 2, True),
+    "tanh": Network(M.RNN_TANH, 3, 4, 3),
+    "relu": Network(M.RNN_RELU, 3, 4, 1, True, bias=False),
+}
+STEPS, LENGTHS = 5, (5, 2, 4)
+
+
+@pytest.fixture
+def dev():
+    return dispatch.device("host")
+
+
+def sigmoid(v):
+    return 1 / (1 + np.exp(-v))
+
+
+def cell(network, w, x, h, c):
+    """The next state and cell of one sequence, by the equations of cuDNN's documentation."""
+    size = network.hidden_size
+    a = w["weight_ih"] @ x + w.get("bias_ih", 0)
+    b = w["weight_hh"] @ h + w.get("bias_hh", 0)
+    part = [slice(g * size, (g + 1) * size) for g in range(4)]
+    if network.mode is M.LSTM:
+        total = a + b
+        c = sigmoid(total[part[1]]) * c + sigmoid(total[part[0]]) * np.tanh(total[part[2]])
+        h = sigmoid(total[part[3]]) * np.tanh(c)
+        return (w["weight_hr"] @ h if network.projection else h), c
+    if network.mode is M.GRU:
+        r, z = sigmoid(a[part[0]] + b[part[0]]), sigmoid(a[part[1]] + b[part[1]])
+        return (1 - z) * np.tanh(a[part[2]] + r * b[part[2]]) + z * h, c
+    return np.tanh(a + b) if network.mode is M.RNN_TANH else np.maximum(a + b, 0), c
+
+
+def one_by_one(network, named, x, hx, cx, lengths):
+    """y and the last states, sequence by sequence, without batches and without padding."""
+    y = np.zeros((*x.shape[:2], network.output_size))
+    hy, cy = hx.copy(), cx.copy()
+    for n, length in enumerate(lengths):
+        reads = list(x[:length, n])
+        for layer in range(network.layers):
+            made = []
+            for direction in range(network.directions):
+                end = f"_l{layer}" + ("_reverse" if direction else "")
+                w = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
+                number = layer * network.directions + direction
+                h, c, states = hx[number, n], cx[number, n], []
+                for vector in reversed(reads) if direction else reads:
+                    h, c = cell(network, w, vector, h, c)
+                    states.append(h)
+                hy[number, n], cy[number, n] = h, c
+                made.append(states[::-1] if direction else states)
+            reads = [np.concatenate(parts) for parts in zip(*made, strict=True)]
+        y[:length, n] = reads
+    return y, hy, cy
+
+
+class Drawn:
+    """The operands of a network, in f64, and the network as a function of them."""
+
+    def __init__(self, network, dev, rng):
+        self.network, self.dev = network, dev
+        self.named = {name: rng.standard_normal(shape) * 0.5 for name, shape in weight_shapes(network).items()}
+        count = network.pseudo_layers
+        self.x = rng.standard_normal((STEPS, 3, 3))
+        self.hx = rng.standard_normal((count, 3, network.state_size))
+        self.cx = rng.standard_normal((count, 3, network.hidden_size))
+        self.lstm = network.mode is M.LSTM
+
+    def states(self):
+        return {"hx": self.dev.array(self.hx), **({"cx": self.dev.array(self.cx)} if self.lstm else {})}
+
+    def run(self, training=False):
+        weights = pack_weights(self.network, self.named, self.dev)
+        x = self.dev.array(self.x)
+        return x, weights, rnn(x, weights, self.network, **self.states(), lengths=LENGTHS, training=training)
+
+    def plain(self, **changes):
+        fields = {name: changes.get(name, getattr(self, name)) for name in ("named", "x", "hx", "cx")}
+        return one_by_one(self.network, **fields, lengths=LENGTHS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_host_row_passes_its_cases(row, dev, rng):
+    assert not [why for case in cases(row) if (why := carry_out(row, case, dev, rng))]
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_as_one_sequence_at_a_time(network, dev, rng):
+    drawn = Drawn(network, dev, rng)
+    _, _, made = drawn.run()
+    assert len(made) == (3 if drawn.lstm else 2)
+    for tensor, expected in zip(made, drawn.plain(), strict=False):
+        np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12, atol=1e-14)
+    assert not made[0].numpy()[2:, 1].any()
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_all_gradients_are_those_of_finite_differences(network, dev, rng, slope_of):
+    drawn = Drawn(network, dev, rng)
+    x, weights, (y, *last, reserve) = drawn.run(training=True)
+    dy, *behind = (rng.standard_normal(tensor.shape) for tensor in (y, *last))
+    given = dict(zip(("dhy", "dcy"), map(dev.array, behind), strict=False))
+    made = rnn_bwd_data(y, dev.array(dy), weights, reserve, network, **drawn.states(), **given, lengths=LENGTHS)
+    dweights = rnn_bwd_weights(x, y, reserve, network, hx=drawn.states()["hx"], lengths=LENGTHS)
+
+    def total(**changes):
+        results = drawn.plain(**changes)
+        return sum((weight * array).sum() for weight, array in zip((dy, *behind), results, strict=False))
+
+    close = {"rtol": 1e-5, "atol": 1e-7}
+    for gradient, name in zip(made, ("x", "hx", "cx"), strict=False):
+        slope = slope_of(lambda values, name=name: total(**{name: values}), getattr(drawn, name), 1.0)
+        np.testing.assert_allclose(gradient.numpy(), slope, **close, err_msg=name)
+    for name, gradient in unpack_weights(network, dweights).items():
+        if name.startswith("bias_hh") and network.mode is not M.GRU:
+            continue  # the same as bias_ih, and as long to compute
+        slope = slope_of(lambda v, name=name: total(named={**drawn.named, name: v}), drawn.named[name], 1.0)
+        np.testing.assert_allclose(gradient, slope, **close, err_msg=name)
+
+
+def test_sequences_may_come_first_in_memory(dev, rng):
+    network = NETWORKS["gru"]
+    weights = pack_weights(network, Drawn(network, dev, rng).named, dev)
+    values = rng.standard_normal((3, STEPS, 3))
+    by_sequences = dev.array(values).T.mT.T
+    assert by_sequences.shape == (STEPS, 3, 3)
+    y, hy = rnn(by_sequences, weights, network)
+    expected, last = rnn(dev.array(values.transpose(1, 0, 2).copy()), weights, network)
+    assert y.layout.strides[1] > y.layout.strides[0]
+    np.testing.assert_array_equal(y.numpy(), expected.numpy())
+    np.testing.assert_array_equal(hy.numpy(), last.numpy())
+
+
+def test_weights_come_out_of_their_space_as_they_went_in(dev, rng):
+    for network in NETWORKS.values():
+        named = {name: rng.standard_normal(shape) for name, shape in weight_shapes(network).items()}
+        space = pack_weights(network, named, dev)
+        assert space.shape == (network.weight_count,) == (sum(array.size for array in named.values()),)
+        again = unpack_weights(network, space)
+        assert all((again[name] == array).all() for name, array in named.items())
+
+
+def test_weights_that_do_not_fit_are_named(dev):
+    network = Network(M.RNN_TANH, 3, 4, bias=False)
+    with pytest.raises(BadRequest, match=r"missing \['weight_hh_l0'\], unknown \['w'\]"):
+        pack_weights(network, {"weight_ih_l0": np.zeros((4, 3)), "w": np.zeros(1)}, dev)
+    with pytest.raises(BadRequest, match=r"weight_hh_l0: got shape \(3, 4\)"):
+        pack_weights(network, {"weight_ih_l0": np.zeros((4, 3)), "weight_hh_l0": np.zeros((3, 4))}, dev)
+
+
+# fmt: off
+@pytest.mark.parametrize(
+    ("fields", "operand"),
+    [
+        ({"mode": 2},                                  "mode"),
+        ({"hidden_size": 0},                           "hidden_size"),
+        ({"layers": True},                             "layers"),
+        ({"projection": 4},                            "projection"),
+        ({"mode": M.GRU, "projection": 2},             "projection"),
+        ({"bidirectional": 1},                         "bidirectional"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(fields, operand):
+    with pytest.raises(BadRequest) as caught:
+        Network(**{"mode": M.LSTM, "input_size": 3, "hidden_size": 4, **fields})
+    assert caught.value.operand == operand
+
+
+REFUSED = [  # fields that are changed, the operand that is named, what was given, what was expected
+    ({"x": (5, 3)},                      "x",        "f32[5, 3]",     "(steps, sequences, 3)"),
+    ({"x": (5, 3, 4)},                   "x",        "f32[5, 3, 4]",  "(steps, sequences, 3)"),
+    ({"x": (5, 0, 3)},                   "x",        "f32[5, 0, 3]",  "none of them 0"),
+    ({"weights": (7,)},                  "weights",  "f32[7]",        "f32[84]"),
+    ({"hx": (1, 3, 5)},                  "hx",       "f32[1, 3, 5]",  "f32[1, 3, 4]"),
+    ({"cx": (1, 3, 4)},                  "cx",       "a tensor",      "GRU has no cells"),
+    ({"lengths": (5, 5)},                "lengths",  "(5, 5)",        "tuple of 3"),
+    ({"lengths": (5, 0, 5)},             "lengths",  "0",             "from 1 to 5"),
+    ({"lengths": (5, 6, 5)},             "lengths",  "6",             "from 1 to 5"),
+    ({"lengths": [5, 5, 5]},             "lengths",  "[5, 5, 5]",     "tuple"),
+    ({"network": "gru"},                 "network",  "'gru'",         "Network"),
+    ({"training": 1},                    "training", "1",             "bool"),
+    ({"compute": 77},                    "compute",  "77",            "Compute"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("changes", "operand", "given", "expected"), REFUSED)
+def test_a_refusal_names_operand_given_and_expected(changes, operand, given, expected, dev):
+    network = Network(M.GRU, 3, 4, bias=False)
+    shapes = {"x": (5, 3, 3), "weights": (84,), "network": network}
+    fields = {**shapes, **changes}
+    for name in ("x", "weights", "hx", "cx"):
+        if name in fields:
+            fields[name] = dev.zeros(fields[name])
+    with pytest.raises(BadRequest) as caught:
+        RnnRequest(**fields)
+    assert caught.value.operand == operand
+    assert given in caught.value.given
+    assert expected in caught.value.expected
+
+
+def test_a_reserve_space_of_another_pass_is_refused(dev):
+    network = Network(M.GRU, 3, 4, bias=False)
+    x, weights = dev.zeros((5, 3, 3)), dev.zeros((84,))
+    y, _, reserve = rnn(x, weights, network, training=True)
+    with pytest.raises(BadRequest, match="pass on what training=True gave"):
+        rnn_bwd_data(y, y, weights, reserve[4:], network)
+    with pytest.raises(BadRequest, match="a dense u8 tensor"):
+        RnnBackwardDataRequest(y, y, weights, x, network)
+
+
+def test_tf32_is_taken_where_it_is_asked_for_and_f32_alone_has_it(dev):
+    network = Network(M.GRU, 3, 4, bias=False)
+    x, weights = dev.zeros((5, 3, 3)), dev.zeros((84,))
+    fast = Compute.COMPUTE_32F_FAST_TF32
+    assert dispatch.prepare(RnnRequest(x, weights, network)).row.compute is Compute.COMPUTE_32F
+    assert dispatch.prepare(RnnRequest(x, weights, network, compute=fast)).row.compute is fast
+    with pytest.raises(NoRow, match="compute"):
+        rnn(dev.zeros((5, 3, 3), "f16"), dev.zeros((84,), "f16"), network, compute=fast)
+
+
+def test_sequences_with_gaps_have_no_row(dev):
+    network = Network(M.GRU, 3, 4, bias=False)
+    with pytest.raises(NoRow, match="needs dense sequences"):
+        rnn(dev.zeros((5, 3, 6))[:, :, :3], dev.zeros((84,)), network)
