@@ -1,7 +1,8 @@
 """The three ways in which a supervisor learns that the GPU is past a request, against each other.
 
 For each: microseconds from submit() to result() back to back and after a pause, requests per second one by one and by
-submit_many, and CPU seconds per second while one caller submits and waits. 64^3 products in bf16.
+submit_many, and CPU seconds per second while one caller submits and waits: for 64^3 products in bf16, and for ones
+that take the GPU some milliseconds.
 Repeat: `python tests/benchmarks/bench_completion.py [--quick] [--device cuda:0|host] [--json FILE]`; 10 s.
 """
 
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
 
 SIZE = 64
 STREAMS = 4
+LONG = 12288  # 12288^3 in bf16: some 5 ms on an H200
 BURST = 512
 PAUSE = 1e-3  # seconds, after which the supervisor has nothing left to do
 WAYS: tuple[Literal["poll", "block", "callback"], ...] = ("poll", "block", "callback")
 
 
-def product(device: dp.Device) -> dp.MatmulRequest:
+def product(device: dp.Device, size: int = SIZE) -> dp.MatmulRequest:
     dtype = "f32" if device.is_host else "bf16"
-    one = device.array(np.ones((SIZE, SIZE), np.float32), dtype)
-    return dp.MatmulRequest(one, one, out=device.empty((SIZE, SIZE), dtype))
+    one = device.array(np.ones((size, size), np.float32), dtype)
+    return dp.MatmulRequest(one, one, out=device.empty((size, size), dtype))
+
+
+def cpu_share(sup: dp.Supervisor, request: dp.MatmulRequest, count: int) -> tuple[float, list[float]]:
+    """CPU seconds per second of so many calls that submit and wait, and the seconds of each, sorted."""
+    waits(sup, request, 5, 0)
+    begun, cpu = time.perf_counter(), time.process_time()
+    taken = waits(sup, request, count, 0)
+    return (time.process_time() - cpu) / (time.perf_counter() - begun), taken
 
 
 def waits(sup: dp.Supervisor, request: dp.MatmulRequest, count: int, pause: float) -> list[float]:
@@ -61,10 +71,8 @@ def measure(device: dp.Device, way: Literal["poll", "block", "callback"], quick:
         for _ in range(4):  # calls, records, and replays from then on
             for future in sup.submit_many(many):
                 future.result()
-        waits(sup, request, 50, 0)
-        begun, cpu = time.perf_counter(), time.process_time()
-        back_to_back = waits(sup, request, 100 if quick else 3000, 0)
-        cpu_share = (time.process_time() - cpu) / (time.perf_counter() - begun)
+        share, back_to_back = cpu_share(sup, request, 100 if quick else 3000)
+        long_share, long = cpu_share(sup, product(device, 256 if device.is_host else LONG), 5 if quick else 60)
         idle = waits(sup, request, 20 if quick else 500, PAUSE)
         bursts = 3 if quick else 30
         one_by_one = rate(lambda: [sup.submit(one) for one in many], bursts)
@@ -75,7 +83,9 @@ def measure(device: dp.Device, way: Literal["poll", "block", "callback"], quick:
         "after 1 ms, us": idle[len(idle) // 2] * 1e6,
         "one by one, per s": one_by_one,
         "submit_many, per s": at_once,
-        "CPU s per s": cpu_share,
+        "CPU s per s": share,
+        "long, us": long[len(long) // 2] * 1e6,
+        "CPU s per s, long": long_share,
     }
 
 
