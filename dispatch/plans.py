@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.cuda import CudaDevice
 from dispatch.device import HostDevice, live_devices
 from dispatch.lane import Bound, CudaLane, HostLane
+from dispatch.refit import refit
 from dispatch.stream import order
 from dispatch.table import TABLE
 
@@ -80,6 +81,16 @@ class BoundCall:
         if order.epoch == epoch and not lane.stream.foreign:
             self._epoch = epoch
         return self._result
+
+    def refit(self, weights: Any = None, **operands: Any) -> None:
+        """Replace the weights `b`, or operands by name, in place: the same memory, the same plan, in stream order.
+
+        Takes tensors of the same device or arrays, of the very same shape and dtype; BadRequest for others, and for an
+        operand that the call does not read. Work in flight sees the old ones.
+        """
+        if weights is not None:
+            operands = {"b": weights, **operands}
+        refit(self._lane, self.request, operands)
 
     def __repr__(self) -> str:
         return f"<{self.row.name}: {self.request.describe()}>"
