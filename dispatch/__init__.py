@@ -34,13 +34,21 @@ from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dispatch.ops.activation import ActivationMode, activation, activation_bwd
     from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
+    from dispatch.ops.ctc import ctc_loss
+    from dispatch.ops.dropout import dropout, dropout_bwd, dropout_states
     from dispatch.ops.norm import NormMode, norm_bwd, norm_fwd
+    from dispatch.ops.pooling import PoolingMode, pooling, pooling_bwd
+    from dispatch.ops.reduction import ReduceOp, reduce
+    from dispatch.ops.rnn import Network, RnnMode, pack_weights, rnn, rnn_bwd_data, rnn_bwd_weights, unpack_weights
     from dispatch.ops.sdpa import Diagonal, sdpa_bwd, sdpa_fwd
+    from dispatch.ops.softmax import SoftmaxAlgorithm, softmax, softmax_bwd
 
 __all__ = [
     "TABLE",
     "Activation",
+    "ActivationMode",
     "Arch",
     "BoundCall",
     "Compute",
@@ -50,20 +58,31 @@ __all__ = [
     "Epilogue",
     "Future",
     "MatmulRequest",
+    "Network",
     "NormMode",
+    "PoolingMode",
+    "ReduceOp",
     "Request",
+    "RnnMode",
     "Row",
     "ScaleMode",
     "Scales",
+    "SoftmaxAlgorithm",
     "Stream",
     "Supervisor",
     "Tensor",
+    "activation",
+    "activation_bwd",
     "aux_shape",
     "conv_bwd_data",
     "conv_bwd_filter",
     "conv_fwd",
     "conv_transpose",
+    "ctc_loss",
     "device",
+    "dropout",
+    "dropout_bwd",
+    "dropout_states",
     "errors",
     "explain",
     "from_cuda_array_interface",
@@ -71,11 +90,21 @@ __all__ = [
     "matmul",
     "norm_bwd",
     "norm_fwd",
+    "pack_weights",
+    "pooling",
+    "pooling_bwd",
     "prepare",
+    "reduce",
     "register",
+    "rnn",
+    "rnn_bwd_data",
+    "rnn_bwd_weights",
     "run",
     "sdpa_bwd",
     "sdpa_fwd",
+    "softmax",
+    "softmax_bwd",
+    "unpack_weights",
 ]
 
 register = TABLE.register
@@ -85,6 +114,21 @@ _ROOMS = {
     "dispatch.ops.conv": ("Activation", "conv_bwd_data", "conv_bwd_filter", "conv_fwd", "conv_transpose"),
     "dispatch.ops.norm": ("NormMode", "norm_bwd", "norm_fwd"),
     "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
+    "dispatch.ops.activation": ("ActivationMode", "activation", "activation_bwd"),
+    "dispatch.ops.ctc": ("ctc_loss",),
+    "dispatch.ops.dropout": ("dropout", "dropout_bwd", "dropout_states"),
+    "dispatch.ops.pooling": ("PoolingMode", "pooling", "pooling_bwd"),
+    "dispatch.ops.reduction": ("ReduceOp", "reduce"),
+    "dispatch.ops.rnn": (
+        "Network",
+        "RnnMode",
+        "pack_weights",
+        "rnn",
+        "rnn_bwd_data",
+        "rnn_bwd_weights",
+        "unpack_weights",
+    ),
+    "dispatch.ops.softmax": ("SoftmaxAlgorithm", "softmax", "softmax_bwd"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
