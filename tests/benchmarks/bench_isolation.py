@@ -1,0 +1,205 @@
+"""Workers in a child process: small requests per second, the way of a lone one, and what a fault costs.
+
+The requests are those of bench_supervisor; isolation by threads and torch.multiprocessing (on a GPU) or Ray (on the
+host) stand beside. A fault is one of tests/trouble.py: time runs from the submission of the request that faults to the
+result of another one submitted after it, with nothing else in flight (alone) or with 40 products on other workers.
+Repeat: `python tests/benchmarks/bench_isolation.py [--quick] [--device cuda:0|host] [--json FILE]`; 90 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import isolation_peers as peers
+import numpy as np
+from bench_supervisor import STREAMS, Product, timed, verified
+from report import Report, Target, environment, judge, say, table
+from timing import Contender, attempt, host_race, summary
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TESTS = str(Path(__file__).resolve().parents[1])
+ONE, MANY, LONE = "submit, one by one", "submit_many", "a lone request"
+DIRECT = "dp.run, direct"
+KINDS = {"host": ("die",), "cuda": ("illegal address", "trap")}
+TARGETS = (
+    Target("threads, one by one, per second", f"thread: {ONE}, rate", 80_000, at_least=True),
+    Target("process, one by one, per second", f"process: {ONE}, rate", 60_000, at_least=True),
+    Target("threads, submit_many, against direct calls", f"thread: {MANY}, rate", 0.8, "", f"{DIRECT}, rate", True),
+    Target("process, submit_many, against direct calls", f"process: {MANY}, rate", 0.8, "", f"{DIRECT}, rate", True),
+    Target("threads, a lone request", f"thread: {LONE}", 40, "us"),
+    Target("process, a lone request", f"process: {LONE}", 60, "us"),
+    *(
+        Target(f"{kind}, next result", f"{kind}, {spare} spare, {company}", 0.3 if spare else 1.0, "s")
+        for kind in KINDS["cuda"]
+        for spare in (0, 1)
+        for company in ("alone", "in company")
+    ),
+)
+
+
+def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
+    """The three ways through one supervisor."""
+    single, many, lone = (product.requests() for _ in range(3))
+
+    def one_by_one() -> None:
+        for future in [sup.submit(request) for request in single]:
+            future.result()
+
+    def at_once() -> None:
+        for future in sup.submit_many(many):
+            future.result()
+
+    def each() -> None:
+        for request in lone:
+            sup.submit(request).result()
+
+    works = ((ONE, one_by_one, single), (MANY, at_once, many), (LONE, each, lone))
+    return [
+        Contender(f"{name}: {way}", timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
+        for way, work, requests in works
+    ]
+
+
+def direct(product: Product) -> Contender:
+    requests = product.requests()
+
+    def work() -> None:
+        for request in requests:
+            dp.run(request)
+        product.device.synchronize()
+
+    return Contender(DIRECT, timed(work), lambda: requests[-1].out.numpy().astype(np.float64))
+
+
+def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
+    """Print and keep how many requests a second go each way, and how long a lone one takes."""
+    missing: dict[str, str] = {}
+    calls, bursts = (64, 3) if quick else (512, 20)
+    with contextlib.ExitStack() as stack:
+        found: list[Contender] = []
+        plain = Product(device, calls)
+        if not device.is_host:
+            found += verified([direct(plain)], plain, missing)
+        for isolation in ("thread", "process"):
+            sup = stack.enter_context(dp.Supervisor(device.name, streams=STREAMS, isolation=isolation))
+            product = Product(sup.device, calls)
+            found += verified(ours(isolation, sup, product), product, missing)
+        peer = peers.ray_actors if device.is_host else peers.torch_processes
+        made = attempt(peer.__name__, lambda: stack.enter_context(peer(plain, STREAMS)), missing) or []
+        found += verified(made, plain, missing)
+        seconds, failed = host_race(found, device.synchronize, bursts=bursts, calls=1)
+    missing |= failed
+    figures = {name: summary([taken / calls for taken in values]) for name, values in seconds.items()}
+    say(f"\n{calls} requests of 64^3, {STREAMS} workers, {bursts} bursts, us for each")
+    rows = [
+        (name, *(f"{figure[key]:.2f}" for key in ("median", "p25", "p75", "best")), f"{1e6 / figure['median']:,.0f}")
+        for name, figure in figures.items()
+    ]
+    table(("", "median", "p25", "p75", "best", "per second"), rows)
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("rates", {"us": figures, "calls": calls, "bursts": bursts, "missing": missing})
+    medians = {name: figure["median"] for name, figure in figures.items()}
+    return medians | {f"{name}, rate": 1e6 / median for name, median in medians.items()}
+
+
+@contextlib.contextmanager
+def trouble() -> Iterator[Any]:
+    """tests/trouble.py, by the name by which children import it."""
+    sys.path.insert(0, TESTS)
+    import trouble as module
+
+    yield module
+    for row in module.ROWS:
+        dp.TABLE.unregister(row)
+    del sys.modules["trouble"]
+    sys.path.remove(TESTS)
+
+
+def recovery(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
+    """Print and keep the seconds from a fault to the next result; medians."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    kinds = KINDS["host" if device.is_host else "cuda"]
+    with trouble() as module:
+        for spare in (0, 1, 2):
+            with dp.Supervisor(
+                device.name, streams=STREAMS, isolation="process", setup=("trouble",), max_restarts=10_000, spare=spare
+            ) as sup:
+                for kind in kinds:
+                    for company in ("alone", "in company"):
+                        times = [once(sup, module, kind, company, spare) for _ in range(1 if quick else 5)]
+                        found[f"{kind}, {spare} spare, {company}"] = times
+    say("\nfrom a fault to what follows, s, median of each")
+    medians = {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in found.items()}
+    table(("", "next result", "verdict"), [(name, f"{a:.3f}", f"{b:.3f}") for name, (a, b) in medians.items()])
+    report.put("recovery", {"seconds": found})
+    return {name: first for name, (first, _) in medians.items()}
+
+
+def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int) -> tuple[float, float]:
+    """Seconds until the next result, and until the guilty request has failed."""
+    ready(sup, spare)
+    product = Product(sup.device, 40)
+    good = product.requests()
+    for future in sup.submit_many(good, worker=[1, 2, 3]):
+        future.result()
+    bad = module.Trouble(kind, sup.device.zeros(64), sup.device.zeros(64))
+    started = time.perf_counter()
+    guilty = sup.submit(bad, worker=0)
+    if company == "alone":
+        guilty.exception()
+        verdict = time.perf_counter() - started
+    other = sup.submit_many(good, worker=[1, 2, 3])
+    other[0].result()
+    next_result = time.perf_counter() - started
+    if company != "alone":
+        guilty.exception()
+        verdict = time.perf_counter() - started
+    for future in other:
+        future.result()
+    return next_result, verdict
+
+
+def ready(sup: dp.Supervisor, spare: int) -> None:
+    """Wait until those that stand by do: the first fault of a program comes later than that."""
+    reserve = sup._crew.reserve
+    pause = threading.Event()
+    while len(reserve.children) <= spare or sum(child.going for child in reserve.children) < spare:
+        pause.wait(0.05)
+    pause.wait(1.0)  # what they do next, importing and making a context, tells nobody when it is over
+
+
+def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
+    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
+    try:
+        chosen = dp.device(device)
+    except dp.errors.DispatchError as error:
+        say(f"bench_isolation cannot run on {device}: {error}")
+        return
+    report = Report(json_path)
+    report.put("environment", environment(chosen))
+    figures = rates(chosen, report, quick) | recovery(chosen, report, quick)
+    if chosen.is_host:
+        say("\nno verdicts: the targets are for a GPU")
+    else:
+        judge(TARGETS, figures, report)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    main(options.device, options.quick, options.json)
