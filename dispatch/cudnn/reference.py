@@ -77,6 +77,10 @@ def _reshape(_node: Node, ins: Arrays, _shapes: Shapes) -> Arrays:
 
 def _reduction(node: Node, ins: Arrays, shapes: Shapes) -> Arrays:
     x, dims = ins["XDESC"], shapes["YDESC"]
+    for axis, extent in enumerate(dims):
+        if 1 < extent < x.shape[axis]:  # by groups, as the heads that share one of K
+            grouped = x.reshape(*x.shape[:axis], extent, -1, *x.shape[axis + 1 :])
+            return {"YDESC": REDUCTIONS[str(node.get("OPERATOR"))](grouped, axis=axis + 1, keepdims=False)}
     axes = tuple(axis for axis, extent in enumerate(dims) if extent == 1 and x.shape[axis] != 1)
     return {"YDESC": REDUCTIONS[str(node.get("OPERATOR"))](x, axis=axes, keepdims=True)}
 

@@ -1,0 +1,208 @@
+"""Convolution on the host: rows against scipy and plain loops, gradients by their definition, and what is refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.signal import correlate
+
+import dispatch as dp
+from cudabind.sys.cudnn import cudnnPointwiseMode_t
+from dispatch.cudnn.convolve import Steps, backward_data, backward_filter, forward, output_shape
+from dispatch.cudnn.trial import carry_out, place
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import HOST, Arch, Compute
+from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest, cases, reference
+from dispatch.select import select
+
+ROWS = [row for row in dp.TABLE if row.op.startswith("conv_") and row.arch == HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+STEPS = [
+    Steps((0, 0), (0, 0), (1, 1), (1, 1)),
+    Steps((2, 1), (0, 3), (1, 1), (1, 1)),
+    Steps((1, 2), (1, 2), (2, 3), (1, 1)),
+    Steps((2, 3), (1, 2), (2, 1), (2, 3)),
+]
+
+
+@pytest.fixture
+def host():
+    return dp.device("host")
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_host_row_passes_its_cases(row, case, host, rng):
+    carry_out(row, case, host, rng)
+
+
+def by_loops(x, w, steps):
+    """The definition, one product after the other."""
+    groups = x.shape[1] // w.shape[1]
+    per = w.shape[0] // groups
+    y = np.zeros(output_shape(x.shape, w.shape, steps))
+    for at_y in itertools.product(*map(range, y.shape)):
+        n, k, *spot = at_y
+        for c, *tap in itertools.product(*map(range, w.shape[1:])):
+            at = [
+                s * o + d * t - p
+                for s, o, d, t, p in zip(steps.stride, spot, steps.dilation, tap, steps.pre, strict=True)
+            ]
+            if all(0 <= i < e for i, e in zip(at, x.shape[2:], strict=True)):
+                y[at_y] += x[(n, k // per * w.shape[1] + c, *at)] * w[(k, c, *tap)]
+    return y
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_forward_is_its_definition(steps, groups, rng):
+    x, w = rng.standard_normal((2, 4, 7, 9)), rng.standard_normal((6, 4 // groups, 3, 2))
+    assert np.allclose(forward(x, w, steps), by_loops(x, w, steps))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_forward_is_scipy_s_correlation(rank, rng):
+    x, w = rng.standard_normal((1, 3, *(6, 7, 5)[:rank])), rng.standard_normal((1, 3, *(3, 2, 4)[:rank]))
+    steps = Steps((0,) * rank, (0,) * rank, (1,) * rank, (1,) * rank)
+    expected = sum(correlate(x[0, c], w[0, c], mode="valid") for c in range(3))
+    assert np.allclose(forward(x, w, steps)[0, 0], expected)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_are_the_adjoints(steps, groups, rng):
+    """conv is linear in x and in w: <dy, conv(x, w)> is <DX, x> and <DW, w>."""
+    x, w = rng.standard_normal((2, 4, 7, 9)), rng.standard_normal((8, 4 // groups, 3, 2))
+    y = forward(x, w, steps)
+    dy = rng.standard_normal(y.shape)
+    inner = np.vdot(dy, y)
+    assert np.allclose(np.vdot(backward_data(dy, w, x.shape, steps), x), inner)
+    assert np.allclose(np.vdot(backward_filter(dy, x, w.shape, steps), w), inner)
+
+
+def test_gradients_by_finite_differences(host, rng):
+    x, w = rng.standard_normal((1, 2, 4, 5)), rng.standard_normal((2, 2, 3, 2))
+    choices = {"pad": ((1, 0), (0, 1)), "stride": (1, 2)}
+    dy = rng.standard_normal(dp.conv_fwd(host.array(x), host.array(w), **choices).shape)
+
+    def loss(a, b):
+        return np.vdot(dy, dp.conv_fwd(host.array(a), host.array(b), **choices).numpy())
+
+    dx = dp.conv_bwd_data(host.array(dy), host.array(w), x_extents=(4, 5), **choices).numpy()
+    dw = dp.conv_bwd_filter(host.array(dy), host.array(x), w_extents=(3, 2), **choices).numpy()
+    for at in itertools.product(*map(range, x.shape)):
+        step = np.zeros_like(x)
+        step[at] = 1e-3
+        assert np.isclose((loss(x + step, w) - loss(x - step, w)) / 2e-3, dx[at], atol=1e-6)
+    for at in itertools.product(*map(range, w.shape)):
+        step = np.zeros_like(w)
+        step[at] = 1e-3
+        assert np.isclose((loss(x, w + step) - loss(x, w - step)) / 2e-3, dw[at], atol=1e-6)
+
+
+def test_what_is_fused_is_applied_in_the_documented_order(host, rng):
+    x, w = rng.standard_normal((2, 3, 5, 5)), rng.standard_normal((4, 3, 3, 3))
+    bias, z = rng.standard_normal(4), rng.standard_normal((2, 4, 3, 3))
+    affine = 0.5 * by_loops(x, w, STEPS[0]) - 2 * z + bias[:, None, None]
+    request = ConvFwdRequest(*map(host.array, (x, w, bias, z)), alpha=0.5, beta=-2.0, activation=Activation.RELU_FWD)
+    assert np.allclose(reference(request)["out"], np.maximum(affine, 0))
+
+
+def test_the_transposed_convolution_takes_the_forward_back_to_its_extents(host, rng):
+    up = dp.conv_transpose(
+        host.array(rng.standard_normal((1, 4, 5, 7))), host.zeros((4, 3, 3, 3), "f64"), stride=2, pad=1
+    )
+    assert up.shape == (1, 3, 9, 13)
+
+
+def test_integers_are_summed_exactly_and_cut_off(host):
+    last = (0, 2, 3, 1)
+    x, w = (place(host, np.full((1, 4, 3, 3), value, np.int8), last).view for value in (100, 3))
+    assert dp.conv_fwd(x, w, out_dtype="f32").numpy().item() == 100 * 3 * 36
+    assert dp.conv_fwd(x, w).numpy().item() == 127
+
+
+def test_results_lie_as_their_operands_do(host):
+    last = host.empty((2, 5, 5, 8), "f32")
+    x = dp.Tensor(last.storage, last.ptr, host.layout(last.dtype, (2, 8, 5, 5), (200, 1, 40, 8), last.ptr))
+    assert dp.conv_fwd(x, host.zeros((4, 8, 3, 3))).layout.strides == (36, 1, 12, 4)
+    assert dp.conv_fwd(host.zeros((2, 8, 5, 5)), host.zeros((4, 8, 3, 3))).layout.is_contiguous
+
+
+def test_activations_are_named_and_numbered_as_in_the_header():
+    for activation in Activation:
+        assert cudnnPointwiseMode_t[f"CUDNN_POINTWISE_{activation.name}"] == activation
+
+
+@pytest.mark.parametrize(
+    ("change", "operand"),
+    [
+        ({"w": (4, 2, 3, 3)}, "w"),
+        ({"w": (4, 3, 9, 3)}, "w"),
+        ({"w": (4, 3, 3)}, "w"),
+        ({"x": (3, 5)}, "x"),
+        ({"x": (0, 3, 5, 5)}, "x"),
+        ({"bias": (3,)}, "bias"),
+        ({"z": (2, 4, 5, 5)}, "z"),
+        ({"out": (2, 4, 4, 3)}, "out"),
+    ],
+)
+def test_operands_that_do_not_fit_are_named(change, operand, host):
+    shapes = {"x": (2, 3, 5, 5), "w": (4, 3, 3, 3), **change}
+    with pytest.raises(BadRequest) as caught:
+        ConvFwdRequest(**{name: host.zeros(shape) for name, shape in shapes.items()})
+    assert caught.value.operand == operand
+
+
+@pytest.mark.parametrize(
+    ("choice", "operand"),
+    [
+        ({"pad": -1}, "pad"),
+        ({"pad": (1, 1, 1)}, "pad"),
+        ({"stride": 0}, "stride"),
+        ({"dilation": (1, 0)}, "dilation"),
+        ({"dilation": 5}, "w"),
+        ({"alpha": "1"}, "alpha"),
+        ({"beta": 1.0}, "beta"),
+        ({"activation": 100}, "activation"),
+        ({"compute": 68}, "compute"),
+        ({"out_dtype": "f33"}, "out_dtype"),
+        ({"workspace": -1}, "workspace"),
+        ({"autotune": 1}, "autotune"),
+    ],
+)
+def test_choices_that_make_no_sense_are_named(choice, operand, host):
+    with pytest.raises(BadRequest) as caught:
+        ConvFwdRequest(host.zeros((2, 3, 5, 5)), host.zeros((4, 3, 3, 3)), **choice)
+    assert caught.value.operand == operand
+
+
+def test_gradients_say_what_their_extents_must_be(host):
+    dy, w = host.zeros((1, 4, 3, 3)), host.zeros((4, 2, 3, 3))
+    with pytest.raises(BadRequest, match="x_extents"):
+        ConvBwdDataRequest(dy, w, x_extents=(9, 9), stride=2)
+    with pytest.raises(BadRequest, match="w_extents"):
+        ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)))
+    with pytest.raises(BadRequest, match="group_count"):
+        ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)), w_extents=(3, 3), group_count=4)
+    with pytest.raises(BadRequest, match="no out to be scaled"):
+        ConvBwdFilterRequest(dy, host.zeros((1, 2, 5, 5)), w_extents=(3, 3), beta=1.0)
+
+
+def test_tf32_only_where_it_is_asked_for(host):
+    x, w = host.zeros((2, 8, 5, 5)), host.zeros((4, 8, 3, 3))
+    assert select(ConvFwdRequest(x, w), Arch(90)).compute is Compute.COMPUTE_32F
+    asked = ConvFwdRequest(x, w, compute=Compute.COMPUTE_32F_FAST_TF32)
+    assert select(asked, Arch(90)).compute is Compute.COMPUTE_32F_FAST_TF32
+
+
+def test_what_cudnn_fuses_in_one_layout_alone_is_refused_in_the_other(host):
+    x, w, bias = host.zeros((2, 8, 5, 5), "f16"), host.zeros((4, 8, 3, 3), "f16"), host.zeros((4,), "f16")
+    select(ConvFwdRequest(x, w, bias, activation=Activation.RELU_FWD), Arch(90))
+    with pytest.raises(NoRow, match="channels last for bias \\+ GELU_FWD"):
+        select(ConvFwdRequest(x, w, bias, activation=Activation.GELU_FWD), Arch(90))
+
+
+def test_a_request_that_adds_to_its_result_is_not_repeatable(host):
+    dy, x, dw = host.zeros((1, 4, 3, 3)), host.zeros((1, 2, 5, 5)), host.zeros((4, 2, 3, 3))
+    assert ConvBwdFilterRequest(dy, x, dw).repeatable
+    assert not ConvBwdFilterRequest(dy, x, dw, beta=1.0).repeatable
