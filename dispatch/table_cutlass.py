@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, HOST, I8, I32, Arch, Compute, Epilogue
-from dispatch.ops.cutlass_gemm import cutlass_plan, numpy_plan
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.ops.cutlass_gemm import cutlass_plan, multistage_plan, numpy_plan
 from dispatch.ops.cutlass_gemm.rules import (
+    by_4_bytes,
     by_16_bytes,
     k_dense,
+    linear,
     no_fast_accum,
     one_batch_axis,
     some_elements,
@@ -31,9 +33,12 @@ ANY  = (some_elements, one_batch_axis, by_16_bytes, no_fast_accum)
 K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum)
 K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum, whole_numbers)
 FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense)
-SM90 = Arch(90)
+M_S  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum)
+M_I  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
+SM80, SM90 = Arch(80), Arch(90)
 ANY_VERSION: tuple[int, ...] = ()
 CUT  = ("cutlass", "GemmUniversal", cutlass_plan)
+CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_plan)
 H200 = ("H200",)
 
 GPU_ROWS = (
@@ -61,11 +66,26 @@ GPU_ROWS = (
     Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
     Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
+    Row("cutlass_gemm", (F64,    F64,    F64,  F64)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  M_I,  SM80, None, ANY_VERSION, *CUT80),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=numpy_plan, run_on=("host",))
+    replace(
+        row,
+        arch=HOST,
+        until=HOST,
+        library="numpy" if row.arch == SM90 else "numpy-multistage",
+        function="matmul",
+        call=numpy_plan,
+        run_on=("host",),
+    )
     for row in GPU_ROWS
 )
 

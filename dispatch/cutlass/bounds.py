@@ -35,9 +35,17 @@ FUNCTIONS = {
 
 
 def errors_of(
-    tree: Node, accumulator: Array, error: Array, operands: Mapping[str, Array], source: Array | None
+    tree: Node,
+    accumulator: Array,
+    error: Array,
+    operands: Mapping[str, Array],
+    source: Array | None,
+    unit: float = UNIT,
 ) -> dict[str, Array]:
-    """The bound of each output by name, before it is rounded to its dtype; `error` is the accumulator's own."""
+    """The bound of each output by name, before it is rounded to its dtype.
+
+    `error` is the accumulator's own; `unit` is that of the precision in which the tree is computed.
+    """
     values: dict[Node, Array] = {}
     errors: dict[Node, Array] = {}
     outputs: dict[str, Array] = {}
@@ -50,7 +58,7 @@ def errors_of(
             errors[node] = inputs[0][1]
             outputs[node.name] = _output(node, *(np.broadcast_to(part, accumulator.shape) for part in inputs[0]))
         else:
-            errors[node] = _step(node, inputs) + UNIT * np.abs(values[node])
+            errors[node] = _step(node, inputs, unit) + unit * np.abs(values[node])
     return {"out": np.broadcast_to(errors[tree], accumulator.shape), **outputs}
 
 
@@ -58,7 +66,7 @@ def _value(node: Node, accumulator: Array, operands: Mapping[str, Array], source
     return evaluate(node, accumulator, operands, source)["out"]
 
 
-def _step(node: Node, inputs: list[tuple[Array, Array]]) -> Array:
+def _step(node: Node, inputs: list[tuple[Array, Array]], unit: float) -> Array:
     """What a node makes of its inputs' errors."""
     (x, ex), *rest = inputs
     if isinstance(node, Unary):
@@ -70,7 +78,7 @@ def _step(node: Node, inputs: list[tuple[Array, Array]]) -> Array:
     product = np.abs(x) * ey + np.abs(y) * ex + ex * ey
     if isinstance(node, Fma):
         z, ez = rest[1]
-        return np.asarray(product + ez + UNIT * (np.abs(x * y) + np.abs(z)))
+        return np.asarray(product + ez + unit * (np.abs(x * y) + np.abs(z)))
     if isinstance(node, Binary) and node.function == "mul":
         return np.asarray(product)
     return np.asarray(np.maximum(ex, ey) if isinstance(node, Binary) and node.function[0] == "m" else ex + ey)

@@ -1,8 +1,8 @@
 """Products by CUTLASS kernels with epilogue trees: D = tree(A · B, C, operands).
 
-`cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan` and `numpy_plan` carry it out,
-`reference` says what is right. The rooms of this folder: request (what may be asked), layout and rules (for the table),
-cutlass (on a GPU), host. What makes the kernels is in `dispatch.cutlass`.
+`cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan`, `multistage_plan` and
+`numpy_plan` carry it out, `reference` says what is right. The rooms: request (what may be asked), layout and rules
+(for the table), cutlass and multistage (on a GPU), host, trials (what is tested). The kernels: `dispatch.cutlass`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["CutlassGemmRequest", "cutlass_gemm", "cutlass_plan", "numpy_plan", "reference"]
+__all__ = ["CutlassGemmRequest", "cutlass_gemm", "cutlass_plan", "multistage_plan", "numpy_plan", "reference"]
 
 
 def cutlass_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
@@ -31,6 +31,13 @@ def cutlass_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
     from dispatch.ops.cutlass_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
 
     return cutlass.plan(request, lane, row)
+
+
+def multistage_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in a multistage kernel, which every GPU since sm_80 runs."""
+    from dispatch.ops.cutlass_gemm import multistage
+
+    return multistage.plan(request, lane, row)
 
 
 def numpy_plan(_request: CutlassGemmRequest, _lane: Lane, row: Row) -> Plan:

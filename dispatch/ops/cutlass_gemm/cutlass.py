@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.row import Row
 
-__all__ = ["CutlassPlan", "plan", "spec_of"]
+__all__ = ["CutlassPlan", "fixed_words", "plan", "spec_of"]
 
 BYTES_K = 128  # of a tile along k: a line of the swizzle
 INFINITY = 0x7F800000
@@ -80,17 +80,16 @@ class CutlassPlan(Plan):
         super().__init__(row, capture_safe=True)
         self._lane = lane
         lane.refuse_capture("a CUTLASS kernel")
-        batches = _product(request.batch)
         device = lane.device
         processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        self.config = choose(request.m, request.n, request.k, batches, processors, request.config)
+        self.config = choose(request.m, request.n, request.k, request.batches, processors, request.config)
         self.spec = spec_of(request, Arch(90), self.config)
         source = emit(self.spec)
         future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
         loaded = module(lane.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
         self._number = _whole if request.d_dtype is I32 else _float
         self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = _layout(request, batches, processors)
+        self._values = fixed_words(request, processors)
         self._launch = Launch(loaded, lane, self._values, self.config.cluster)
         self._scratch: Tensor | None = None
         if self._launch.workspace:
@@ -123,13 +122,13 @@ class CutlassPlan(Plan):
             self._launch.scale(values[name], count, factor, stream)
 
 
-def _layout(request: CutlassGemmRequest, batches: int, processors: int) -> dict[str, int]:
+def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:
     """The words that do not change from run to run; 1 stands for an address that is there."""
     values = {
         "m": request.m,
         "n": request.n,
         "k": request.k,
-        "batches": batches,
+        "batches": request.batches,
         "multiprocessors": processors,
     }
     missing = request.missing()

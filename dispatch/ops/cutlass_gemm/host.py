@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.cutlass.arithmetic import evaluate
-from dispatch.keys import F8E4M3, F8E5M2, FP8, I8, Compute
+from dispatch.keys import F8E4M3, F8E5M2, F64, FP8, I8, Compute
 from dispatch.request import Plan
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
 
 def reference(request: CutlassGemmRequest, precision: type = np.float64) -> dict[str, Array]:
     """Every output by name, unrounded; operands of f32 are rounded to TF32 where the request says so."""
-    work = np.float64 if request.a.dtype is I8 else precision  # exact, as in the tensor cores' integers
+    exact = request.a.dtype in (F64, I8)  # float64 holds a sum of i8 products exactly, as integers do
+    work = np.float64 if exact else precision
     a: Array = _operand(request, request.a).astype(work)
     b: Array = _operand(request, request.b).astype(work)
     operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}

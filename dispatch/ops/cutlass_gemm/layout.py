@@ -5,12 +5,13 @@ rules.py asks whether a kernel can step through it, cutlass.py writes the step i
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
-__all__ = ["dense_line", "order", "order_of", "pitch"]
+__all__ = ["alignment", "dense_line", "order", "order_of", "pitch"]
 
 Pair = tuple[int, ...]
 
@@ -35,6 +36,13 @@ def pitch(shape: Pair, strides: Pair) -> int:
     by_row = order(shape, strides) == "row"
     lines, length = (shape[-2], shape[-1]) if by_row else (shape[-1], shape[-2])
     return (strides[-2] if by_row else strides[-1]) if lines > 1 else -(-length // 16) * 16
+
+
+def alignment(shape: Pair, strides: Pair, itemsize: int, address: int) -> int:
+    """The most bytes, up to 16, that a matrix's address, its lines' steps and their length are all multiples of."""
+    steps = [s * itemsize for s, extent in zip(strides, shape, strict=True) if extent > 1 and s != 1]
+    length = shape[-1] if order(shape, strides) == "row" else shape[-2]
+    return gcd(16, address, length * itemsize, *steps)
 
 
 def dense_line(tensor: Tensor) -> bool:

@@ -88,6 +88,11 @@ class CutlassGemmRequest(Request):
         """The batch axes of D: those of A and B, broadcast."""
         return broadcast(self.a.shape[:-2], self.b.shape[:-2])
 
+    @property
+    def batches(self) -> int:
+        """How many products there are."""
+        return int(np.prod(self.batch, dtype=np.int64))
+
     @cached_property
     def shape(self) -> Shape:
         return (*self.batch, self.m, self.n)

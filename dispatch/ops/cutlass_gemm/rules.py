@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.cutlass_gemm.layout import dense_line, order_of
+from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, order_of
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.tensor import Tensor
 
-__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_batch_axis", "some_elements", "whole_numbers"]
+__all__ = [
+    "by_4_bytes",
+    "by_16_bytes",
+    "k_dense",
+    "linear",
+    "no_fast_accum",
+    "one_batch_axis",
+    "some_elements",
+    "whole_numbers",
+]
 
 
 def k_dense(request: CutlassGemmRequest) -> str:
@@ -35,6 +44,27 @@ def by_16_bytes(request: CutlassGemmRequest) -> str:
             matrices[name] = given  # type: ignore[assignment]  # the request has seen to it that it is a tensor
     wrong = [reason for name, tensor in matrices.items() if tensor is not None and (reason := _lines(name, tensor))]
     return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def by_4_bytes(request: CutlassGemmRequest) -> str:
+    """Multistage kernels copy at least 4 bytes at a time, and write rows."""
+    wrong = []
+    for name, tensor in (("a", request.a), ("b", request.b)):
+        if not dense_line(tensor):
+            wrong.append(f"{name} with dense rows or columns, has {tensor.layout}")
+        elif alignment(tensor.shape, tensor.layout.strides, tensor.dtype.itemsize, tensor.layout.alignment) < 4:
+            wrong.append(f"{name} with lines of and at multiples of 4 bytes, has {tensor.layout}")
+    for name, matrix in (("c", request.c), ("out", request.out)):
+        if matrix is not None and (not dense_line(matrix) or order_of(matrix) != "row"):
+            wrong.append(f"{name} with dense rows, has {matrix.layout}")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def linear(request: CutlassGemmRequest) -> str:
+    """Multistage kernels scale and add."""
+    if request.epilogue is not None:
+        return f"needs no epilogue but alpha, beta and c, has {request.epilogue}"
+    return f"needs no config, has {request.config}" if request.config is not None else ""
 
 
 def _lines(name: str, tensor: Tensor) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.cutlass import evt
 from dispatch.cutlass.bounds import errors_of
 from dispatch.cutlass.config import Config
-from dispatch.keys import BF16, F32, FP8, I8, Dtype
+from dispatch.keys import BF16, F32, F64, FP8, I8, Dtype
 from dispatch.ops.cutlass_gemm import host
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 from dispatch.ops.matmul.trial import ROUNDOFF, Mismatch
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Trial", "cases", "random_tree", "tree_cases"]
 
 TREES = 48
-SUMS = {"f32": 2.0**-23, "tf32": 2.0**-23, "fp8": 2.0**-11}  # fp8 tensor cores keep 13 bits or so of a group's largest
+SUMS = {
+    "f64": 2.0**-52,
+    "f32": 2.0**-23,
+    "tf32": 2.0**-23,
+    "fp8": 2.0**-11,
+}  # fp8 tensor cores keep 13 bits or so of a group's largest
 EXTENTS = {
     "plain": (128, 128, 128),
     "large": (640, 576, 512),
@@ -50,13 +55,14 @@ class Case:
     name: str
     dtypes: tuple[Dtype, Dtype, Dtype, Dtype]
     extents: tuple[int, int, int]
-    config: Config
+    config: Config | None
     orders: str = "rcrr"  # of a, b, c, d: r for dense rows, c for dense columns
     batch: tuple[int, ...] = ()
     c: bool = False
     tree: Node | None = None
     compute: Compute | None = None
     fast_accum: bool = False
+    step: int = 16  # bytes that lines are multiples of; of less, they are no multiples of 16
 
     @property
     def id(self) -> str:
@@ -78,10 +84,10 @@ class Case:
                     value = float(np.float32(rng.uniform(0.25, 1.0)))
                     operands[name] = value if len(name) % 2 else device.array([value], "f32")
         return CutlassGemmRequest(
-            _matrix(device, rng, (*self.batch, m, k), a, self.orders[0]),
-            _matrix(device, rng, (*self.batch, k, n), b, self.orders[1]),
-            c=_matrix(device, rng, (*self.batch, m, n), c, self.orders[2]) if self.c else None,
-            out=_matrix(device, rng, (*self.batch, m, n), d, self.orders[3]),
+            _matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
+            _matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
+            c=_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
+            out=_matrix(device, rng, (*self.batch, m, n), d, self.orders[3], self.step),
             epilogue=self.tree,
             operands=operands,
             alpha=alpha,
@@ -130,18 +136,20 @@ class Trial:
 def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str, Array]:
     """How far each output may be off.
 
-    The product's rounding errors walk like √k, and its operands may be rounded to TF32; from there on the errors go
+    The product's rounding errors walk like √k, and its operands may be cut off to TF32; from there on the errors go
     through the tree. An output is rounded to its dtype, or to a whole number.
     """
     a, b = (np.abs(np.asarray(t).astype(np.float64)) for t in (request.a, request.b))
     product = np.matmul(np.asarray(request.a).astype(np.float64), np.asarray(request.b).astype(np.float64))
     kind = "fp8" if request.a.dtype in FP8 else "tf32" if request.compute is not None else "f32"
-    share = (8 + 4 * np.sqrt(request.k)) * SUMS[kind] + (2.0**-10 if kind == "tf32" else 0.0)
+    kind = "f64" if request.a.dtype is F64 else kind
+    share = (8 + 4 * np.sqrt(request.k)) * SUMS[kind] + (2.0**-9 if kind == "tf32" else 0.0)
     error = 0.0 * product if request.a.dtype is I8 else share * np.matmul(a, b)
     operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)
-    found = errors_of(request.tree, product, error, operands, source)
+    unit = SUMS["f64" if kind == "f64" else "f32"]
+    found = errors_of(request.tree, product, error, operands, source, unit)
     dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
     return {name: _stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
@@ -156,15 +164,19 @@ def _stored(error: Array, values: Array, dtype: Dtype) -> Array:
     return np.asarray(error + roundoff * (np.abs(values) + error) + tiny + beyond)
 
 
-def _matrix(device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str) -> Tensor:
-    """A tensor of random numbers whose lines are at multiples of 16 bytes, as tensor maps need them."""
+def _matrix(
+    device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16
+) -> Tensor:
+    """A tensor of random numbers whose lines are at multiples of so many bytes."""
     values = rng.integers(-8, 9, shape) if dtype.numpy.kind == "i" else rng.standard_normal(shape)
     if len(shape) < 2:
         return device.array(values, dtype)
     *batch, rows, columns = shape
     lines, length = (rows, columns) if order == "r" else (columns, rows)
-    step = 128 // dtype.bits
-    whole = device.zeros((*batch, lines, -(-length // step) * step), dtype)
+    elements = max(step * 8 // dtype.bits, 1)
+    pitch = -(-length // elements) * elements
+    pitch += elements * (step < 16 and pitch * dtype.bits % 128 == 0)
+    whole = device.zeros((*batch, lines, pitch), dtype)
     view = whole[..., :length]
     made = view if order == "r" else view.mT
     made.copy_from(values.astype(dtype.numpy))
@@ -185,6 +197,8 @@ def cases(row: Row) -> list[Case]:
     """Several extents with one kernel, a batch, fast accumulation where there is some; for bf16 all orders and C."""
     a, b, c, d = row.dtypes
     dtypes = (a, b, c, d)
+    if row.function == "DefaultGemmUniversal" or row.library == "numpy-multistage":
+        return _multistage(dtypes, row.compute)
     # Which configuration a row is tried with is its own, and all are of the stated set.
     config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
     found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
@@ -197,6 +211,30 @@ def cases(row: Row) -> list[Case]:
         found += [
             Case(f"order {orders}", dtypes, (136, 72, 56), config, orders=orders)
             for orders in ("rrrr", "ccrr", "crrr", "rcrc")
+        ]
+    return found
+
+
+def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | None) -> list[Case]:
+    """Lines that tensor maps cannot step through; the length of a line is a multiple of 4 bytes."""
+    even = max(32 // dtypes[0].bits, 1)
+    k = 30 // even * even - (1 if even == 1 else 0)
+    found = [
+        Case(name, dtypes, extents, None, orders, batch, c, None, compute, step=max(4, dtypes[0].bits // 8))
+        for name, extents, orders, batch, c in (
+            ("awkward", (37, 53, k), "rcrr", (), False),
+            ("awkward c", (37, 53, k), "rcrr", (), True),
+            ("large", (900, 1300, 268), "rcrr", (), False),
+            ("batch", (72, 50, 40), "rcrr", (3,), True),
+            ("one row", (1, 264, 72), "rcrr", (), False),
+        )
+    ]
+    if dtypes[0] is not I8:
+        found += [
+            Case(
+                f"order {orders}", dtypes, (36, 52, 40), None, orders, compute=compute, step=max(4, dtypes[0].bits // 8)
+            )
+            for orders in ("rrrr", "ccrr", "crrr")
         ]
     return found
 

@@ -1,0 +1,87 @@
+"""A CutlassGemmRequest carried out by a multistage kernel, as sm_80 has them and every newer GPU runs.
+
+The table's sm_80 rows end here, by `plan`: float64, and what tensor maps cannot step through. Alpha and beta are read
+on the device, so a number among them is put there once by the lane.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudabind import driver
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass.emit80 import MultistageSpec, emit
+from dispatch.cutlass.launch import Launch, module
+from dispatch.keys import Arch
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words
+from dispatch.ops.cutlass_gemm.layout import alignment, order_of
+from dispatch.request import Argument, Plan
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.row import Row
+
+__all__ = ["MultistagePlan", "plan", "spec_of"]
+
+NAMES = ("a", "b", "c", "out", "alpha", "beta")
+LARGE_TILE = 128 * 128
+
+
+def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request to a lane: compile or load the kernel, learn its parameters."""
+    return MultistagePlan(request, lane, row)
+
+
+def spec_of(request: CutlassGemmRequest, arch: Arch, processors: int) -> MultistageSpec:
+    """The kernel of a request: the small tile where large ones would leave multiprocessors idle."""
+    made = request.missing().get("out")
+    d = (made[0], made[1]) if made is not None else (request.shape, request.out.layout.strides)  # type: ignore[union-attr]
+    size = request.d_dtype.bits // 8
+    outputs = [alignment(*d, size, 256 if made is not None else request.out.layout.alignment)]  # type: ignore[union-attr]
+    if request.c is not None:
+        outputs.append(alignment(request.c.shape, request.c.layout.strides, size, request.c.layout.alignment))
+    inputs = [
+        alignment(t.shape, t.layout.strides, t.dtype.itemsize, t.layout.alignment) for t in (request.a, request.b)
+    ]
+    tiles = -(-request.m // 128) * -(-request.n // 128) * request.batches
+    return MultistageSpec(
+        arch=arch,
+        a=request.a.dtype,
+        b=request.b.dtype,
+        d=request.d_dtype,
+        orders=(order_of(request.a), order_of(request.b)),
+        alignment=(inputs[0], inputs[1], min(outputs)),
+        source=request.c is not None,
+        small=tiles < processors,
+    )
+
+
+class MultistagePlan(Plan):
+    """One kernel for one set of layouts."""
+
+    __slots__ = ("_lane", "_launch", "_names", "_values", "spec")
+
+    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane = lane
+        lane.refuse_capture("a CUTLASS kernel")
+        device = lane.device
+        processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        arch = Arch(80) if device.arch < 89 else device.arch  # 86 runs what is compiled for 80
+        self.spec = spec_of(request, arch, processors)
+        source = emit(self.spec)
+        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
+        loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        self._names = ("a", "b", "c", "out", *request.kinds)
+        self._values = {**fixed_words(request, processors), "alpha": 1, "beta": 1}
+        self._launch = Launch(loaded, lane, self._values, (1, 1))
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        values = dict(self._values)
+        zero = self._lane.scalar(0.0, self.spec.accumulator)
+        values["beta"] = zero
+        for name, argument in zip(self._names, arguments, strict=True):
+            number = type(argument) is not int
+            values[name] = self._lane.scalar(argument, self.spec.accumulator) if number else int(argument.real)
+        self._launch.enqueue(values, self._lane.target.value or 0)
