@@ -3,7 +3,9 @@
 worker.py makes one for each worker, shows it every batch, and asks it for the oldest. Whatever announces an end, the
 status is the driver's own for the event behind the work. This room enqueues nothing but the announcement.
 
-What they cost, measured on an H200, stands in the docstrings of the classes; bench_completion.py repeats it.
+From submit to result one caller at a time waits, on an H200, 30 to 37 us by "poll", 47 to 57 by "block" and 77 to 84 by
+"callback" for a product of 64^3, with 1.0, 1.1 and 1.2 CPU seconds per second; for one of 5 ms all take 0.06 to 0.08.
+So the pauses of "poll" leave little to be saved by the others. tests/benchmarks/bench_completion.py repeats it.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class Polling:
 
 
 class Blocking:
-    """A thread for each worker waits in `cuEventSynchronize`, asleep, and wakes the worker: no CPU time is lost."""
+    """A thread for each worker waits in `cuEventSynchronize`, asleep, and wakes the worker."""
 
     def __init__(self, device: CudaDevice, seat: Seat, _stream: Stream) -> None:
         self._device, self._seat = device, seat
