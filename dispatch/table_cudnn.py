@@ -16,7 +16,7 @@ from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses_in_nhwc, plain
 from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
-from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, last_by_running
+from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, instance_first, last_by_running
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
 from dispatch.ops.sdpa.rules import bounds, heads_by_8, one_bias_gradient
 from dispatch.row import Row
@@ -67,9 +67,9 @@ GPU_ROWS = (
     Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
     Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
     Row("norm_fwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, NOT_YET),
-    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
-    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
-    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, IMAGE, SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, NOT_YET),
+    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, NOT_YET),
 #                          compute
     Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),
     Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),

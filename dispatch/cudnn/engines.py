@@ -6,6 +6,7 @@ can be had all the same, which is how graphs are checked without one. Nothing he
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,7 +104,7 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
             yield made
     if not found:
         quoted = "; ".join(dict.fromkeys(reasons)) if len(set(reasons)) <= REASONS else "; ".join(_few(reasons))
-        raise Refused(f"cudnnBackendFinalize makes no plan: {quoted or 'no heuristic proposes an engine'}")
+        raise Refused(f"cudnnBackendFinalize makes no plan: {quoted}")
 
 
 def restored(saved: bytes, target: Target, policy: Policy) -> Engine | None:
@@ -131,10 +132,19 @@ def _configurations(operations: Descriptor, mode: str, target: Target, reasons: 
         if target.properties is not None:
             heuristic.set("ENGINEHEUR_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
         made = [Descriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
-        return heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", made)
+        found = heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", made)
+        if not found:
+            reasons.append(f"heuristic {mode} proposes no engine: {_reason(last_error())}")
+        return found
     except CudnnError as error:
         reasons.append(f"heuristic {mode}: {_words(error)}")
         return []
+
+
+def _reason(text: str) -> str:
+    """The innermost reasons of what cuDNN logged about the last engine that it tried."""
+    found = re.findall(r"(CUDNN_STATUS_\w+); Reason: (.*?)(?= Warning: |$)", text)
+    return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "it does not say why"
 
 
 def _engine_of(configuration: Descriptor) -> Descriptor:

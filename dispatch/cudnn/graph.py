@@ -168,7 +168,8 @@ class Builder:
             raise BadRequest("operands", f"{1 + len(others)} operands of {mode}", f"{ARITY[mode]}")
         names = ("DYDESC", "XDESC") if mode in BACKWARD else ("XDESC", "BDESC", "TDESC")
         operands = (x, *others)
-        made = out or self.virtual(_broadcast(operands), _dtype_of(mode, self.compute))
+        dims = _broadcast(operands)
+        made = out or self.virtual(dims, _dtype_of(mode, self.compute), _order(dims, operands))
         result = "DXDESC" if mode in BACKWARD else "YDESC"
         named = dict(zip(names, operands, strict=False))
         self.node("POINTWISE", named, {result: made}, MODE=mode, **attributes)
@@ -221,6 +222,16 @@ def _broadcast(operands: tuple[Wire, ...]) -> Shape:
             raise BadRequest("operands", str([w.dims for w in operands]), f"extents of axis {axis} that broadcast")
         extents.append(larger.pop() if larger else 1)
     return tuple(extents)
+
+
+def _order(dims: Shape, operands: tuple[Wire, ...]) -> Shape:
+    """Dense strides in the order of the first operand that is as large as the result: channels last stays so."""
+    steps = next((wire.strides for wire in operands if wire.dims == dims), c_strides(dims))
+    strides, step = [0] * len(dims), 1
+    for axis in sorted(range(len(dims)), key=lambda axis: (steps[axis], dims[axis] > 1, -axis)):
+        strides[axis] = step
+        step *= dims[axis]
+    return tuple(strides)
 
 
 def _dtype_of(mode: str, compute: Dtype) -> Dtype:

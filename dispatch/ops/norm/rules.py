@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.norm.request import NormFwdRequest, NormMode
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["bias_by_channel", "channels_by_16_bytes", "dense_order", "last_by_running"]
+__all__ = ["bias_by_channel", "channels_by_16_bytes", "dense_order", "instance_first", "last_by_running"]
 
 
 def dense_order(request: NormRequest) -> str:
@@ -46,6 +46,13 @@ def channels_by_16_bytes(request: NormRequest) -> str:
     if request.mode is not NormMode.BATCH_NORM or running or request.x.shape[1] % multiple == 0:
         return ""
     return f"needs a multiple of {multiple} channels for BATCH_NORM of {request.x.dtype}, has {request.x.shape[1]}"
+
+
+def instance_first(request: NormBwdRequest) -> str:
+    """The gradient of instance norm: channels first (seen on an H200: with channels last dscale comes out as 0)."""
+    if request.mode is not NormMode.INSTANCE_NORM or request.x.layout.is_contiguous:
+        return ""
+    return f"needs x in C order for the gradient of INSTANCE_NORM, has {request.x.layout}"
 
 
 def last_by_running(request: NormFwdRequest) -> str:

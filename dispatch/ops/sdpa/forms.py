@@ -202,6 +202,8 @@ def _backward_bounds(
     signed = values(request.do, EXACT) @ np.swapaxes(per_head(values(request.v, EXACT), q.shape[1]), -1, -2)
     inner = np.abs(signed - (values(request.do, EXACT) * values(request.o, EXACT)).sum(axis=-1, keepdims=True))
     off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
+    if request.bias_gradient or request.deterministic:  # these engines keep dO · Vᵀ in memory, in the operands' dtype
+        off = off + weights * (w * np.abs(signed) + tiny)
     scaled = abs(request.factor) * (off + w * weights * inner) + tiny
     lengths = (8 + 4 * np.sqrt(max(q.shape[2], k.shape[2]))) * u + w  # of the sums, and of heads before they are added
     whole = abs(request.factor) * weights * inner
