@@ -1,13 +1,17 @@
-"""The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours.
+"""The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours. Rows, and nothing else.
 
-`table.py` takes them in. A GPU row is here because its cases have passed; its rules say what cuDNN refuses.
+`table.py` names this file and reads it when it is first asked. A GPU row stands here because its cases pass on hardware;
+what cuDNN refuses is said by the rules, or has no row: bf16 has no reduction and no dropout, i8 no gradient.
 """
 
+# fmt: off
+# ruff: noqa: E501
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Dtype, Epilogue
+from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Epilogue
 from dispatch.ops.activation import cudnn_activation, numpy_activation
 from dispatch.ops.activation.rules import five_axes, one_layout
 from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
@@ -22,63 +26,113 @@ from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
 from dispatch.ops.rnn.rules import dense_sequences
 from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
 from dispatch.ops.softmax.rules import four_axes
-from dispatch.row import Row, Rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from dispatch.row import Row
 
 __all__ = ["ROWS"]
 
-SM75 = Arch(75)  # the oldest that cuDNN 9 for CUDA 13 runs on
-SINCE = (9, 0)
-FLOATS = (F32, F64, F16, BF16)
-H200 = ("NVIDIA H200",)
-UNTRIED: tuple[str, ...] = ()
+NONE, UNSCALED = (Epilogue.NONE,), ((None, None),)
+COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32
+SM75, SM80 = Arch(75), Arch(80)  # cuDNN 9 for CUDA 13 runs on nothing older; bf16 and TF32 came with sm_80
+V9 = (9, 0)
+H200 = ("H200",)
 
-# ruff: noqa: E501
-# Op, dtypes of the first input (one row each), dtype of the first output (None: the same), rules, cuDNN's function, the
-# functions of the op, and where the cases have passed.
-# fmt: off
-CALLS: tuple[tuple[str, tuple[Dtype, ...], Dtype | None, tuple[Rule, ...], str, Any, Any, tuple[str, ...]], ...] = (
-    ("softmax_fwd", FLOATS, None, (four_axes,), "cudnnSoftmaxForward",  cudnn_softmax, numpy_softmax, UNTRIED),
-    ("softmax_bwd", FLOATS, None, (four_axes,), "cudnnSoftmaxBackward", cudnn_softmax, numpy_softmax, UNTRIED),
-    ("activation_fwd", FLOATS, None, (five_axes,), "cudnnActivationForward", cudnn_activation, numpy_activation, UNTRIED),
-    ("activation_bwd", FLOATS, None, (five_axes, one_layout), "cudnnActivationBackward", cudnn_activation, numpy_activation, UNTRIED),
-    ("pooling_fwd", (I8,), None, (images, whole_max), "cudnnPoolingForward", cudnn_pooling, numpy_pooling, UNTRIED),
-    ("pooling_fwd", FLOATS, None, (images,), "cudnnPoolingForward", cudnn_pooling, numpy_pooling, UNTRIED),
-    ("pooling_bwd", FLOATS, None, (images,), "cudnnPoolingBackward", cudnn_pooling, numpy_pooling, UNTRIED),
-    ("reduce", (F32, F64, F16), None, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
-    ("reduce", (F16, I8), F32, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
-    ("reduce", (F32,), F16, (shrinks, eight_axes), "cudnnReduceTensor", cudnn_reduce, numpy_reduce, UNTRIED),
-    ("dropout_states", (U8,), None, (), "cudnnSetDropoutDescriptor", cudnn_dropout, numpy_dropout, UNTRIED),
-    ("dropout_fwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutForward", cudnn_dropout, numpy_dropout, UNTRIED),
-    ("dropout_bwd", (F32, F64, F16), None, (one_axis,), "cudnnDropoutBackward", cudnn_dropout, numpy_dropout, UNTRIED),
-    ("ctc_loss", (F32,), None, (dense_logits, at_most_255), "cudnnCTCLoss_v8", cudnn_ctc, numpy_ctc, UNTRIED),
+SOFTMAX_FWD     = ("cudnn", "cudnnSoftmaxForward",        cudnn_softmax)
+SOFTMAX_BWD     = ("cudnn", "cudnnSoftmaxBackward",       cudnn_softmax)
+ACTIVATION_FWD  = ("cudnn", "cudnnActivationForward",     cudnn_activation)
+ACTIVATION_BWD  = ("cudnn", "cudnnActivationBackward",    cudnn_activation)
+POOLING_FWD     = ("cudnn", "cudnnPoolingForward",        cudnn_pooling)
+POOLING_BWD     = ("cudnn", "cudnnPoolingBackward",       cudnn_pooling)
+REDUCE          = ("cudnn", "cudnnReduceTensor",          cudnn_reduce)
+DROPOUT_STATES  = ("cudnn", "cudnnSetDropoutDescriptor",  cudnn_dropout)
+DROPOUT_FWD     = ("cudnn", "cudnnDropoutForward",        cudnn_dropout)
+DROPOUT_BWD     = ("cudnn", "cudnnDropoutBackward",       cudnn_dropout)
+RNN_FWD         = ("cudnn", "cudnnRNNForward",            cudnn_rnn)
+RNN_BWD_DATA    = ("cudnn", "cudnnRNNBackwardData_v8",    cudnn_rnn)
+RNN_BWD_WEIGHTS = ("cudnn", "cudnnRNNBackwardWeights_v8", cudnn_rnn)
+CTC             = ("cudnn", "cudnnCTCLoss_v8",            cudnn_ctc)
+
+GPU_ROWS = (
+#       op                  first   result     extra, compute  epilogue, scales  rules                        arch  until since calls             run on
+    Row("softmax_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM80, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                 SM80, None, V9, *SOFTMAX_BWD,      H200),
+    Row("activation_fwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes,),                 SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                 SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                 SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                 SM80, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_bwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes, one_layout),      SM75, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),      SM75, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),      SM75, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),      SM80, None, V9, *ACTIVATION_BWD,   H200),
+    Row("pooling_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM80, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (I8,   I8)   , (), None,       NONE, UNSCALED, (images, whole_max),          SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                    SM80, None, V9, *POOLING_BWD,      H200),
+    Row("reduce",          (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F32,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),        SM75, None, V9, *REDUCE,           H200),
+    Row("dropout_states",  (U8,   U8)   , (), None,       NONE, UNSCALED, (),                           SM75, None, V9, *DROPOUT_STATES,   H200),
+    Row("dropout_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("dropout_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("dropout_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                  SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("rnn_fwd",         (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_FWD,          H200),
+    Row("rnn_bwd_data",    (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_weights", (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (dense_sequences,),           SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("ctc_loss",        (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_logits, at_most_255),  SM75, None, V9, *CTC,              H200),
 )
-# The passes of recurrent networks, each in these dtypes and compute types.
-PASSES = (
-    ("rnn_fwd",         "cudnnRNNForward",            UNTRIED),
-    ("rnn_bwd_data",    "cudnnRNNBackwardData_v8",    UNTRIED),
-    ("rnn_bwd_weights", "cudnnRNNBackwardWeights_v8", UNTRIED),
-)
-SUMS = ((F32, Compute.COMPUTE_32F), (F32, Compute.COMPUTE_32F_FAST_TF32), (F64, None), (F16, None), (BF16, None))
 # fmt: on
 
-
-def _rows() -> Iterator[Row]:
-    """A row for each dtype of a line, of the GPU and then of the host, which takes what the GPU takes."""
-    plain = ((Epilogue.NONE,), ((None, None),))
-    for op, dtypes, made, rules, function, on_gpu, on_host, run_on in CALLS:
-        for dtype in dtypes:
-            pair = (dtype, made or dtype)
-            yield Row(op, pair, (), None, *plain, rules, SM75, None, SINCE, "cudnn", function, on_gpu, run_on)
-            yield Row(op, pair, (), None, *plain, rules, HOST, HOST, (), "numpy", op, on_host, ("host",))
-    rules = (dense_sequences,)
-    for op, function, run_on in PASSES:
-        for dtype, sums in SUMS:
-            pair = (dtype, dtype)
-            yield Row(op, pair, (), sums, *plain, rules, SM75, None, SINCE, "cudnn", function, cudnn_rnn, run_on)
-            yield Row(op, pair, (), sums, *plain, rules, HOST, HOST, (), "numpy", op, numpy_rnn, ("host",))
-
-
-ROWS = tuple(_rows())
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+NUMPY: dict[Any, Any] = {
+    cudnn_softmax: numpy_softmax,
+    cudnn_activation: numpy_activation,
+    cudnn_pooling: numpy_pooling,
+    cudnn_reduce: numpy_reduce,
+    cudnn_dropout: numpy_dropout,
+    cudnn_rnn: numpy_rnn,
+    cudnn_ctc: numpy_ctc,
+}
+ROWS: tuple[Row, ...] = (
+    *GPU_ROWS,
+    *(
+        replace(
+            row,
+            arch=HOST,
+            until=HOST,
+            since=(),
+            library="numpy",
+            function=row.op,
+            call=NUMPY[row.call],
+            run_on=("host",),
+        )
+        for row in GPU_ROWS
+    ),
+)
