@@ -7,7 +7,10 @@ import dispatch
 from dispatch.keys import HOST
 from dispatch.ops.rnn import (
     Network,
+    RnnBackwardDataRequest,
+    RnnBackwardWeightsRequest,
     RnnMode,
+    RnnRequest,
     cases,
     pack_weights,
     rnn,
@@ -101,3 +104,43 @@ def test_weights_come_out_of_their_space_as_they_went_in(dtype, gpu, rng):
     assert set(again) == set(named)
     for name, array in named.items():
         np.testing.assert_array_equal(again[name], array)
+
+
+def test_workers_of_a_supervisor_have_descriptors_and_workspace_of_their_own(rng):
+    """Four streams, networks of one and of two directions, which share no scratch memory, and lengths that change."""
+    host = dispatch.device("host")
+    with dispatch.Supervisor("cuda:0", streams=4) as sup:
+        asked = []
+        for number in range(48):
+            network = Network(list(M)[number % 4], 9, 16, 1, bidirectional=number % 3 == 0)
+            named = {name: rng.standard_normal(shape) / 4 for name, shape in weight_shapes(network).items()}
+            x, lengths = rng.standard_normal((7, 3, 9)), (7, number % 7 + 1, 2)
+            expected, *_ = rnn(host.array(x), pack_weights(network, named, host), network, lengths=lengths)
+            request = RnnRequest(
+                sup.device.array(x), pack_weights(network, named, sup.device), network, lengths=lengths
+            )
+            asked.append((sup.submit(request), expected.numpy()))
+        for future, expected in asked:
+            np.testing.assert_allclose(future.result(60)[0].numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_repeated_training_step_gives_the_same_gradients_each_time(gpu, rng):
+    """Forward and both backward passes, called, recorded and replayed over one reserve space."""
+    network = Network(M.GRU, 6, 10, 2, True)
+    x = gpu.array(rng.standard_normal((5, 4, 6)))
+    weights = gpu.array(rng.standard_normal(network.weight_count) / 4)
+    forward = RnnRequest(x, weights, network, training=True)
+    y, hy, reserve = dispatch.run(forward)
+    forward = forward.replace(out=y, hy=hy, reserve=reserve)
+    dy = gpu.array(rng.standard_normal(y.shape))
+    data = RnnBackwardDataRequest(y, dy, weights, reserve, network)
+    dx, dhx = dispatch.run(data)
+    data = data.replace(out=dx, dhx=dhx)
+    slopes = RnnBackwardWeightsRequest(x, y, reserve, network)
+    slopes = slopes.replace(out=dispatch.run(slopes))
+    first = [tensor.numpy() for tensor in (y, dx, dhx, slopes.out)]
+    for _ in range(4):
+        for request in (forward, data, slopes):
+            dispatch.run(request)
+        for tensor, expected in zip((y, dx, dhx, slopes.out), first, strict=True):
+            np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12, atol=1e-14)

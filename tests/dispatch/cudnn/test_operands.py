@@ -1,0 +1,141 @@
+"""OperandRequest: the contract that the ops of one call share, on a request made for these tests."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import dispatch
+from dispatch import Tensor
+from dispatch.cudnn.operands import Made, OperandRequest, dense, like
+from dispatch.errors import BadRequest, StaleTensor
+from dispatch.keys import F32, I32
+
+
+@dataclass(frozen=True, eq=False)
+class Twice(OperandRequest):
+    """out = 2 x, index = its places, and `state` counts the runs."""
+
+    op: ClassVar[str] = "twice"
+    reads: ClassVar[tuple[str, ...]] = ("x", "state", "weight")
+    writes: ClassVar[tuple[str, ...]] = ("out", "index")
+    updates: ClassVar[tuple[str, ...]] = ("state",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    state: Tensor
+    weight: Tensor | None = None
+    indices: bool = False
+    out: Tensor | None = None
+    index: Tensor | None = None
+
+    @property
+    def required(self):
+        return ("x", "state")
+
+    def check_fields(self):
+        pass
+
+    def made(self):
+        return {"out": like(self.x.layout), **({"index": dense(self.x.shape, I32)} if self.indices else {})}
+
+    def choices(self):
+        return (self.indices,)
+
+
+@pytest.fixture
+def dev():
+    return dispatch.device("host")
+
+
+@pytest.fixture
+def x(dev):
+    return dev.zeros((3, 4))
+
+
+@pytest.fixture
+def state(dev):
+    return dev.zeros((1,))
+
+
+def test_what_it_says_of_itself(x, state):
+    request = Twice(x, state)
+    assert request.signature().dtypes == (F32, F32)
+    assert request.key() == (x.layout, state.layout, None, None, None, False)
+    assert [(name, written) for name, _, written in request.tensors()] == [("x", False), ("state", True)]
+    assert request.missing() == {"out": ((3, 4), (4, 1), F32)}
+    assert request.describe() == "twice(x f32[3, 4], state f32[1], indices=False)"
+    assert not request.repeatable
+
+
+def test_arguments_are_addresses_in_a_fixed_order_and_0_for_what_is_not_there(dev, x, state):
+    out, index = dev.zeros((3, 4)), dev.zeros((3, 4), "i32")
+    assert Twice(x, state).arguments({"out": out}) == (x.ptr, state.ptr, 0, out.ptr, 0)
+    given = Twice(x, state, indices=True, out=out)
+    assert given.arguments({"index": index}) == (x.ptr, state.ptr, 0, out.ptr, index.ptr)
+    assert given.result({"index": index}) == (out, index)
+    assert Twice(x, state, out=out).result({}) is out
+
+
+def test_an_output_lies_in_memory_as_its_model_does(dev):
+    last = dev.layout(F32, (2, 3, 4, 5), (60, 1, 15, 3), 256)
+    assert like(last) == Made((2, 3, 4, 5), (60, 1, 15, 3), F32)
+    assert like(last, (2, 7, 2, 2)).strides == (28, 1, 14, 7)
+    gaps = dev.layout(F32, (2, 3), (10, 1), 256)
+    assert like(gaps).strides == (3, 1)
+
+
+def test_replace_takes_operands_by_name_and_checks_them(dev, x, state):
+    other = dev.zeros((5, 4))
+    assert Twice(x, state).replace(x=other).x is other
+    with pytest.raises(BadRequest, match="z: got an operand; expected one of x, state, weight, out, index"):
+        Twice(x, state).replace(z=other)
+    with pytest.raises(BadRequest, match="out: got"):
+        Twice(x, state, out=dev.zeros((3, 4))).replace(x=other)
+
+
+def test_what_a_pickle_holds_is_the_fields_alone(x, state):
+    request = Twice(x, state)
+    request.key(), request.missing(), request.tensors()
+    assert set(request.__getstate__()) == {"x", "state", "weight", "indices", "out", "index"}
+
+
+def test_outputs_of_another_shape_or_dtype_or_that_are_not_made_are_refused(dev, x, state):
+    for out in (dev.zeros((4, 3)), dev.zeros((3, 4), "f16")):
+        with pytest.raises(BadRequest, match=r"expected f32\[3, 4\]. Hint: leave out=None"):
+            Twice(x, state, out=out)
+    with pytest.raises(BadRequest, match="this twice has no index"):
+        Twice(x, state, index=dev.zeros((3, 4), "i32"))
+
+
+def test_only_the_pairs_of_in_place_may_be_one_view(dev, x, state):
+    assert Twice(x, state, out=x).out is x
+    whole = dev.zeros((4, 4))
+    with pytest.raises(BadRequest, match="overlaps x"):
+        Twice(whole[:3], state, out=whole[1:])
+    with pytest.raises(BadRequest, match="overlaps"):
+        Twice(whole[:3], whole[0, :1])
+    with pytest.raises(BadRequest, match="overlaps weight"):
+        Twice(x, state, whole[0], out=whole[:3])
+
+
+def test_memory_that_cannot_be_written_is_refused(dev, x, state):
+    frozen = np.zeros((3, 4), np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(BadRequest, match="read-only"):
+        Twice(x, state, out=dispatch.from_dlpack(frozen))
+    row = dev.zeros((1, 4))
+    spread = Tensor(row.storage, row.ptr, dev.layout(F32, (3, 4), (0, 1), row.ptr))
+    with pytest.raises(BadRequest, match="broadcast view"):
+        Twice(x, state, out=spread)
+
+
+def test_operands_are_tensors_that_are_there(x, state):
+    with pytest.raises(BadRequest, match="x: got a list; expected a dispatch Tensor"):
+        Twice([1], state)
+    with pytest.raises(BadRequest, match="state: got a NoneType"):
+        Twice(x, None)
+    x.device.close()
+    with pytest.raises(StaleTensor):
+        Twice(x, state)
