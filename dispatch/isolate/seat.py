@@ -36,6 +36,7 @@ Waits = tuple[tuple[int, int], ...]
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
+FEW = 4  # requests in flight at all workers: with more one who waits reads nothing, as it would only be in the way
 LOOKS = 60  # at the connection by one who waits, before it sleeps: some 50 us, in which a small request has ended
 NAP = 0.05  # seconds that it then waits for a report, before it leaves the reading to the warden
 PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
@@ -56,12 +57,14 @@ class Wired:
     `plans` and `lane` are what a lane and a supervisor look for in what they keep there themselves.
     """
 
-    __slots__ = ("crew", "data", "lane", "name", "plans")
+    __slots__ = ("crew", "data", "lane", "missing", "name", "plans", "result")
 
     def __init__(self, crew: ProcessCrew, request: Request, seat: RemoteSeat) -> None:
         self.crew, self.lane, self.plans = crew, seat, None
         self.name = next(crew.names)
         self.data = wire.pack_request(request, crew.device)
+        self.missing = request.missing()  # a request is frozen: asking it once is enough
+        self.result = None if self.missing else request.result({})
 
     def __del__(self) -> None:
         for seat in self.crew.seats:
@@ -163,10 +166,9 @@ class RemoteSeat(Seat):
         if refusal is not None:
             raise refusal
         outputs: Operands = {}
-        missing = request.missing()
-        if missing:
+        if wired.missing:
             lane = crew.device.lane()
-            outputs = {name: lane.empty(*made) for name, made in missing.items()}
+            outputs = {name: lane.empty(*made) for name, made in wired.missing.items()}
         size = 32
         if wired.name not in self.defined:
             message.append((DEFINE, wired.name, wired.data))
@@ -177,7 +179,7 @@ class RemoteSeat(Seat):
             message.append((number, wired.name, _places(outputs), waits))
         else:
             message.append((number, wired.name))
-        future._value = request.result(outputs)
+        future._value = request.result(outputs) if outputs else wired.result
         if not self.sent:
             self.since = monotonic()
         self.sent[number] = Sent(number, future, request, outputs, self)
@@ -235,7 +237,9 @@ class RemoteSeat(Seat):
         """
         link = self.link
         crew = self.crew
-        if link is None or crew.hush or not self.reading.acquire(False):
+        if link is None or crew.hush or sum(len(seat.sent) for seat in crew.seats) > FEW:
+            return timeout
+        if not self.reading.acquire(False):
             return timeout
         began = monotonic()
         crew.listen(link, False)
