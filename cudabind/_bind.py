@@ -224,8 +224,16 @@ class SysLibrary:
         names = _names(function)
         statuses = names["_names"].resolve(self._status)
         name = statuses(status).name if status in statuses._value2member_map_ else "an unknown status"
-        text = (names[self._text](status) or "") if self._text else ""  # some have no words for what they do not know
+        text = self._words(names, status)
         return self._error(self.name, function.__name__, status, name, text)
+
+    def _words(self, names: dict[str, Any], status: int) -> str:
+        if not self._text:
+            return ""
+        try:
+            return names[self._text](status) or ""  # some have none for a status that they do not know
+        except SymbolNotFound:  # an older library: cuSPARSELt 0.7 declares the function and does not export it
+            return ""
 
     def _symbol(self, name: str, names: dict[str, Any]) -> Any:
         dll = _load.open(self.name)

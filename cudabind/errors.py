@@ -173,7 +173,7 @@ class CusolverError(CudaError):
     """
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CUSOLVER_STATUS_NOT_INITIALIZED": f"the handle was not made by cusolverDnCreate, or {NO_GPU}",
+        "CUSOLVER_STATUS_NOT_INITIALIZED": f"the handle was not made by its library's …Create, or {NO_GPU}",
         "CUSOLVER_STATUS_ALLOC_FAILED": NO_MEMORY,
         "CUSOLVER_STATUS_INVALID_VALUE": "matrices are column-major: a leading dimension is at least the rows",
         "CUSOLVER_STATUS_EXECUTION_FAILED": ASK_THE_DRIVER,
@@ -216,7 +216,7 @@ class CutensorError(CudaError):
         "CUTENSOR_STATUS_ALLOC_FAILED": NO_MEMORY,
         "CUTENSOR_STATUS_NOT_SUPPORTED": "set CUTENSOR_LOG_LEVEL=5 to have the library print its reason",
         "CUTENSOR_STATUS_EXECUTION_FAILED": ASK_THE_DRIVER,
-        "CUTENSOR_STATUS_INTERNAL_ERROR": ASK_THE_DRIVER,
+        "CUTENSOR_STATUS_INTERNAL_ERROR": "extents that disagree end so, too: CUTENSOR_LOG_LEVEL=5 prints the reason",
         "CUTENSOR_STATUS_CUBLAS_ERROR": ASK_THE_DRIVER,
         "CUTENSOR_STATUS_CUDA_ERROR": f"where cutensorCreate fails, {NO_GPU}; else {ASK_THE_DRIVER}",
         "CUTENSOR_STATUS_INSUFFICIENT_WORKSPACE": "ask cutensorEstimateWorkspaceSize or the plan for its size",

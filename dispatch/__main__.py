@@ -20,7 +20,7 @@ COMMANDS = {
     "explain": "the row that a request would take, or why none takes it",
     "doctor": "driver, GPUs, libraries and versions; what works, and what to do about the rest",
     "cache": "what autotune keeps on disk",
-    "replay": "run the requests of a supervisor's journal again, on random data, and find the first that ends otherwise",
+    "replay": "run a supervisor's journal again, on random data, and find the first request that ends otherwise",
     "top": "a live view of the supervisors of a running process",
     "bench": "measure against torch, CuPy, nvmath-python and C, whichever are installed",
 }
