@@ -91,12 +91,19 @@ class NormCase:
 
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands and poisoned outputs; x has a mean and a spread of its own."""
+        request, written = self._request(device, rng)
+        expected = evaluate(request, EXACT)
+        return Trial(self.id, request, expected, bounds_of(request, expected), written)
+
+    def request(self, device: Device, rng: np.random.Generator) -> NormRequest:
+        """The request alone."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[Memory, ...]]:
         request = self._backward(device, rng) if self.op == "norm_bwd" else self._forward(device, rng)
         memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.made().items()]
         outputs: dict[str, Any] = {name: m.view for name, m in zip(request.made(), memories, strict=True)}
-        request = replace(request, **outputs)
-        expected = evaluate(request, EXACT)
-        return Trial(self.id, request, expected, bounds_of(request, expected), tuple(memories))
+        return replace(request, **outputs), tuple(memories)
 
     def _order(self) -> tuple[int, ...] | None:
         return (0, *range(2, len(self.form.shape)), 1) if self.form.last else None

@@ -111,13 +111,20 @@ class SdpaCase:
 
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands and poisoned outputs."""
+        request, written = self._request(device, rng)
+        expected = evaluate(request, EXACT)
+        return Trial(self.id, request, expected, bounds_of(request, expected), written)
+
+    def request(self, device: Device, rng: np.random.Generator) -> SdpaRequest:
+        """The request alone."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[Memory, ...]]:
         forward = self._forward(device, rng)
         request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
         memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.made().items()]
         outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.made(), memories, strict=True)}
-        request = replace(request, **outputs)
-        expected = evaluate(request, EXACT)
-        return Trial(self.id, request, expected, bounds_of(request, expected), tuple(memories))
+        return replace(request, **outputs), tuple(memories)
 
     def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> Memory:
         return place(device, poison(dtype, shape), None if name in ("stats_out", "dbias") else self.form.order)
