@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= cu13,test,gen,examples,dev
+EXTRAS ?= cu13,cutlass,test,gen,examples,dev
 TESTS ?= tests
 ARGS ?=
 

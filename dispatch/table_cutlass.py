@@ -13,6 +13,7 @@ from dataclasses import replace
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
 from dispatch.ops.cutlass_gemm import cutlass_plan, multistage_plan, numpy_plan
 from dispatch.ops.cutlass_gemm.rules import (
+    buildable,
     by_4_bytes,
     by_16_bytes,
     k_dense,
@@ -29,10 +30,10 @@ __all__ = ["ROWS"]
 TF32 = Compute.COMPUTE_32F_FAST_TF32
 TREE = (Epilogue.NONE,)  # the epilogue is a tree, and any tree
 PLAIN = ((None, None),)
-ANY  = (some_elements, one_batch_axis, by_16_bytes, no_fast_accum)
-K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum)
-K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, no_fast_accum, whole_numbers)
-FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense)
+ANY  = (some_elements, one_batch_axis, by_16_bytes, buildable, no_fast_accum)
+K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable, no_fast_accum)
+K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable, no_fast_accum, whole_numbers)
+FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable)
 M_S  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum)
 M_I  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
 SM80, SM90 = Arch(80), Arch(90)

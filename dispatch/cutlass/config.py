@@ -14,21 +14,29 @@ __all__ = ["CHOSEN", "CONFIGS", "Config", "choose"]
 
 
 class Config(NamedTuple):
-    """A thread block's tile (m, n), the cluster (m, n), and CUTLASS's schedule and scheduler by name."""
+    """What a thread block computes and how the blocks are ordered.
+
+    Attributes:
+        tile, cluster: (m, n) of a block's part of D, and of the blocks that share loads.
+        schedule, scheduler: CUTLASS's, by name.
+        swizzle: how many tiles wide the stripes are in which the persistent scheduler walks over D.
+    """
 
     tile: tuple[int, int]
     cluster: tuple[int, int] = (1, 1)
     schedule: str = "cooperative"
     scheduler: str = "persistent"
+    swizzle: int = 1
 
     def __str__(self) -> str:
         tile, cluster = ("x".join(map(str, pair)) for pair in (self.tile, self.cluster))
-        return f"{tile} cluster {cluster} {self.schedule} {self.scheduler}"
+        stripes = "" if self.swizzle == 1 else f" swizzle {self.swizzle}"
+        return f"{tile} cluster {cluster} {self.schedule} {self.scheduler}{stripes}"
 
 
 # A cooperative tile is split between two warp groups along m, so it has 128 rows or more.
 CONFIGS = tuple(
-    Config(tile, cluster, schedule, scheduler)
+    Config(tile, cluster, schedule, scheduler, swizzle)
     for tile, schedule in (
         ((128, 256), "cooperative"),
         ((256, 128), "cooperative"),
@@ -42,7 +50,8 @@ CONFIGS = tuple(
     )
     for cluster in ((1, 1), (2, 1), (1, 2))
     for scheduler in ("persistent", "stream_k")
-    if scheduler == "persistent" or schedule == "cooperative"
+    for swizzle in (1, 2, 4, 8)
+    if scheduler == "persistent" or (schedule == "cooperative" and swizzle == 1)
 )
 
 

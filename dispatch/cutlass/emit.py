@@ -32,6 +32,7 @@ class GemmSpec:
         scheduler: "persistent" or "stream_k".
         tf32: whether f32 operands are rounded to TF32, which is what tensor cores multiply.
         fast_accumulation: fp8 only: sums stay in the tensor cores' own precision.
+        swizzle: how many tiles wide the stripes are in which the scheduler walks over D.
         epilogue: the tree, and what its operands are.
     """
 
@@ -49,6 +50,7 @@ class GemmSpec:
     operands: tuple[tuple[str, Operand], ...] = ()
     tf32: bool = False
     fast_accumulation: bool = False
+    swizzle: int = 1
 
     @property
     def accumulator(self) -> Dtype:
@@ -243,6 +245,8 @@ def emit(spec: GemmSpec) -> Source:
     stream_k = spec.scheduler == "stream_k"
     kernel = KERNEL.replace("WORDS", str(len(words))).replace("ARGUMENTS", tree.arguments)
     kernel = kernel.replace("SOURCE", C_ARGUMENTS if spec.c is not None else "")
+    if spec.swizzle != 1:
+        kernel = kernel.replace("  *params =", f"  arguments.scheduler.max_swizzle_size = {spec.swizzle};\n  *params =")
     kernel = kernel.replace("WORKSPACE", STREAM_K_WORKSPACE if stream_k else "0, 0")
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
     support = SUPPORT + (WHOLE if spec.d is I32 else "")

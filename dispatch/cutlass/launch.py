@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from cudabind import driver
 from dispatch.cutlass.params import ALIGNED, Template, stand_ins
-from dispatch.errors import Refused
+from dispatch.keys import U8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +53,6 @@ class Module:
 
     def images(self, lane: CudaLane, values: Mapping[str, int], which: int) -> tuple[bytes, tuple[int, ...]]:
         """What `fill` makes of the words with stand-ins: the parameters, and the facts of the launch."""
-        from dispatch.keys import U8
-
         total = MAX_PARAMS + FACTS * 8
         memory = lane.empty((total,), (1,), U8)
         stream = lane.stream.c_handle.value or 0
@@ -75,27 +73,28 @@ class Launch:
 
     def __init__(self, module: Module, lane: CudaLane, values: Mapping[str, int], cluster: tuple[int, int]) -> None:
         self._lane = lane
-        images = [module.images(lane, values, which) for which in (0, 1)]
-        _, self.shared, threads, *grid, fits, self.barriers, self.workspace = images[0][1]
-        if not fits:
-            raise Refused("CUTLASS cannot run these extents and steps with this kernel")
-        self._template = self._learn(module, values, (images[0][0], images[1][0]))
+        # CUTLASS's own `can_implement` is not asked: it wants extents to be multiples of 16 bytes, where tensor maps
+        # want that of the steps alone, which the table's rules see to.
+        _, (_, shared, threads, *grid, _, barriers, workspace) = module.images(lane, values, 0)
+        # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
+        self._workspace = lane.empty((workspace,), (1,), U8) if workspace else None
+        self._barriers = (self._workspace.ptr + barriers, workspace - barriers) if self._workspace else (0, 0)
+        self._template = self._learn(module, {**values, "workspace": self._workspace.ptr if self._workspace else 0})
         size = len(self._template.image)
         self._memory = (ctypes.c_uint8 * (size + ALIGNED))()
         self._params = -(-ctypes.addressof(self._memory) // ALIGNED) * ALIGNED
         self._pointers = (ctypes.c_void_p * 1)(self._params)
         self._gemm, self._scale = module.gemm, module.scale
-        if self.shared > STATIC_SHARED:
+        if shared > STATIC_SHARED:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            driver.cuFuncSetAttribute(self._gemm, attribute, self.shared)
-        self._config = _config((grid[0], grid[1], grid[2]), threads, self.shared, cluster)
+            driver.cuFuncSetAttribute(self._gemm, attribute, shared)
+        self._config = _config((grid[0], grid[1], grid[2]), threads, shared, cluster)
 
-    def _learn(self, module: Module, values: Mapping[str, int], images: tuple[bytes, bytes]) -> Template:
+    def _learn(self, module: Module, values: Mapping[str, int]) -> Template:
         """The template; where padding is not the same from run to run, its places are found by a third run."""
-        again, _ = module.images(self._lane, values, 0)
-        first = images[0]
+        first, second, again = (module.images(self._lane, values, which)[0] for which in (0, 1, 0))
         padding = frozenset(o for o in range(0, len(first), 4) if first[o : o + 4] != again[o : o + 4])
-        return Template.learn(module.words, images, padding)
+        return Template.learn(module.words, (first, second), padding)
 
     def scale(self, address: int, count: int, factor: float, stream: int) -> None:
         """Multiply a vector of f32 in place: sums become means."""
@@ -106,6 +105,9 @@ class Launch:
 
     def enqueue(self, values: Mapping[str, int], stream: int) -> None:
         """Launch it for these addresses and numbers; the parameters are read before this returns."""
+        address, size = self._barriers
+        if size:
+            driver.cuMemsetD8Async(address, 0, size, stream)
         self._template.write(self._params, values)
         self._config.hStream = stream
         driver.cuLaunchKernelEx(self._config, self._gemm, ctypes.addressof(self._pointers), 0)

@@ -134,7 +134,7 @@ class Template:
         for offset, name in self.pointers:
             ctypes.c_uint64.from_address(target + offset).value = values[name]
         for offset, name in self.numbers:
-            ctypes.c_uint32.from_address(target + offset).value = values[name]
+            ctypes.c_uint32.from_address(target + offset).value = values.get(name, 0)  # 0: it is read on the device
         for tensor_map in self.maps:
             tensor_map.encode(target + tensor_map.offset, values[tensor_map.word])
 

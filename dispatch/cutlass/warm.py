@@ -1,4 +1,4 @@
-"""Compiling ahead: the kernels that the table's CUTLASS rows take for their usual extents, several at once.
+"""Compiling ahead: the kernels that the table's Hopper rows take for plain products, several at once.
 
 `python -m dispatch cache warm` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
 """
@@ -30,7 +30,7 @@ def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
     from dispatch.table import TABLE
 
     for row in TABLE:
-        if row.library != "cutlass" or row.arch == HOST or op not in (None, row.op):
+        if row.function != "GemmUniversal" or row.arch == HOST or op not in (None, row.op):
             continue
         a, b, _, d = row.dtypes
         for config in CHOSEN:

@@ -26,6 +26,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_overhead.py", "bursts"),
         ("bench_supervisor.py", "bursts"),
         ("bench_matmul.py", "host"),
+        ("bench_cutlass.py", "host"),
         ("bench_completion.py", "completion"),
         ("bench_copies.py", "copies"),
     ],
@@ -48,7 +49,14 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["bench_overhead.py", "bench_supervisor.py", "bench_matmul.py", "bench_completion.py", "bench_copies.py"],
+    [
+        "bench_overhead.py",
+        "bench_supervisor.py",
+        "bench_matmul.py",
+        "bench_cutlass.py",
+        "bench_completion.py",
+        "bench_copies.py",
+    ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
     assert "cannot run on cuda:0" in run(script, CUDA_VISIBLE_DEVICES="")

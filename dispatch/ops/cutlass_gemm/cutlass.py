@@ -15,9 +15,8 @@ from dispatch.cutlass.config import choose
 from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.evt import Reduce, walk
 from dispatch.cutlass.launch import Launch, module
-from dispatch.cutlass.visitors import Operand
-from dispatch.keys import F32, I32, U8, Arch, Compute
-from dispatch.ops.cutlass_gemm.layout import order_of, pitch
+from dispatch.keys import I32, Arch, Compute
+from dispatch.ops.cutlass_gemm.layout import operands_of, order_of, pitch
 from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
 
@@ -43,16 +42,6 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
     """The kernel of a request."""
     # Outputs that are made for the request have rows.
     orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
-    operands = []
-    for name, kind in request.kinds.items():
-        given = request.given.get(name)
-        if kind in ("store", "reduce"):
-            dtype = request.writes[name][1]
-        else:
-            number = I32 if request.d_dtype is I32 else F32
-            dtype = given.dtype if isinstance(given, Tensor) else number
-        order = order_of(given) if isinstance(given, Tensor) and given.ndim >= 2 else "row"
-        operands.append((name, Operand(kind, dtype, order if kind in ("load", "store") else "row")))
     return GemmSpec(
         arch=arch,
         a=request.a.dtype,
@@ -65,16 +54,17 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
         schedule=config.schedule,
         scheduler=config.scheduler,
         epilogue=request.tree,
-        operands=tuple(operands),
+        operands=tuple(operands_of(request).items()),
         tf32=request.compute is Compute.COMPUTE_32F_FAST_TF32,
         fast_accumulation=request.fast_accum,
+        swizzle=config.swizzle,
     )
 
 
 class CutlassPlan(Plan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_scratch", "_starts", "_values", "config", "spec")
+    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_starts", "_values", "config", "spec")
 
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
@@ -91,9 +81,6 @@ class CutlassPlan(Plan):
         self._names = ("a", "b", "c", "out", *request.kinds)
         self._values = fixed_words(request, processors)
         self._launch = Launch(loaded, lane, self._values, self.config.cluster)
-        self._scratch: Tensor | None = None
-        if self._launch.workspace:
-            self._scratch = lane.empty((self._launch.workspace,), (1,), U8)
         reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
         sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
         self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
@@ -112,11 +99,6 @@ class CutlassPlan(Plan):
         stream = self._lane.target.value or 0
         for name, bits, count in self._starts:
             driver.cuMemsetD32Async(values[name], bits, count, stream)
-        if self._scratch is not None:
-            values["workspace"] = self._scratch.ptr
-            barriers = self._launch.workspace - self._launch.barriers
-            if barriers:
-                driver.cuMemsetD8Async(self._scratch.ptr + self._launch.barriers, 0, barriers, stream)
         self._launch.enqueue(values, stream)
         for name, count, factor in self._finish:
             self._launch.scale(values[name], count, factor, stream)

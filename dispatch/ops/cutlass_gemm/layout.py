@@ -1,6 +1,7 @@
 """How a matrix lies in memory, in the two words that kernels know: which lines are dense, and the step between them.
 
-rules.py asks whether a kernel can step through it, cutlass.py writes the step into the kernel's parameters.
+rules.py asks whether a kernel can step through it, cutlass.py takes a kernel's operands from here and writes the steps
+into its parameters. Nothing here chooses anything.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+from dispatch.cutlass.visitors import Operand
+from dispatch.keys import F32, I32
+from dispatch.tensor import Tensor
 
-__all__ = ["alignment", "dense_line", "order", "order_of", "pitch"]
+if TYPE_CHECKING:
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+
+__all__ = ["alignment", "dense_line", "operands_of", "order", "order_of", "pitch"]
 
 Pair = tuple[int, ...]
 
@@ -29,6 +34,21 @@ def order(shape: Pair, strides: Pair) -> str:
 def order_of(tensor: Tensor) -> str:
     """The order of a tensor's last two axes."""
     return order(tensor.shape, tensor.layout.strides)
+
+
+def operands_of(request: CutlassGemmRequest) -> dict[str, Operand]:
+    """What each operand that the tree names is, for its visitor."""
+    found = {}
+    for name, kind in request.kinds.items():
+        given = request.given.get(name)
+        if kind in ("store", "reduce"):
+            dtype = request.writes[name][1]
+        else:
+            number = I32 if request.d_dtype is I32 else F32
+            dtype = given.dtype if isinstance(given, Tensor) else number
+        is_matrix = kind in ("load", "store") and isinstance(given, Tensor)
+        found[name] = Operand(kind, dtype, order_of(given) if is_matrix else "row")  # type: ignore[arg-type]
+    return found
 
 
 def pitch(shape: Pair, strides: Pair) -> int:

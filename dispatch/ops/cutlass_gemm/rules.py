@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, order_of
+from dispatch.cutlass.visitors import lower
+from dispatch.errors import Refused
+from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, operands_of, order_of
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.tensor import Tensor
 
 __all__ = [
+    "buildable",
     "by_4_bytes",
     "by_16_bytes",
     "k_dense",
@@ -58,6 +61,15 @@ def by_4_bytes(request: CutlassGemmRequest) -> str:
         if matrix is not None and (not dense_line(matrix) or order_of(matrix) != "row"):
             wrong.append(f"{name} with dense rows, has {matrix.layout}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
+
+
+def buildable(request: CutlassGemmRequest) -> str:
+    """CUTLASS has visitors for the whole tree, over operands of these dtypes."""
+    try:
+        lower(request.tree, operands_of(request), request.d_dtype, None if request.c is None else request.c.dtype)
+    except Refused as refused:
+        return str(refused)
+    return ""
 
 
 def linear(request: CutlassGemmRequest) -> str:

@@ -229,7 +229,7 @@ def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | No
             ("one row", (1, 264, 72), "rcrr", (), False),
         )
     ]
-    if dtypes[0] is not I8:
+    if dtypes in ((BF16,) * 4, (F64,) * 4):
         found += [
             Case(
                 f"order {orders}", dtypes, (36, 52, 40), None, orders, compute=compute, step=max(4, dtypes[0].bits // 8)

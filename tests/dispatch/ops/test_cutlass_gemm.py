@@ -133,6 +133,19 @@ def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev)
         dp.run(small(dev, **options(dev)))
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (lambda d: {"epilogue": evt.row("v") * 2, "operands": {"v": d.zeros(16)}}, "reads the accumulator"),
+        (lambda d: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": d.zeros(16, "f64")}}, "v of f32"),
+        (lambda _: {"epilogue": evt.accumulator() + evt.source()}, "needs c for an epilogue"),
+    ],
+)
+def test_a_tree_that_cutlass_cannot_build_is_refused_on_the_host_too(options, reason, dev):
+    with pytest.raises(NoRow, match=reason):
+        dp.run(small(dev, **options(dev)))
+
+
 def test_equal_choices_have_equal_keys_and_other_trees_have_others(dev):
     one, same = small(dev), small(dev)
     assert one.key() == same.key()

@@ -1,0 +1,43 @@
+"""Compiling ahead: what is compiled is what requests ask for later."""
+
+import dispatch as dp
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass import warm
+from dispatch.cutlass.config import CHOSEN, choose
+from dispatch.cutlass.emit import emit
+from dispatch.keys import HOST, Arch
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest
+from dispatch.ops.cutlass_gemm.cutlass import spec_of
+
+PLAIN = {(8192, 8192, 64), (2048, 1536, 1024), (128, 512, 16384), (16, 512, 512)}
+
+
+def test_there_is_a_kernel_for_each_row_and_each_choice():
+    rows = [row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal" and row.arch != HOST]
+    labels = [label for label, _ in warm.specs()]
+    assert labels == [f"{row.name} {config}" for row in rows for config in CHOSEN]
+    assert not list(warm.specs("matmul"))
+
+
+def test_a_plain_request_takes_a_kernel_that_was_compiled_ahead():
+    dev = dp.device("host")
+    ahead = {emit(spec).text for _, spec in warm.specs()}
+    a, b = dev.zeros((16, 32), "bf16"), dev.zeros((16, 32), "bf16").T
+    request = CutlassGemmRequest(a, b)
+    configs = {choose(*extents, 1, 132) for extents in PLAIN}
+    assert configs == set(CHOSEN)
+    assert {emit(spec_of(request, Arch(90), config)).text for config in configs} <= ahead
+
+
+def test_kernels_are_counted_once_they_are_ready(monkeypatch):
+    asked = []
+
+    def request(source, target, _label):
+        asked.append((target, source.text))
+        future = compiler.Future()
+        future.set_result(b"")
+        return future
+
+    monkeypatch.setattr(compiler, "request", request)
+    assert warm.warm(chosen=list(warm.specs())[:3]) == 3
+    assert {target for target, _ in asked} == {"sm_90a"}

@@ -1,0 +1,77 @@
+"""`python -m dispatch cache` over compiled kernels: list, export, import, clear; and what it refuses."""
+
+import json
+
+import pytest
+
+from dispatch.__main__ import main
+from dispatch.cutlass.store import Entry, store
+
+ENTRY = Entry("k" * 64, "NVRTC 13.0", "sm_90a", "relu of bf16", 20.5, b"\x7fELF" + bytes(2000))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path / "here"))
+    return tmp_path
+
+
+def told(capsys, *words):
+    assert main(["cache", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_kernels_are_listed_with_what_they_are(folder, capsys):
+    assert told(capsys)["kernels"] == []
+    store().put(ENTRY)
+    (kernel,) = told(capsys)["kernels"]
+    assert (kernel["label"], kernel["target"], kernel["state"]) == ("relu of bf16", "sm_90a", "good")
+    assert str(folder) in kernel["path"]
+    assert main(["cache"]) == 0
+    assert "sm_90a  20 s" in capsys.readouterr().out
+
+
+def test_a_damaged_kernel_is_listed_as_such(folder, capsys):
+    store().put(ENTRY)
+    path = told(capsys)["kernels"][0]["path"]
+    with open(path, "wb") as file:
+        file.write(b"not ours")
+    assert told(capsys)["kernels"][0]["state"].startswith("damaged")
+    assert str(folder) in path
+
+
+def test_kernels_go_to_another_machine_in_a_pack(folder, capsys, monkeypatch):
+    store().put(ENTRY)
+    pack = str(folder / "kernels.pack")
+    assert told(capsys, "export", pack) == {"file": pack, "kernels": 1}
+    monkeypatch.setenv("CUDABIND_CACHE", str(folder / "there"))
+    assert told(capsys, "import", pack, "--arch", "sm_100a") == {"file": pack, "kernels": 0}
+    assert told(capsys, "import", pack) == {"file": pack, "kernels": 1}
+    assert store().find(ENTRY.kernel, None) == ENTRY
+
+
+@pytest.mark.usefixtures("folder")
+def test_clear_removes_them(capsys):
+    store().put(ENTRY)
+    assert told(capsys, "clear")["removed"] == 1
+    assert told(capsys)["kernels"] == []
+
+
+def test_warm_needs_nothing_where_no_row_is_meant(folder, capsys):
+    assert told(capsys, "warm", "--op", "matmul") == {"kernels": 0}
+    assert folder.exists()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export"], "cache export needs a file"),
+        (["import"], "cache import needs a file"),
+        (["list", "x"], "cache list takes no file"),
+        (["import", "/nowhere/pack"], "is no pack of kernels"),
+    ],
+)
+def test_what_cannot_be_done_is_said(words, message, capsys):
+    assert main(["cache", *words]) == 2
+    assert message in capsys.readouterr().err
