@@ -53,6 +53,8 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
 def describable(*layouts: Layout) -> str:
     """A rule's words where a layout is none that cuDNN's descriptors can say, or "" where all are."""
     for layout in layouts:
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
         steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
         if min(steps, default=1) < 1:
             return f"needs strides above 0, has {layout}: copy it with dev.array(x.numpy())"

@@ -15,7 +15,7 @@ from dispatch.errors import NoRow
 from dispatch.keys import F64, Dtype
 from dispatch.ops.matmul.trial import ROUNDOFF, Memory, Mismatch, poison
 from dispatch.plans import prepare
-from dispatch.request import Operands, run
+from dispatch.request import run
 from dispatch.row import refusals
 from dispatch.tensor import Tensor
 
@@ -37,7 +37,6 @@ __all__ = [
     "carry_out",
     "distinct",
     "normal",
-    "outputs_of",
     "place",
     "poison",
     "rounded",
@@ -119,23 +118,20 @@ def carry_out(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
     return why[0] if why else ""
 
 
-def outputs_of(request: OperandRequest, device: Device) -> Operands:
-    """Memory for the outputs that a request leaves open."""
-    made: Operands = device.lane().outputs(request)
-    return made
-
-
 # -- operands -----------------------------------------------------------------------------------------------------
-def place(device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, before: int = 0) -> Memory:
+def place(
+    device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, *, aligned: bool = False
+) -> Memory:
     """Values on a device with their axes in memory in an order; `gap` poisoned elements behind every axis.
 
-    `before` more stand before the first of the innermost axis, so that the view starts at an odd address.
+    As many stand before the innermost axis, so that the view starts at an odd element, unless it is to be `aligned`.
     """
     axes = tuple(range(values.ndim)) if order is None else tuple(order)
     lines = values.transpose(axes)
     dtype = Dtype.of(values.dtype)
     room = [extent + gap for extent in lines.shape]
     inside: list[Any] = [slice(0, extent) for extent in lines.shape]
+    before = 0 if aligned else gap
     if room and before:
         room[-1] += before
         inside[-1] = slice(before, before + lines.shape[-1])

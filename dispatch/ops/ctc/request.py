@@ -59,8 +59,13 @@ class CtcRequest(OperandRequest):
             tensor: Tensor = getattr(self, name)
             if tensor.dtype is not I32 or tensor.ndim != 1:
                 raise BadRequest(name, str(tensor.layout), "an i32 tensor of one axis")
-            if not tensor.layout.is_contiguous:
-                raise BadRequest(name, f"strides {tensor.layout.strides}", "a dense tensor", "dev.array(x.numpy())")
+            if not tensor.layout.is_contiguous or tensor.layout.alignment < I32.itemsize:
+                raise BadRequest(
+                    name,
+                    f"{tensor.layout} at {tensor.ptr:#x}",
+                    "a dense tensor at a multiple of 4",
+                    "dev.array(x.numpy())",
+                )
             if name != "labels" and tensor.shape[0] != self.logits.shape[1]:
                 raise BadRequest(name, str(tensor.layout), f"i32[{self.logits.shape[1]}], one for each sequence")
         for name in ("with_gradient", "deterministic"):

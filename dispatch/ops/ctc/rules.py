@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.cudnn.axes import describable
+
 if TYPE_CHECKING:
     from dispatch.ops.ctc.request import CtcRequest
 
@@ -25,6 +27,8 @@ def dense_logits(request: CtcRequest) -> str:
     """Logits and gradient in row-major order."""
     for name in ("logits", *request.made()):
         layout = request.layout_of(name)
+        if reason := describable(layout):
+            return reason
         if not layout.is_contiguous:
             return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
     return ""

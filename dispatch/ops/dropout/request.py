@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DropoutBackwardRequest", "DropoutRequest", "DropoutStatesRequest", "reserve_bytes", "states_bytes"]
 
 MAX_SEED = 2**63 - 1
+STATES_ALIGNMENT, RESERVE_ALIGNMENT = 16, 4  # bytes, of what the library keeps in them: structs, and words of bits
 HOST_STATES = 16  # bytes: the seed, and how many masks were drawn from it
 
 
@@ -43,6 +44,15 @@ def check_probability(p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise BadRequest("p", repr(p), "a number from 0 to below 1")
+
+
+def check_opaque(name: str, tensor: Tensor, wanted: int, alignment: int, hint: str) -> None:
+    """BadRequest unless a tensor is dense u8 of a size, at a multiple of so many bytes."""
+    layout = tensor.layout
+    if (layout.shape, layout.dtype) != ((wanted,), U8) or not layout.is_contiguous:
+        raise BadRequest(name, str(layout), f"dense u8[{wanted}]", hint)
+    if wanted and layout.alignment < alignment:
+        raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +83,8 @@ class DropoutStatesRequest(OperandRequest):
 
     def check_fields(self) -> None:
         whole("seed", self.seed, 0, MAX_SEED)
+        if self.out is not None:
+            check_opaque("out", self.out, states_bytes(self.on), STATES_ALIGNMENT, "leave out=None")
 
     def made(self) -> dict[str, Made]:
         return {"out": self._out}
@@ -116,8 +128,9 @@ class DropoutRequest(OperandRequest):
     def check_fields(self) -> None:
         check_probability(self.p)
         wanted = states_bytes(self.device)
-        if (self.states.shape, self.states.dtype) != ((wanted,), U8) or not self.states.layout.is_contiguous:
-            raise BadRequest("states", str(self.states.layout), f"dense u8[{wanted}]", "dropout_states(device, seed)")
+        check_opaque("states", self.states, wanted, STATES_ALIGNMENT, "take what dropout_states(device, seed) gives")
+        if self.reserve is not None:
+            check_opaque("reserve", self.reserve, reserve_bytes(self.x.size), RESERVE_ALIGNMENT, "leave reserve=None")
 
     def made(self) -> dict[str, Made]:
         return {"out": like(self.x.layout), "reserve": dense((reserve_bytes(self.x.size),), U8)}
@@ -149,10 +162,8 @@ class DropoutBackwardRequest(OperandRequest):
 
     def check_fields(self) -> None:
         check_probability(self.p)
-        wanted = reserve_bytes(self.dy.size)
-        if (self.reserve.shape, self.reserve.dtype) != ((wanted,), U8) or not self.reserve.layout.is_contiguous:
-            hint = "pass on the one that the forward pass gave"
-            raise BadRequest("reserve", str(self.reserve.layout), f"dense u8[{wanted}]", hint)
+        hint = "pass on the one that the forward pass gave"
+        check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
 
     def made(self) -> dict[str, Made]:
         return {"out": like(self.dy.layout)}

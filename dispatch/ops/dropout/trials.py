@@ -113,7 +113,7 @@ class DropoutCase:
         memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
         scale = 1 / (1 - self.p)
         if self.op == "dropout_fwd":
-            reserve = place(device, poison(U8, (reserve_bytes(x.view.size),)), gap=5)
+            reserve = place(device, poison(U8, (reserve_bytes(x.view.size),)), gap=5, aligned=True)
             request = DropoutRequest(x.view, states, self.p, memory.view, reserve.view)
             scaled = x.view.numpy().astype(np.float64) * scale
             return MaskTrial(
@@ -126,7 +126,7 @@ class DropoutCase:
         return Trial(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
 
     def _seeded(self, device: Device) -> Trial:
-        memory = place(device, poison(U8, (states_bytes(device),)), gap=7)
+        memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
         request = DropoutStatesRequest(device, SEED, memory.view)
         same: Tensor = run(DropoutStatesRequest(device, SEED))
         return SeedTrial(self.id, request, {}, {}, (memory,), same)

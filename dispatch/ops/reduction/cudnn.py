@@ -1,6 +1,7 @@
 """A ReduceRequest carried out by `cudnnReduceTensor`.
 
-Axes are merged as far as memory allows. Follows
+Axes are merged as far as memory allows. Where some are kept, cuDNN 9.19 is slow in whatever order they are described:
+0.4 ms for the rows or the columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
 """
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.ops.activation.formulas import sigmoid
 from dispatch.ops.rnn.network import RnnMode
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["backward_step", "forward_step"]
 
 Named = dict[str, "Array"]
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x), by tanh, which does not overflow."""
-    return np.asarray((np.tanh(x * x.dtype.type(0.5)) + 1) * x.dtype.type(0.5))
 
 
 def _products(weights: Named, x: Array, h: Array) -> tuple[Array, Array]:

@@ -12,8 +12,9 @@ from dispatch.ops.rnn.request import steps_first
 if TYPE_CHECKING:
     from dispatch.ops.rnn.request import RnnBase
 
-__all__ = ["dense_sequences"]
+__all__ = ["bytes_by_16", "dense_sequences"]
 
+ALIGNED = 16
 SEQUENCES = {"rnn_fwd": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_weights": ("x", "y")}
 
 
@@ -23,13 +24,20 @@ def dense_sequences(request: RnnBase) -> str:
     ways = [steps_first(request.layout_of(name)) for name in names]
     if None in ways:
         return f"needs dense sequences, has {names[ways.index(None)]} {request.layout_of(names[ways.index(None)])}"
-    both = all(
-        1 in request.layout_of(name).shape[:2] for name in names
-    )  # one step or one sequence: both orders at once
+    # One step, or one sequence, is in both orders at once.
+    both = all(1 in request.layout_of(name).shape[:2] for name in names)
     if len(set(ways)) > 1 and not both:
         return f"needs {' and '.join(names)} in one order, has {[request.layout_of(name).strides for name in names]}"
     for name in (*request.reads, *request.writes):
         tensor = getattr(request, name)
         if name not in names and tensor is not None and not tensor.layout.is_contiguous:
             return f"needs {name} dense, has {tensor.layout}: copy it with dev.array(x.numpy())"
+    return ""
+
+
+def bytes_by_16(request: RnnBase) -> str:
+    """The products are those of cuBLAS, which may load 16 bytes at once; no document says that it never does here."""
+    for name, tensor, _ in request.tensors():
+        if tensor.layout.alignment < ALIGNED:
+            return f"needs {name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}"
     return ""

@@ -118,6 +118,19 @@ def test_a_refusal_names_operand_given_and_expected(ask, operand, given, expecte
     assert expected in caught.value.expected
 
 
+def test_states_and_masks_stand_at_addresses_that_their_words_have(dev):
+    """A view that starts one byte in is refused before a library, which would fault on it, sees it."""
+    x, states, memory = dev.zeros((40,)), dropout_states(dev, 1), dev.zeros((17,), "u8")
+    for ask in (
+        lambda: DropoutRequest(x, memory[1:]),
+        lambda: DropoutRequest(x, states, reserve=memory[1:9]),
+        lambda: DropoutBackwardRequest(x, memory[1:9]),
+        lambda: DropoutStatesRequest(dev, 1, memory[1:]),
+    ):
+        with pytest.raises(BadRequest, match="an address at a multiple of 1 bytes; expected one of"):
+            ask()
+
+
 def test_tensors_with_gaps_have_no_row(dev):
     with pytest.raises(NoRow, match="needs x and out dense"):
         dropout(dev.zeros((4, 6))[:, :5], dropout_states(dev, 1))

@@ -233,7 +233,7 @@ def test_a_reserve_space_of_another_pass_is_refused(dev):
     x, weights = dev.zeros((5, 3, 3)), dev.zeros((84,))
     y, _, reserve = rnn(x, weights, network, training=True)
     with pytest.raises(BadRequest, match="pass on what training=True gave"):
-        rnn_bwd_data(y, y, weights, reserve[4:], network)
+        rnn_bwd_data(y, y, weights, reserve[:-16], network)
     with pytest.raises(BadRequest, match="a dense u8 tensor"):
         RnnBackwardDataRequest(y, y, weights, x, network)
 
@@ -252,3 +252,9 @@ def test_sequences_with_gaps_have_no_row(dev):
     network = Network(M.GRU, 3, 4, bias=False)
     with pytest.raises(NoRow, match="needs dense sequences"):
         rnn(dev.zeros((5, 3, 6))[:, :, :3], dev.zeros((84,)), network)
+
+
+def test_what_is_not_at_a_multiple_of_16_bytes_has_no_row(dev):
+    network = Network(M.GRU, 3, 4, bias=False)
+    with pytest.raises(NoRow, match="needs weights at a multiple of 16 bytes, has 4"):
+        rnn(dev.zeros((5, 3, 3)), dev.zeros((85,))[1:], network)
