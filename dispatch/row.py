@@ -125,12 +125,14 @@ def _check_all(rows: Iterable[Row]) -> None:
 class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this library.
 
-    `rooms` names modules whose ROWS follow the given ones; they are imported when the table is first asked, so that
-    `import dispatch` stays quick however many families of ops there are.
+    `rooms` names modules whose ROWS follow the given ones. They are imported when the table is first asked for an op
+    that the given rows do not have, so that `import dispatch` and a first product stay quick however many families of
+    ops there are.
     """
 
     def __init__(self, rows: Iterable[Row], rooms: Iterable[str] = ()) -> None:
         self._rooms = tuple(rooms)
+        self._entered, self._entering = not self._rooms, False  # whether the rows of the rooms are in, or on their way
         self._lock = threading.RLock()
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
@@ -139,6 +141,7 @@ class Table:
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         given = tuple(rows)
         _check_all(given)
+        self._own = frozenset(row.op for row in given)
         self._set(given)
 
     def register(self, *rows: Row) -> None:
@@ -177,6 +180,8 @@ class Table:
         """The rows of an op, those of installed packages included."""
         if not self._loaded:
             self._load()
+        if not self._entered and op not in self._own:
+            self._enter()
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
@@ -189,7 +194,7 @@ class Table:
         return found
 
     def _load(self) -> None:
-        """Add the rows of `rooms` and of installed packages; one that is broken is named, at every call."""
+        """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
         with self._lock:
             if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
                 return
@@ -197,10 +202,6 @@ class Table:
             try:
                 from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
 
-                for room in self._rooms:
-                    further: tuple[Row, ...] = import_module(room).ROWS
-                    _check_all(further)
-                    self._set((*self._rows, *further))
                 for entry in entry_points(group=ENTRY_POINTS):
                     self._load_entry(entry)
                 self._loaded = True
@@ -209,6 +210,20 @@ class Table:
                 raise
             finally:
                 self._loading = False
+
+    def _enter(self) -> None:
+        """Add the rows of all rooms, behind the others."""
+        with self._lock:
+            if self._entered or self._entering:  # a room that looks at the table while it is imported sees it so far
+                return
+            self._entering = True
+            try:
+                further = tuple(row for room in self._rooms for row in import_module(room).ROWS)
+                _check_all(further)
+                self._set((*self._rows, *further))
+                self._entered = True
+            finally:
+                self._entering = False
 
     def _load_entry(self, entry: EntryPoint) -> None:
         """Add the rows that an entry point names; BadRow names it where anything is wrong with it."""
@@ -221,13 +236,13 @@ class Table:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        if not self._loaded:
-            self._load()
-        return tuple(self._by_op)
+        return tuple(dict.fromkeys(row.op for row in self))
 
     def __iter__(self) -> Iterator[Row]:
         if not self._loaded:
             self._load()
+        if not self._entered:
+            self._enter()
         return iter(self._rows)
 
     def __len__(self) -> int:
