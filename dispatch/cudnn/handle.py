@@ -1,6 +1,6 @@
-"""The cuDNN handle of a lane: one for each, made at its first cuDNN plan, shared by its plans, destroyed with the last.
+"""The cuDNN handle of a lane: one for each, made at its first cuDNN plan, shared by its plans, destroyed with the lane.
 
-Plans keep the handle that `handle_of(lane)` gives and call `follow()` before they enqueue. Handles never cross threads,
+Plans ask `handle_of(lane)` for it and call `follow()` before they enqueue. Handles never cross threads,
 as lanes do not. This room runs no operation.
 """
 
@@ -26,11 +26,11 @@ MESSAGE_BYTES = 4096
 class Handle:
     """A `cudnnHandle_t` on the stream of one lane.
 
-    Guarantees: destroyed exactly once, when the last plan that holds it goes, as when the lane is closed. Only where
-    the whole device was closed or lost first is nothing destroyed, for then there is no context left to do it in.
+    Guarantees: destroyed exactly once, as its lane goes. Only where the whole device was closed or lost first is nothing
+    destroyed, for then there is no context left to do it in.
     """
 
-    __slots__ = ("__weakref__", "_device", "_scratch", "_stream", "_target", "c_handle")
+    __slots__ = ("_device", "_scratch", "_stream", "_target", "c_handle")
 
     def __init__(self, lane: CudaLane) -> None:
         self.c_handle = cudnn.cudnnHandle_t()
@@ -69,19 +69,18 @@ class Handle:
         cudnn.cudnnDestroy.unchecked(self.c_handle)
 
 
-_handles: weakref.WeakKeyDictionary[CudaLane, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
+_handles: weakref.WeakKeyDictionary[CudaLane, Handle] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def handle_of(lane: CudaLane) -> Handle:
-    """The one handle of a lane; only the lane's own thread may ask. Keep it as long as the plan that needs it."""
+    """The one handle of a lane; only the lane's own thread may ask."""
     with _lock:
-        known = _handles.get(lane)
-        found = None if known is None else known()
+        found = _handles.get(lane)
     if found is None:
         found = Handle(lane)
         with _lock:
-            _handles[lane] = weakref.ref(found)
+            _handles[lane] = found
     return found
 
 

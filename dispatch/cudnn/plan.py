@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
@@ -19,7 +19,7 @@ from dispatch.request import Plan
 from dispatch.tuning import Algorithm, AlgorithmCache, fastest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from dispatch.cudnn.graph import Graph, Wire
     from dispatch.keys import Dtype
@@ -31,7 +31,6 @@ __all__ = ["GraphPlan", "bind"]
 
 CANDIDATES = 10  # that autotune times
 WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
-NOT_SUPPORTED = 3  # the thousands of cuDNN's statuses of that kind
 ALIGNED = 256  # bytes at which scratch memory begins
 C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
@@ -48,7 +47,6 @@ class GraphPlan(Plan):
         "_handle",
         "_lane",
         "_numbers",
-        "_others",
         "_own",
         "_places",
         "_scratch",
@@ -56,11 +54,8 @@ class GraphPlan(Plan):
         "_uids",
     )
 
-    def __init__(
-        self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], choice: Iterator[Engine]
-    ) -> None:
+    def __init__(self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], engine: Engine) -> None:
         super().__init__(row, capture_safe=True)
-        engine, self._others = next(choice), choice
         self._lane, self._handle = lane, handle_of(lane)
         fixed = [wire for wire in graph.wires if wire.value is not None]
         self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
@@ -89,9 +84,6 @@ class GraphPlan(Plan):
         given += [ctypes.addressof(number) for number in self._constants]
         given += self._own
         status = self._execute(given)
-        while status // 1000 == NOT_SUPPORTED and (engine := next(self._others, None)) is not None:
-            self.take(engine)  # a heuristic may propose what cannot run here (seen: f64 on sm_90)
-            status = self._execute([*given[: len(given) - len(self._own)], *self._own])
         if status:
             self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
             raise cudnn.cudnnBackendExecute.error(status)
@@ -151,15 +143,15 @@ def bind(
     lane.device.activate()
     target = Target(handle_of(lane).c_handle)
     if not autotune:
-        return GraphPlan(lane, row, graph, places, engines(graph, target, policy))
+        return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)))
     memory = _memory(lane.device.model)
     name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
     known = memory.get(request.op, name)
     engine = None if known is None else restored(known.blob, target, policy)
     if engine is not None:
-        return GraphPlan(lane, row, graph, places, chain((engine,), engines(graph, target, policy)))
+        return GraphPlan(lane, row, graph, places, engine)
     candidates = _first(graph, target, policy)
-    made = GraphPlan(lane, row, graph, places, iter(candidates))
+    made = GraphPlan(lane, row, graph, places, candidates[0])
     if len(candidates) > 1:
         best = made.tune(request, candidates)
         memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
