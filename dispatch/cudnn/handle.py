@@ -26,8 +26,8 @@ MESSAGE_BYTES = 4096
 class Handle:
     """A `cudnnHandle_t` on the stream of one lane.
 
-    Guarantees: destroyed exactly once, as its lane goes. Only where the whole device was closed or lost first is nothing
-    destroyed, for then there is no context left to do it in.
+    Guarantees: destroyed exactly once, as its lane goes. Only where the whole device was closed or lost first is
+    nothing destroyed, for then there is no context left to do it in.
     """
 
     __slots__ = ("_device", "_scratch", "_stream", "_target", "c_handle")

@@ -223,9 +223,8 @@ def _backward_bounds(
     allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
     if "dbias" in expected and request.bias is not None:
         axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
-        error = (off + 2 * w * weights * inner + 2 * tiny).sum(
-            axis=axes, keepdims=True
-        )  # blocks are added up in memory
+        # Stored by block, in the operands' dtype, before and after the difference, and added up from there.
+        error = (off + 3 * w * weights * inner + 4 * tiny).sum(axis=axes, keepdims=True)
         allowed["dbias"] = rounded(error, expected["dbias"], request.bias.dtype)
     return allowed
 
