@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cudabind._bind import StatusFunction
-    from dispatch.cudnn.tensors import Descriptor
     from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.row import Row
@@ -86,7 +85,7 @@ class CallPlan(Plan):
         row: Row,
         function: StatusFunction[Any],
         arguments: Sequence[Any],
-        keep: Sequence[Descriptor | Scratch] = (),
+        keep: Sequence[object] = (),
         *,
         zeroed: Sequence[tuple[int, int]] = (),
         capture_safe: bool = True,

@@ -113,7 +113,8 @@ class OperandRequest(Request):
 
     @property
     def repeatable(self) -> bool:
-        return not self.updates and super().repeatable
+        changed = any(getattr(self, name) is not None for name in self.updates)
+        return not changed and super().repeatable
 
     def tensors(self) -> tuple[Use, ...]:
         return self._uses

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dispatch.ops.dropout.request import DropoutRequest
     from dispatch.tensor import Array
 
-__all__ = ["evaluate", "mask_of"]
+__all__ = ["draw", "evaluate", "mask_of"]
 
 
 def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest, work: np.dtype[Any]) -> Results:
@@ -27,15 +27,20 @@ def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardReq
 
 
 def _forward(request: DropoutRequest, work: np.dtype[Any]) -> Results:
-    seed, passes = np.asarray(request.states).view(np.uint64)
-    random = np.random.Generator(np.random.Philox(key=int(seed), counter=int(passes) << 64))
-    kept = random.random(request.x.size) >= request.p
+    kept, states = draw(np.asarray(request.states), request.x.size, request.p)
     reserve = np.zeros(reserve_bytes(request.x.size), np.uint8)
     bits = np.packbits(kept, bitorder="little")
     reserve[: len(bits)] = bits
     x = values(request.x, work)
     y = np.where(kept.reshape(x.shape), x * _scale(request.p, work), work.type(0))
-    return {"out": y, "reserve": reserve, "states": np.array([seed, passes + 1], np.uint64).view(np.uint8)}
+    return {"out": y, "reserve": reserve, "states": states}
+
+
+def draw(states: Array, size: int, p: float) -> tuple[Array, Array]:
+    """Which of so many elements stay, each with probability 1 - p, and the state behind that."""
+    seed, passes = states.view(np.uint64)
+    random = np.random.Generator(np.random.Philox(key=int(seed), counter=int(passes) << 64))
+    return random.random(size) >= p, np.array([seed, passes + 1], np.uint64).view(np.uint8)
 
 
 def mask_of(reserve: Array, size: int) -> Array:

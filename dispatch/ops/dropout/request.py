@@ -11,15 +11,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.cudnn.operands import Made, OperandRequest, dense, like, whole
+from dispatch.device import Device
 from dispatch.errors import BadRequest
 from dispatch.keys import U8, Dtype
 
 if TYPE_CHECKING:
-    from dispatch.device import Device
     from dispatch.request import Argument, Operands
     from dispatch.tensor import Tensor
 
-__all__ = ["DropoutBackwardRequest", "DropoutRequest", "DropoutStatesRequest", "reserve_bytes", "states_bytes"]
+__all__ = [
+    "STATES_ALIGNMENT",
+    "DropoutBackwardRequest",
+    "DropoutRequest",
+    "DropoutStatesRequest",
+    "check_opaque",
+    "check_probability",
+    "reserve_bytes",
+    "states_bytes",
+]
 
 MAX_SEED = 2**63 - 1
 STATES_ALIGNMENT, RESERVE_ALIGNMENT = 16, 4  # bytes, of what the library keeps in them: structs, and words of bits
@@ -40,10 +49,10 @@ def reserve_bytes(size: int) -> int:
     return -(-size // 32) * 4
 
 
-def check_probability(p: object) -> None:
+def check_probability(name: str, p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
-        raise BadRequest("p", repr(p), "a number from 0 to below 1")
+        raise BadRequest(name, repr(p), "a number from 0 to below 1")
 
 
 def check_opaque(name: str, tensor: Tensor, wanted: int, alignment: int, hint: str) -> None:
@@ -72,6 +81,12 @@ class DropoutStatesRequest(OperandRequest):
     on: Device
     seed: int
     out: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.on
+        if not isinstance(given, Device):
+            raise BadRequest("on", repr(given), "a Device", "dispatch.device() gives one")
+        super().__post_init__()
 
     @property
     def device(self) -> Device:
@@ -126,7 +141,7 @@ class DropoutRequest(OperandRequest):
     reserve: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_probability(self.p)
+        check_probability("p", self.p)
         wanted = states_bytes(self.device)
         check_opaque("states", self.states, wanted, STATES_ALIGNMENT, "take what dropout_states(device, seed) gives")
         if self.reserve is not None:
@@ -161,7 +176,7 @@ class DropoutBackwardRequest(OperandRequest):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_probability(self.p)
+        check_probability("p", self.p)
         hint = "pass on the one that the forward pass gave"
         check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
 

@@ -56,6 +56,8 @@ def rnn(
     lengths: Lengths | None = None,
     training: bool = False,
     compute: Compute | None = None,
+    dropout: float = 0.0,
+    states: Tensor | None = None,
 ) -> Any:
     """Run sequences x (steps, sequences, input_size) through a network, on the current stream; returns without waiting.
 
@@ -63,7 +65,7 @@ def rnn(
     The fields of `RnnRequest` document shapes and layouts. Raises BadRequest for operands that do not fit, NoRow where
     no library takes them.
     """
-    return run(RnnRequest(x, weights, network, hx, cx, lengths, training, compute))
+    return run(RnnRequest(x, weights, network, hx, cx, lengths, training, compute, dropout, states))
 
 
 def rnn_bwd_data(
@@ -79,13 +81,14 @@ def rnn_bwd_data(
     dcy: Tensor | None = None,
     lengths: Lengths | None = None,
     compute: Compute | None = None,
+    dropout: float = 0.0,
 ) -> Any:
     """The gradients of x and of the first states: (dx, dhx), for an LSTM (dx, dhx, dcx). It changes the reserve space.
 
     The fields of `RnnBackwardDataRequest` document shapes and layouts.
     """
     states = (hx, cx, dhy, dcy)
-    return run(RnnBackwardDataRequest(y, dy, weights, reserve, network, *states, lengths, compute))
+    return run(RnnBackwardDataRequest(y, dy, weights, reserve, network, *states, lengths, compute, dropout))
 
 
 def rnn_bwd_weights(
@@ -97,9 +100,10 @@ def rnn_bwd_weights(
     hx: Tensor | None = None,
     lengths: Lengths | None = None,
     compute: Compute | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The gradient of the weight space, after `rnn_bwd_data` has run; `unpack_weights` gives it by name."""
-    result: Tensor = run(RnnBackwardWeightsRequest(x, y, reserve, network, hx, lengths, compute))
+    result: Tensor = run(RnnBackwardWeightsRequest(x, y, reserve, network, hx, lengths, compute, dropout))
     return result
 
 

@@ -17,6 +17,7 @@ from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype
+from dispatch.ops.dropout.cudnn import states_bytes
 from dispatch.ops.rnn.network import Network, RnnMode
 from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, steps_first
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
     from dispatch.ops.rnn.weights import Places
-    from dispatch.request import Plan
+    from dispatch.request import Argument, Plan
     from dispatch.row import Row
 
 __all__ = ["places", "plan", "reserve_bytes"]
@@ -38,52 +39,69 @@ ADD = cudnn.cudnnWgradMode_t.CUDNN_WGRAD_MODE_ADD  # cuDNN 9.19 refuses to overw
 _known: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def network_of(network: Network, dtype: Dtype, compute: Compute | None, handle: Any) -> tuple[Descriptor, Descriptor]:
-    """The descriptor of a network, and that of no dropout, which it points to."""
-    dropout = Descriptor("Dropout")
-    cudnn.cudnnSetDropoutDescriptor(dropout.handle, handle, 0.0, None, 0, 0)
-    math = MATH.CUDNN_TENSOR_OP_MATH if dtype in HALF else MATH.CUDNN_DEFAULT_MATH
-    if dtype is F32 and compute is not Compute.COMPUTE_32F_FAST_TF32:
-        math = MATH.CUDNN_FMA_MATH  # the default would be TF32
-    made = Descriptor("RNN")
-    bias = cudnn.cudnnRNNBiasMode_t
-    cudnn.cudnnSetRNNDescriptor_v8(
-        made.handle,
-        cudnn.cudnnRNNAlgo_t.CUDNN_RNN_ALGO_STANDARD,
-        cudnn.cudnnRNNMode_t(network.mode),
-        bias.CUDNN_RNN_DOUBLE_BIAS if network.bias else bias.CUDNN_RNN_NO_BIAS,
-        cudnn.cudnnDirectionMode_t(network.directions - 1),
-        cudnn.cudnnRNNInputMode_t.CUDNN_LINEAR_INPUT,
-        DTYPES[dtype],
-        DTYPES[F64 if dtype is F64 else F32],
-        math,
-        network.input_size,
-        network.hidden_size,
-        network.state_size,
-        network.layers,
-        dropout.handle,
-        cudnn.CUDNN_RNN_PADDED_IO_ENABLED,
-    )
-    return made, dropout
+class NetworkDescriptor:
+    """The descriptors of a network and of its dropout, which the former points to."""
+
+    def __init__(self, lane: CudaLane, network: Network, dtype: Dtype, compute: Compute | None, dropout: float) -> None:
+        self._lane, self._network, self._dtype, self._compute, self._p = lane, network, dtype, compute, dropout
+        self.rnn, self._dropout = Descriptor("RNN"), Descriptor("Dropout")
+        # Only a forward pass draws from the state; the others want some memory there, which they do not touch.
+        self.bind(lane.workspace.c_ptr.value or 0)
+
+    def bind(self, states: int) -> None:
+        """Describe the network with masks that are drawn from the state at an address."""
+        handle, dropout = handle_of(self._lane).follow(), self._dropout.handle
+        if self._p:
+            size = states_bytes(self._lane.device)
+            cudnn.cudnnRestoreDropoutDescriptor(dropout, handle, self._p, ctypes.c_void_p(states), size, 0)
+        else:
+            cudnn.cudnnSetDropoutDescriptor(dropout, handle, 0.0, None, 0, 0)
+        network, bias = self._network, cudnn.cudnnRNNBiasMode_t
+        cudnn.cudnnSetRNNDescriptor_v8(
+            self.rnn.handle,
+            cudnn.cudnnRNNAlgo_t.CUDNN_RNN_ALGO_STANDARD,
+            cudnn.cudnnRNNMode_t(network.mode),
+            bias.CUDNN_RNN_DOUBLE_BIAS if network.bias else bias.CUDNN_RNN_NO_BIAS,
+            cudnn.cudnnDirectionMode_t(network.directions - 1),
+            cudnn.cudnnRNNInputMode_t.CUDNN_LINEAR_INPUT,
+            DTYPES[self._dtype],
+            DTYPES[F64 if self._dtype is F64 else F32],
+            self._math(),
+            network.input_size,
+            network.hidden_size,
+            network.state_size,
+            network.layers,
+            dropout,
+            cudnn.CUDNN_RNN_PADDED_IO_ENABLED,
+        )
+
+    def _math(self) -> cudnn.cudnnMathType_t:
+        if self._dtype in HALF:
+            return MATH.CUDNN_TENSOR_OP_MATH
+        if self._dtype is F32 and self._compute is not Compute.COMPUTE_32F_FAST_TF32:
+            return MATH.CUDNN_FMA_MATH  # the default would be TF32
+        return MATH.CUDNN_DEFAULT_MATH
 
 
 class Described:
     """The descriptors of a request, and what cuDNN asks for: workspace and reserve space."""
 
-    def __init__(self, request: RnnBase, handle: Any, mode: cudnn.cudnnForwardMode_t) -> None:
+    def __init__(self, request: RnnBase, lane: CudaLane, mode: cudnn.cudnnForwardMode_t) -> None:
         network, (name, sequence) = request.network, request.sequence()
+        handle = handle_of(lane).follow()
         self.dtype = sequence.dtype
         first = steps_first(request.layout_of(name))
         layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED
         if first is False:
             layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED
-        self.rnn, self.dropout = network_of(network, self.dtype, request.compute, handle)
+        self.network = NetworkDescriptor(lane, network, self.dtype, request.compute, float(request.dropout))
+        self.rnn = self.network.rnn
         lengths = request.all_lengths()
         steps = sequence.shape[0]
         self.x = self._data(layout, steps, network.input_size, lengths)
         self.y = self._data(layout, steps, network.output_size, lengths)
-        self.h = self._states(request, request.states())
-        self.c = self._states(request, request.cells()) if network.mode is RnnMode.LSTM else None
+        self.h = self._states(request, request.hidden_shape())
+        self.c = self._states(request, request.cell_shape()) if network.mode is RnnMode.LSTM else None
         self.weights, self.workspace, self.reserve = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
         cudnn.cudnnGetRNNWeightSpaceSize(handle, self.rnn.handle, ctypes.byref(self.weights))
         sizes = (ctypes.byref(self.workspace), ctypes.byref(self.reserve))
@@ -115,12 +133,11 @@ class Described:
 
 def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
     """The plan of any of the three requests."""
-    handle = handle_of(lane).follow()
     mode = TRAINING if getattr(request, "training", True) else INFERENCE
-    made = Described(request, handle, mode)
+    made = Described(request, lane, mode)
     made.check(request)
     scratch = Scratch(lane, made.workspace.value)
-    keep = (made.dropout, scratch)
+    keep = (made.network, scratch)
     spaces = (made.workspace, scratch.c_ptr, made.reserve)
     arguments: tuple[Any, ...]
     sequences: tuple[Any, ...]
@@ -135,19 +152,45 @@ def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
         arguments = (made.rnn, ADD, None, *sequences, made.weights, dweights, *spaces, reserve)
         zeroed = ((dweights.index, made.weights.value),)
         return CallPlan(lane, row, cudnn.cudnnRNNBackwardWeights_v8, arguments, keep, zeroed=zeroed)
-    x, weights, hx, cx, y, hy, cy, reserve = map(Operand, range(8))
+    x, weights, hx, cx, drawn, y, hy, cy, reserve = map(Operand, range(9))
     sequences = (made.x, x, made.y, y, made.h, hx, hy, made.c, cx, cy)
     arguments = (made.rnn, mode, None, *sequences, made.weights, weights, *spaces, reserve)
-    return CallPlan(lane, row, cudnn.cudnnRNNForward, arguments, keep)
+    return ForwardPlan(lane, row, arguments, keep, made.network, drawn.index)
+
+
+class ForwardPlan(CallPlan):
+    """A forward pass, whose descriptor is bound anew where its masks are to be drawn from another state."""
+
+    __slots__ = ("_bound", "_network", "_states")
+
+    def __init__(
+        self,
+        lane: CudaLane,
+        row: Row,
+        arguments: tuple[Any, ...],
+        keep: tuple[Any, ...],
+        network: NetworkDescriptor,
+        states: int,
+    ) -> None:
+        super().__init__(lane, row, cudnn.cudnnRNNForward, arguments, keep)
+        self._network, self._states = network, states
+        self._bound: Argument = 0
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        states: Any = arguments[self._states]
+        if states != self._bound:
+            self._network.bind(states)
+            self._bound = states
+        super().enqueue(arguments)
 
 
 def reserve_bytes(request: RnnRequest) -> int:
     """What cuDNN wants for the reserve space of a forward pass in training."""
     known = _known.setdefault(request.device, {})
-    key = (request.network, request.compute, request.x.layout, request.lengths)
+    key = (request.network, request.compute, request.x.layout, request.lengths, float(request.dropout))
     if key not in known:
         lane: Any = request.device.lane()
-        known[key] = Described(request, handle_of(lane).follow(), TRAINING).reserve.value
+        known[key] = Described(request, lane, TRAINING).reserve.value
     return int(known[key])
 
 
@@ -158,9 +201,9 @@ def places(network: Network, dtype: Dtype, device: Device) -> Places:
     if key not in known:
         lane: Any = device.lane()
         handle = handle_of(lane).follow()
-        rnn, _dropout = network_of(network, dtype, None, handle)
+        made = NetworkDescriptor(lane, network, dtype, None, 0.0)
         size = network.weight_count * dtype.itemsize
-        known[key] = [_place(rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
+        known[key] = [_place(made.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
     found: Places = known[key]
     return found
 

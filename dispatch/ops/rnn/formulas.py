@@ -12,6 +12,7 @@ import numpy as np
 
 from dispatch.cudnn.formulas import Results, values
 from dispatch.errors import BadRequest
+from dispatch.ops.dropout.formulas import draw
 from dispatch.ops.rnn.cells import backward_step, forward_step
 from dispatch.ops.rnn.network import RnnMode
 from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, saved_sizes
@@ -47,7 +48,10 @@ def empty_saved(network: Network, steps: int, batch: int, work: np.dtype[Any]) -
     """A buffer of zeros for a forward pass, and its parts."""
     per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
     buffer = np.zeros(steps * batch * network.directions * sum(per_layer), work)
-    return buffer, saved_views(network, steps, batch, buffer)
+    views = saved_views(network, steps, batch, buffer)
+    for view in views:
+        view["mask"][...] = 1  # nothing is dropped
+    return buffer, views
 
 
 def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
@@ -59,7 +63,7 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
         named = _named(network, request.weights, work)
         saved = saved_views(network, steps, batch, buffer)
         dy = np.where(_active(steps, lengths), values(request.dy, work), 0)
-        first = (_state(request.dhy, request.states(), work), _state(request.dcy, request.cells(), work))
+        first = (_state(request.dhy, request.hidden_shape(), work), _state(request.dcy, request.cell_shape(), work))
         results = backward_data(network, named, saved, lengths, dy, *first)
         return {**results, "reserve": buffer.view(np.uint8)}
     if isinstance(request, RnnBackwardWeightsRequest):
@@ -75,11 +79,25 @@ def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
     asked: RnnRequest = inference
     network, (steps, batch) = asked.network, asked.x.shape[:2]
     buffer, saved = empty_saved(network, steps, batch, work)
-    hx, cx = _state(asked.hx, asked.states(), work), _state(asked.cx, asked.cells(), work)
-    results = forward(network, _named(network, asked.weights, work), values(asked.x, work), hx, cx, lengths, saved)
+    hx, cx = _state(asked.hx, asked.hidden_shape(), work), _state(asked.cx, asked.cell_shape(), work)
+    results: Results = {}
+    if asked.states is not None:
+        results["states"] = _draw_masks(asked, saved, work)
+    named = _named(network, asked.weights, work)
+    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved))
     if network.mode is not RnnMode.LSTM:
         del results["cy"]
     return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
+
+
+def _draw_masks(request: RnnRequest, saved: Saved, work: np.dtype[Any]) -> Array:
+    """Masks for the inputs of all layers but the first, into `saved`; the state behind that."""
+    states, network = np.asarray(request.states), request.network
+    for layer in range(1, network.layers):
+        mask = saved[layer * network.directions]["mask"]
+        kept, states = draw(states, mask.size, request.dropout)
+        mask[...] = kept.reshape(mask.shape) * work.type(1 / (1 - request.dropout))
+    return states
 
 
 def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, lengths: Array, saved: Saved) -> Results:
@@ -87,6 +105,7 @@ def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, leng
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
         outputs = []
+        x = x * saved[layer * network.directions]["mask"]
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
@@ -125,7 +144,7 @@ def backward_data(
                 dhx[number] = np.where(active, made["dh"], dhx[number])
                 dcx[number] = np.where(active, made["dc"], dcx[number])
                 dx[step] += np.where(active, made["d_input"], 0) @ weights["weight_ih_"]
-        dy = dx
+        dy = dx * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dispatch.cudnn.operands import Made, OperandRequest, dense, like, same_as, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
+from dispatch.ops.dropout.request import STATES_ALIGNMENT, check_opaque, check_probability, states_bytes
 from dispatch.ops.rnn.network import Network, RnnMode
 from dispatch.request import Signature
 
@@ -36,6 +37,7 @@ def saved_sizes(network: Network, layer: int) -> dict[str, int]:
     gates, hidden, state = network.mode.gates * network.hidden_size, network.hidden_size, network.state_size
     return {
         "x": network.inputs_of(layer),
+        "mask": network.inputs_of(layer),  # what of it dropout kept, scaled
         "h": state,  # the state before the step
         "gates": gates,
         "product": hidden,  # GRU: what r multiplies
@@ -65,6 +67,7 @@ class RnnBase(OperandRequest):
     network: Network
     lengths: Lengths | None
     compute: Compute | None
+    dropout: float
 
     def sequence(self) -> tuple[str, Tensor]:
         """The operand that says steps, sequences, dtype and layout."""
@@ -75,7 +78,7 @@ class RnnBase(OperandRequest):
         return Signature(self.dtypes, self.compute)
 
     def choices(self) -> tuple[Any, ...]:
-        return self.network, self.lengths, self.compute
+        return self.network, self.lengths, self.compute, float(self.dropout)
 
     def all_lengths(self) -> Lengths:
         """How many steps each sequence has."""
@@ -88,6 +91,7 @@ class RnnBase(OperandRequest):
             raise BadRequest("network", repr(self.network), "a Network")
         if self.compute is not None and not isinstance(self.compute, Compute):
             raise BadRequest("compute", repr(self.compute), "a Compute or None")
+        check_probability("dropout", self.dropout)
         name, tensor = self.sequence()
         if tensor.ndim != 3 or tensor.size == 0 or tensor.shape[2] != size:
             raise BadRequest(name, str(tensor.layout), f"(steps, sequences, {size}), none of them 0")
@@ -120,11 +124,11 @@ class RnnBase(OperandRequest):
         if reserve.dtype is not U8 or reserve.ndim != 1 or not reserve.layout.is_contiguous:
             raise BadRequest("reserve", str(reserve.layout), "a dense u8 tensor", "pass on what training=True gave")
 
-    def states(self) -> Shape:
+    def hidden_shape(self) -> Shape:
         """The shape of the hidden states."""
         return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.state_size
 
-    def cells(self) -> Shape:
+    def cell_shape(self) -> Shape:
         """The shape of the cells of an LSTM."""
         return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.hidden_size
 
@@ -144,14 +148,17 @@ class RnnRequest(RnnBase):
             last states are those at its end. A plan is made for each set of lengths.
         training: whether the backward passes will follow; then the reserve space is given, too.
         compute: COMPUTE_32F_FAST_TF32 lets f32 products be TF32.
+        dropout: in training, the probability that an element is dropped on its way from one layer to the next.
+        states: what the masks are drawn from, as `dropout_states` makes it; the pass moves it on. Only with dropout.
         out: y, (steps, sequences, output_size), laid out like x.
         hy, cy: the last states, as hx and cx.
         reserve: u8, for the backward passes; what it holds is the library's affair.
     """
 
     op: ClassVar[str] = "rnn_fwd"
-    reads: ClassVar[tuple[str, ...]] = ("x", "weights", "hx", "cx")
+    reads: ClassVar[tuple[str, ...]] = ("x", "weights", "hx", "cx", "states")
     writes: ClassVar[tuple[str, ...]] = ("out", "hy", "cy", "reserve")
+    updates: ClassVar[tuple[str, ...]] = ("states",)
 
     x: Tensor
     weights: Tensor
@@ -161,6 +168,8 @@ class RnnRequest(RnnBase):
     lengths: Lengths | None = None
     training: bool = False
     compute: Compute | None = None
+    dropout: float = 0.0
+    states: Tensor | None = None
     out: Tensor | None = None
     hy: Tensor | None = None
     cy: Tensor | None = None
@@ -176,15 +185,28 @@ class RnnRequest(RnnBase):
             raise BadRequest("training", repr(self.training), "a bool")
         self.check_cells("cx", "cy")
         self.check_operand("weights", (self.network.weight_count,))
-        self.check_operand("hx", self.states())
-        self.check_operand("cx", self.cells())
+        self.check_operand("hx", self.hidden_shape())
+        self.check_operand("cx", self.cell_shape())
+        self._check_states()
+
+    def _check_states(self) -> None:
+        """A state is there where masks are drawn from it, and only there."""
+        draws = self.training and self.dropout > 0
+        if draws and self.states is None:
+            raise BadRequest("states", "nothing", "what dropout is drawn from", "pass dropout_states(device, seed)")
+        if self.states is None:
+            return
+        if not draws:
+            raise BadRequest("states", "a tensor", "none: nothing is dropped", "with training=True and a dropout it is")
+        wanted, hint = states_bytes(self.device), "take what dropout_states(device, seed) gives"
+        check_opaque("states", self.states, wanted, STATES_ALIGNMENT, hint)
 
     def made(self) -> dict[str, Made]:
         dtype = self.x.dtype
         made = {"out": like(self.x.layout, (*self.x.shape[:2], self.network.output_size))}
-        made["hy"] = dense(self.states(), dtype)
+        made["hy"] = dense(self.hidden_shape(), dtype)
         if self.network.mode is RnnMode.LSTM:
-            made["cy"] = dense(self.cells(), dtype)
+            made["cy"] = dense(self.cell_shape(), dtype)
         if self.training:
             made["reserve"] = dense((reserve_bytes(self),), U8)
         return made
@@ -200,7 +222,7 @@ class RnnBackwardDataRequest(RnnBase):
     Attributes:
         y: what the forward pass gave.
         dy: the gradient of y, of y's shape, dtype and layout; it is not read behind the end of a sequence.
-        weights, network, hx, cx, lengths, compute: those of the forward pass.
+        weights, network, hx, cx, lengths, compute, dropout: those of the forward pass.
         reserve: what the forward pass in training left. This pass changes it, and `RnnBackwardWeightsRequest` wants it
             as this pass leaves it: run this one first, and once.
         dhy, dcy: the gradients of the last states; None for zeros.
@@ -224,6 +246,7 @@ class RnnBackwardDataRequest(RnnBase):
     dcy: Tensor | None = None
     lengths: Lengths | None = None
     compute: Compute | None = None
+    dropout: float = 0.0
     out: Tensor | None = None
     dhx: Tensor | None = None
     dcx: Tensor | None = None
@@ -239,16 +262,16 @@ class RnnBackwardDataRequest(RnnBase):
         self.check_reserve(self.reserve)
         self.check_operand("weights", (self.network.weight_count,))
         for name in ("hx", "dhy"):
-            self.check_operand(name, self.states())
+            self.check_operand(name, self.hidden_shape())
         for name in ("cx", "dcy"):
-            self.check_operand(name, self.cells())
+            self.check_operand(name, self.cell_shape())
 
     def made(self) -> dict[str, Made]:
         dtype = self.y.dtype
         made = {"out": like(self.y.layout, (*self.y.shape[:2], self.network.input_size))}
-        made["dhx"] = dense(self.states(), dtype)
+        made["dhx"] = dense(self.hidden_shape(), dtype)
         if self.network.mode is RnnMode.LSTM:
-            made["dcx"] = dense(self.cells(), dtype)
+            made["dcx"] = dense(self.cell_shape(), dtype)
         return made
 
 
@@ -259,7 +282,7 @@ class RnnBackwardWeightsRequest(RnnBase):
     Attributes:
         x, y: what the forward pass read and gave.
         reserve: as `RnnBackwardDataRequest` left it.
-        network, hx, lengths, compute: those of the forward pass.
+        network, hx, lengths, compute, dropout: those of the forward pass.
         out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` gives it by name.
     """
 
@@ -275,6 +298,7 @@ class RnnBackwardWeightsRequest(RnnBase):
     hx: Tensor | None = None
     lengths: Lengths | None = None
     compute: Compute | None = None
+    dropout: float = 0.0
     out: Tensor | None = None
 
     @property
@@ -285,7 +309,7 @@ class RnnBackwardWeightsRequest(RnnBase):
         self.check_common(getattr(self.network, "input_size", 0))
         self.check_reserve(self.reserve)
         self.check_operand("y", (*self.x.shape[:2], self.network.output_size))
-        self.check_operand("hx", self.states())
+        self.check_operand("hx", self.hidden_shape())
 
     def made(self) -> dict[str, Made]:
         return {"out": dense((self.network.weight_count,), self.x.dtype)}

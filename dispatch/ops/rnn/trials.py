@@ -214,7 +214,7 @@ class _Drawn:
         outputs = self._poisoned({"out": "dweights"})
         request = RnnBackwardWeightsRequest(
             *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute),
-            outputs["out"].view,
+            out=outputs["out"].view,
         )
         return self._trial(request, {"out": "dweights"}, outputs)
 

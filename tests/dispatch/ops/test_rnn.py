@@ -8,6 +8,7 @@ from dispatch import TABLE
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Compute
+from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
     RnnBackwardDataRequest,
@@ -175,6 +176,49 @@ def test_weights_that_do_not_fit_are_named(dev):
         pack_weights(network, {"weight_ih_l0": np.zeros((4, 3)), "w": np.zeros(1)}, dev)
     with pytest.raises(BadRequest, match=r"weight_hh_l0: got shape \(3, 4\)"):
         pack_weights(network, {"weight_ih_l0": np.zeros((4, 3)), "weight_hh_l0": np.zeros((3, 4))}, dev)
+
+
+def dropped(network, dev, x, weights, seed, **fields):
+    """A forward pass in training with dropout from a seed."""
+    fields = {"training": True, "dropout": 0.4, "states": dropout_states(dev, seed), **fields}
+    return rnn(dev.array(x), dev.array(weights), network, **fields)
+
+
+def test_dropout_between_layers_can_be_drawn_again_and_has_its_gradient(dev, rng, slope_of):
+    network = Network(M.GRU, 3, 4, 3, True)
+    x, weights = rng.standard_normal((STEPS, 3, 3)), rng.standard_normal(network.weight_count) / 2
+    y, _, reserve = dropped(network, dev, x, weights, 7)
+    dy = rng.standard_normal(y.shape)
+    np.testing.assert_array_equal(y.numpy(), dropped(network, dev, x, weights, 7)[0].numpy())
+    assert (y.numpy() != dropped(network, dev, x, weights, 8)[0].numpy()).any()
+
+    def forward(values):
+        return dropped(network, dev, values, weights, 7)[0].numpy()
+
+    dx, _ = rnn_bwd_data(y, dev.array(dy), dev.array(weights), reserve, network, dropout=0.4)
+    np.testing.assert_allclose(dx.numpy(), slope_of(forward, x, dy), rtol=1e-5, atol=1e-7)
+    dweights = rnn_bwd_weights(dev.array(x), y, reserve, network, dropout=0.4).numpy()
+    direction, step = rng.standard_normal(weights.shape), 1e-6
+    there, back = (dropped(network, dev, x, weights + s * direction, 7)[0].numpy() for s in (step, -step))
+    assert (dweights * direction).sum() == pytest.approx((dy * (there - back)).sum() / (2 * step), rel=1e-5)
+
+
+def test_a_state_is_there_where_masks_are_drawn_and_moves_on(dev):
+    network = Network(M.RNN_TANH, 3, 4, 2)
+    x, weights, states = dev.zeros((5, 3, 3)), dev.zeros((network.weight_count,)), dropout_states(dev, 1)
+    before = states.numpy()
+    request = RnnRequest(x, weights, network, training=True, dropout=0.5, states=states)
+    assert not request.repeatable
+    assert RnnRequest(x, weights, network).repeatable
+    dispatch.run(request)
+    assert (states.numpy() != before).any()
+    rnn(x, weights, network, dropout=0.5)  # nothing is dropped in inference
+    with pytest.raises(BadRequest, match="states: got nothing; expected what dropout is drawn from"):
+        RnnRequest(x, weights, network, training=True, dropout=0.5)
+    with pytest.raises(BadRequest, match="nothing is dropped"):
+        RnnRequest(x, weights, network, dropout=0.5, states=states)
+    with pytest.raises(BadRequest, match=r"dropout: got 1\.0"):
+        RnnRequest(x, weights, network, dropout=1.0)
 
 
 # fmt: off

@@ -5,6 +5,7 @@ import pytest
 
 import dispatch
 from dispatch.keys import HOST
+from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
     RnnBackwardDataRequest,
@@ -144,3 +145,50 @@ def test_a_repeated_training_step_gives_the_same_gradients_each_time(gpu, rng):
             dispatch.run(request)
         for tensor, expected in zip((y, dx, dhx, slopes.out), first, strict=True):
             np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("network", [Network(M.LSTM, 6, 8, 3, True), Network(M.GRU, 6, 8, 2)], ids=["lstm", "gru"])
+def test_dropout_between_layers_can_be_drawn_again_and_has_its_gradient(network, gpu, rng):
+    """In f64 a step along any direction changes y as the gradients say, where the masks are the same."""
+    x, weights = rng.standard_normal((5, 4, 6)), rng.standard_normal(network.weight_count) / 3
+    lengths = (5, 2, 4, 1)
+
+    def forward(seed, x=x, weights=weights):
+        fields = {"lengths": lengths, "training": True, "dropout": 0.4, "states": dropout_states(gpu, seed)}
+        return rnn(gpu.array(x), gpu.array(weights), network, **fields)
+
+    y, *_, reserve = forward(7)
+    np.testing.assert_array_equal(y.numpy(), forward(7)[0].numpy())
+    assert (y.numpy() != forward(8)[0].numpy()).any()
+    plain, *_ = rnn(gpu.array(x), gpu.array(weights), network, lengths=lengths)
+    assert (y.numpy() != plain.numpy()).any()
+    dy = rng.standard_normal(y.shape)
+    choices = {"lengths": lengths, "dropout": 0.4}
+    dx = rnn_bwd_data(y, gpu.array(dy), gpu.array(weights), reserve, network, **choices)[0].numpy()
+    dweights = rnn_bwd_weights(gpu.array(x), y, reserve, network, **choices).numpy()
+    step = 1e-6
+    for gradient, name, value in ((dx, "x", x), (dweights, "weights", weights)):
+        direction = rng.standard_normal(value.shape)
+        there, back = (forward(7, **{name: value + s * direction})[0].numpy() for s in (step, -step))
+        expected = (dy * (there - back)).sum() / (2 * step)
+        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_replay_with_dropout_draws_the_next_mask_from_its_own_state(gpu, rng):
+    network = Network(M.RNN_TANH, 6, 32, 2)
+    x, weights = gpu.array(rng.standard_normal((5, 4, 6))), gpu.array(rng.standard_normal(network.weight_count) / 3)
+
+    def drawn(seeds):
+        """y of four passes with each state, the states by turns."""
+        requests = []
+        for seed in seeds:
+            request = RnnRequest(x, weights, network, training=True, dropout=0.5, states=dropout_states(gpu, seed))
+            y, hy, reserve = dispatch.run(request)
+            requests.append(request.replace(out=y, hy=hy, reserve=reserve))
+        return [[dispatch.run(request)[0].numpy() for request in requests] for _ in range(4)]
+
+    apart, mixed = [drawn([1]), drawn([2])], drawn([1, 2])
+    for number in range(4):
+        np.testing.assert_array_equal(mixed[number][0], apart[0][number][0])
+        np.testing.assert_array_equal(mixed[number][1], apart[1][number][0])
+    assert (mixed[0][0] != mixed[1][0]).any()
