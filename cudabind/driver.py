@@ -19,9 +19,11 @@ from cudabind.sys.cuda_symbols import SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# These look at a state and return; whatever waits for room in a queue must not hold the lock that a host function on
-# the same stream may need to make room, so no function that enqueues is here.
-NEVER_BLOCKS = frozenset(
+# These look at a state and return. Whatever waits for room on a stream must not hold the lock that a host function on
+# it may need to make room, so no function that enqueues is among them, but for the two of BOUNDED: they wait where a
+# stream has about a thousand launches outstanding, and are for who has fewer, and no host functions in Python.
+BOUNDED = frozenset({"cuEventRecord", "cuGraphLaunch"})
+NEVER_BLOCKS = BOUNDED | frozenset(
     {
         "cuCtxGetCurrent",
         "cuCtxSetCurrent",

@@ -158,6 +158,7 @@ class CudaLane(Lane):
     """Runs requests on a stream of a GPU."""
 
     device: CudaDevice
+    holding = False  # whether launches keep the interpreter's lock
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -258,7 +259,7 @@ class CudaLane(Lane):
         self.device.activate()
         if self._recorder is None:
             self._recorder = self.device.stream()
-        return capture(enqueue, self.target, self._recorder.c_handle)
+        return capture(enqueue, self.target, self._recorder.c_handle, holding=self.holding)
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay:
         """Record a plan at some addresses; the oldest record of the lane goes where there are too many."""

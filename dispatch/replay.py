@@ -27,10 +27,11 @@ class Replay:
 
     __slots__ = ("_exec", "launch")
 
-    def __init__(self, executable: int, stream: ctypes.c_void_p) -> None:
+    def __init__(self, executable: int, stream: ctypes.c_void_p, *, holding: bool = False) -> None:
         self._exec = ctypes.c_void_p(executable)
+        launch = driver.cuGraphLaunch.unchecked_holding_gil if holding else driver.cuGraphLaunch.unchecked
         # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
-        self.launch: Callable[[], int] = partial(driver.cuGraphLaunch.unchecked, self._exec, stream)
+        self.launch: Callable[[], int] = partial(launch, self._exec, stream)
 
     def __del__(self) -> None:
         if sys.is_finalizing():
@@ -39,10 +40,13 @@ class Replay:
         driver.cuGraphExecDestroy.unchecked(self._exec)
 
 
-def capture(enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p) -> Replay:
+def capture(
+    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, *, holding: bool = False
+) -> Replay:
     """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
 
-    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`.
+    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holding`: the
+    launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED).
     """
     stream = ctypes.c_void_p(target.value)
     driver.cuStreamBeginCapture(recorder.value, driver.CUstreamCaptureMode(RELAXED))
@@ -53,6 +57,6 @@ def capture(enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctyp
         target.value = stream.value
         graph = driver.cuStreamEndCapture(recorder.value)
     try:
-        return Replay(int(driver.cuGraphInstantiate(graph, 0)), stream)
+        return Replay(int(driver.cuGraphInstantiate(graph, 0)), stream, holding=holding)
     finally:
         driver.cuGraphDestroy(graph)

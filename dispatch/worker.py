@@ -281,6 +281,7 @@ class CudaWorker(Worker):
         driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         self._stream = self.device.stream()
         self.lane = self.device.lane(self._stream)
+        self._record_event = driver.cuEventRecord.unchecked
         self._completion = COMPLETIONS[self.keeper.completion](self.device, self.seat, self._stream)
 
     def _serve(self) -> None:
@@ -346,7 +347,7 @@ class CudaWorker(Worker):
             self._flights.pop()
             self._completion.recycle(flight.event)
             return
-        status = driver.cuEventRecord.unchecked(flight.event, self.lane.stream.c_handle)
+        status = self._record_event(flight.event, self.lane.stream.c_handle)
         if status:
             self.device.fail(status, "cuEventRecord")
         flight.recorded = True

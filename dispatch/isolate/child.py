@@ -20,6 +20,7 @@ from collections import deque
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
+from cudabind import driver
 from dispatch import trace
 from dispatch.errors import BadRequest, DependencyFailed, DispatchError
 from dispatch.isolate import wire
@@ -357,6 +358,14 @@ class CudaChild(_Remote, CudaWorker):
     """Runs orders on a stream of a GPU."""
 
     _running = _last = 0
+
+    def _open(self) -> None:
+        super()._open()
+        if self.keeper.completion != "callback":
+            # At most WINDOW requests are here, and no Python runs on the stream. The other workers wait for the lock
+            # while this one enqueues: one that gets it between two launches costs more than both.
+            self.lane.holding = True
+            self._record_event = driver.cuEventRecord.unchecked_holding_gil
 
     def begun(self) -> list[int]:
         # `_running` first: what is appended between the two looks is then in one of them at least.
