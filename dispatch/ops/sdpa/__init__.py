@@ -37,19 +37,21 @@ __all__ = [
 def sdpa_fwd(
     q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, seq_len_q: Tensor | None = None,
     seq_len_kv: Tensor | None = None, out: Tensor | None = None, stats_out: Tensor | None = None,
-    scale: float | None = None, left_bound: int | None = None, right_bound: int | None = None,
-    diagonal: Diagonal = Diagonal.TOP_LEFT, stats: bool = False, workspace: int | None = None, autotune: bool = False,
+    mask_out: Tensor | None = None, scale: float | None = None, left_bound: int | None = None,
+    right_bound: int | None = None, diagonal: Diagonal = Diagonal.TOP_LEFT, dropout: float = 0.0,
+    seed: Tensor | None = None, offset: Tensor | None = None, stats: bool = False, mask: bool = False,
+    workspace: int | None = None, autotune: bool = False,
 ) -> Any:
     """O = softmax(mask(scale · Q · Kᵀ + bias)) · V on the current stream; returns without waiting.
 
     q is (B, Hq, Sq, D), k (B, Hk, Skv, D), v (B, Hv, Skv, Dv), O (B, Hq, Sq, Dv); the arguments are the fields of
     `SdpaFwdRequest`, which documents them. right_bound=0 is causal, left_bound a sliding window. Returns O, or with
-    stats=True (O, statistics). Follows cuDNN's scaled dot product attention. Raises BadRequest for operands that do not
-    fit, NoRow where no library takes the request.
+    stats=True or mask=True (O, statistics, mask of dropout). Follows cuDNN's scaled dot product attention. Raises
+    BadRequest for operands that do not fit, NoRow where no library takes the request.
     """
     return run(SdpaFwdRequest(
-        q, k, v, bias, seq_len_q, seq_len_kv, out, stats_out, scale, left_bound, right_bound, diagonal, stats,
-        workspace, autotune,
+        q, k, v, bias, seq_len_q, seq_len_kv, out, stats_out, mask_out, scale, left_bound, right_bound, diagonal,
+        dropout, seed, offset, stats, mask, workspace, autotune,
     ))
 
 
@@ -58,7 +60,8 @@ def sdpa_bwd(
     seq_len_q: Tensor | None = None, seq_len_kv: Tensor | None = None, dq: Tensor | None = None,
     dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None, scale: float | None = None,
     left_bound: int | None = None, right_bound: int | None = None, diagonal: Diagonal = Diagonal.TOP_LEFT,
-    bias_gradient: bool = False, deterministic: bool = False, workspace: int | None = None, autotune: bool = False,
+    dropout: float = 0.0, seed: Tensor | None = None, offset: Tensor | None = None, bias_gradient: bool = False,
+    deterministic: bool = False, workspace: int | None = None, autotune: bool = False,
 ) -> tuple[Tensor, ...]:
     """(dQ, dK, dV), and with bias_gradient=True dbias, of `sdpa_fwd`; `stats` is what it gave back.
 
@@ -66,7 +69,7 @@ def sdpa_bwd(
     """
     result: tuple[Tensor, ...] = run(SdpaBwdRequest(
         q, k, v, o, do, stats, bias, seq_len_q, seq_len_kv, dq, dk, dv, dbias, scale, left_bound, right_bound, diagonal,
-        bias_gradient, deterministic, workspace, autotune,
+        dropout, seed, offset, bias_gradient, deterministic, workspace, autotune,
     ))
     return result
 # fmt: on

@@ -71,8 +71,8 @@ class _Drawing:
         request = self.request
         layout = request.layout_of(name)
         dims, strides = layout.shape, layout.strides
-        if len(dims) == 1:
-            dims, strides = (dims[0], 1, 1, 1), (1, 1, 1, 1)
+        if len(dims) < FOUR:
+            dims, strides = (layout.size, 1, 1, 1), (1, 1, 1, 1)
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
         wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
@@ -155,6 +155,14 @@ class _Drawing:
             column = self._shifted(column, -1)
         return self._select(value, builder.pointwise("CMP_GT", column, row, MATH_PREC="bool"))
 
+    def _mask(self, out: Wire | None = None) -> Wire:
+        """1 for the weights that dropout keeps."""
+        builder = self.builder
+        made = out or builder.virtual(self.request.scores)
+        ins = {"SEED": self.tensor("seed"), "OFFSET_DESC": self.tensor("offset")}
+        builder.node("RNG", ins, {"YDESC": made}, PROBABILITY=1 - self.request.dropout)
+        return made
+
     # -- forward --------------------------------------------------------------------------------------------------
     def forward(self, request: SdpaFwdRequest) -> None:
         builder = self.builder
@@ -171,7 +179,12 @@ class _Drawing:
         stats = self.tensor("stats_out") if request.stats else builder.virtual(rows)
         builder.pointwise("ADD", largest, builder.pointwise("LOG", total), out=stats)
         weights = builder.virtual(request.scores, request.q.dtype)
-        builder.pointwise("DIV", powers, total, out=weights)
+        if request.dropout:
+            mask = self._mask(self.tensor("mask_out") if request.mask else None)
+            kept = builder.pointwise("MUL", builder.pointwise("DIV", powers, total), mask)
+            builder.pointwise("MUL", kept, builder.scalar(1 / (1 - request.dropout), FOUR), out=weights)
+        else:
+            builder.pointwise("DIV", powers, total, out=weights)
         builder.matmul(weights, self.tensor("v"), out=self.tensor("out"), m=len_q, k=len_kv)
 
     # -- backward -------------------------------------------------------------------------------------------------
@@ -181,26 +194,39 @@ class _Drawing:
         len_q, len_kv = self._lengths()
         rows = (*request.scores[:3], 1)
         do, o = self.tensor("do"), self.tensor("o")
+        mask = self._mask() if request.dropout else None
+        keeps = 1 - request.dropout
         _, h, sq, dv = o.dims
         product = builder.virtual(o.dims, None, (h * sq * dv, sq * dv, h * dv, 1))
         builder.pointwise("MUL", do, o, out=product)
         total = builder.reduction("ADD", product, rows)
-        # What dropout would scale is scaled by 1: the engines look for the operation.
-        delta = builder.pointwise("MUL", total, builder.scalar(1.0, FOUR), out=builder.scratch(rows, F32))
+        # Without dropout it is a factor of 1: the engines look for the operation.
+        delta = builder.pointwise("MUL", total, builder.scalar(keeps, FOUR), out=builder.scratch(rows, F32))
 
         q, k = self.tensor("q"), self.tensor("k", transposed=True)
         value = self._scores(builder.matmul(q, k, m=len_q, n=len_kv))
         value = builder.pointwise("SUB", value, self.tensor("stats"))
         weights = builder.pointwise("EXP", self._masks(value))
-        self._summed(self._turned(weights), do, "dv", heads, m=len_kv, k=len_q)
+        kept = self._kept(weights, mask)
+        self._summed(self._turned(kept), do, "dv", heads, m=len_kv, k=len_q)
 
         gradient = builder.matmul(do, self.tensor("v", transposed=True), m=len_q, n=len_kv)
+        if mask is not None:
+            gradient = builder.pointwise("MUL", gradient, mask)
         gradient = builder.pointwise("MUL", builder.pointwise("SUB", gradient, delta), weights)
+        if mask is not None:
+            gradient = builder.pointwise("MUL", gradient, builder.scalar(1 / keeps, FOUR))
         if request.bias_gradient:
             builder.reduction("ADD", gradient, self._dims("dbias"), out=self.tensor("dbias"))
         gradient = builder.pointwise("MUL", gradient, builder.scalar(request.factor, FOUR))
         self._summed(self._turned(gradient), q, "dk", heads, m=len_kv, k=len_q)
         self._query(request, gradient, k, len_q, len_kv)
+
+    def _kept(self, weights: Wire, mask: Wire | None) -> Wire:
+        if mask is None:
+            return weights
+        dropped = self.builder.pointwise("MUL", weights, mask)
+        return self.builder.pointwise("MUL", dropped, self.builder.scalar(1 / (1 - self.request.dropout), FOUR))
 
     def _dims(self, name: str) -> tuple[int, ...]:
         return self.request.layout_of(name).shape

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaRequest
     from dispatch.tensor import Array
 
-__all__ = ["Weights", "evaluate", "per_head", "summed", "visible", "weights_of"]
+__all__ = ["Weights", "evaluate", "kept", "per_head", "summed", "visible", "weights_of"]
 
 
-def evaluate(request: SdpaRequest, work: np.dtype[Any]) -> Results:
-    """The outputs of a request, by name."""
+def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
+    """The outputs of a request, by name; with `mask` in place of what dropout draws."""
     if isinstance(request, SdpaBwdRequest):
-        return _backward(request, work)
-    return _forward(request, work) if isinstance(request, SdpaFwdRequest) else {}
+        return _backward(request, work, mask)
+    return _forward(request, work, mask) if isinstance(request, SdpaFwdRequest) else {}
 
 
 def per_head(array: Array, heads: int) -> Array:
@@ -83,26 +83,46 @@ def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = 
     return Weights(np.exp(scores - shift), stats, scores)
 
 
-def _forward(request: SdpaFwdRequest, work: np.dtype[Any]) -> Results:
+def kept(request: SdpaRequest) -> Array | None:
+    """What dropout keeps, as 1 or 0, by NumPy's Philox of seed and offset; a GPU has another mask for the same two."""
+    if request.seed is None or request.offset is None:
+        return None
+    seed, offset = (int(np.asarray(tensor).reshape(())) for tensor in (request.seed, request.offset))
+    drawn = np.random.Generator(np.random.Philox(key=seed % 2**64, counter=offset % 2**64)).random(request.scores)
+    return (drawn >= request.dropout).astype(np.float64)
+
+
+def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
     found = weights_of(request, work)
-    results = {"out": found.weights @ per_head(values(request.v, work), request.q.shape[1])}
+    weights = found.weights
+    mask = kept(request) if mask is None else mask
+    if mask is not None:
+        weights = weights * mask.astype(work) / work.type(1 - request.dropout)
+    results = {"out": weights @ per_head(values(request.v, work), request.q.shape[1])}
     if request.stats:
         results["stats_out"] = found.stats
+    if request.mask and mask is not None:
+        results["mask_out"] = mask
     return results
 
 
-def _backward(request: SdpaBwdRequest, work: np.dtype[Any]) -> Results:
+def _backward(request: SdpaBwdRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
     heads = request.q.shape[1]
     q, do, o = (values(tensor, work) for tensor in (request.q, request.do, request.o))
     k, v = (per_head(values(tensor, work), heads) for tensor in (request.k, request.v))
     weights = weights_of(request, work, values(request.stats, work)).weights
     delta = (do * o).sum(axis=-1, keepdims=True)
-    inner = weights * (do @ np.swapaxes(v, -1, -2) - delta)
+    gradient, weighed = do @ np.swapaxes(v, -1, -2), weights
+    mask = kept(request) if mask is None else mask
+    if mask is not None:
+        factor = mask.astype(work) / work.type(1 - request.dropout)
+        gradient, weighed = gradient * factor, weights * factor
+    inner = weights * (gradient - delta)
     scaled = inner * work.type(request.factor)
     results = {
         "dq": scaled @ k,
         "dk": summed(np.swapaxes(scaled, -1, -2) @ q, request.k.shape[1]),
-        "dv": summed(np.swapaxes(weights, -1, -2) @ do, request.v.shape[1]),
+        "dv": summed(np.swapaxes(weighed, -1, -2) @ do, request.v.shape[1]),
     }
     if request.bias_gradient and request.bias is not None:
         axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, I32, Dtype
+from dispatch.keys import F32, I32, I64, Dtype
 from dispatch.request import Signature
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class SdpaRequest(OperandRequest):
     left_bound: int | None
     right_bound: int | None
     diagonal: Diagonal
+    dropout: float
+    seed: Tensor | None
+    offset: Tensor | None
     workspace: int | None
     autotune: bool
 
@@ -82,7 +85,7 @@ class SdpaRequest(OperandRequest):
 
     def choices(self) -> tuple[Any, ...]:
         bounds = (self.left_bound, self.right_bound, self.diagonal)
-        return (self.factor, *bounds, self.workspace, self.autotune)
+        return (self.factor, *bounds, self.dropout, self.workspace, self.autotune)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_operands(self) -> None:
@@ -134,6 +137,19 @@ class SdpaRequest(OperandRequest):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and (tensor.shape != (b,) or tensor.dtype is not I32):
                 raise BadRequest(name, str(tensor.layout), f"i32[{b}], the length of each sequence of the batch")
+        self._check_dropout()
+
+    def _check_dropout(self) -> None:
+        dropout: object = self.dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise BadRequest("dropout", repr(dropout), "a probability from 0 to below 1")
+        for name in ("seed", "offset"):
+            tensor: Tensor | None = getattr(self, name)
+            if (tensor is not None) != (dropout > 0):
+                given = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, given, "an i64 tensor of one element" if dropout else "none without dropout")
+            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not I64):
+                raise BadRequest(name, str(tensor.layout), "an i64 tensor of one element")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +159,20 @@ class SdpaFwdRequest(SdpaRequest):
     Attributes:
         q, k, v: the operands, f16 or bf16.
         bias: added to the scaled scores, (B or 1, Hq or 1, Sq, Skv).
-        seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts. Rows of O behind it are not specified.
+        seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts.
+        seed, offset: i64, one element each: what the mask of dropout is made from, the same for the same two.
         out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
+        mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps; made where `mask` is True and it is left out.
+        dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
         scale: None for 1/√D.
         left_bound, right_bound, diagonal: see `SdpaRequest`.
-        stats: whether to give back the statistics.
+        stats, mask: whether to give back the statistics, and the mask of dropout.
     """
 
     op: ClassVar[str] = "sdpa_fwd"
-    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv")
-    writes: ClassVar[tuple[str, ...]] = ("out", "stats_out")
+    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "seed", "offset")
+    writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out")
     q: Tensor
     k: Tensor
     v: Tensor
@@ -162,35 +181,46 @@ class SdpaFwdRequest(SdpaRequest):
     seq_len_kv: Tensor | None = None
     out: Tensor | None = None
     stats_out: Tensor | None = None
+    mask_out: Tensor | None = None
     scale: float | None = None
     left_bound: int | None = None
     right_bound: int | None = None
     diagonal: Diagonal = Diagonal.TOP_LEFT
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    offset: Tensor | None = None
     stats: bool = False
+    mask: bool = False
     workspace: int | None = None
     autotune: bool = False
 
     @property
     def alone(self) -> bool:
         """Whether there is nothing but Q, K, V and the scale."""
-        return self.bias is None and not self.padded and not self.masked
+        return self.bias is None and not self.padded and not self.masked and not self.dropout
 
     def made(self) -> dict[str, Made]:
         shape = (*self.q.shape[:3], self.v.shape[3])
         found = {"out": like(self.q.layout, shape)}
         if self.stats:
             found["stats_out"] = dense((*self.q.shape[:3], 1), F32)
+        if self.mask:
+            found["mask_out"] = dense(self.scores, F32)
         return found
 
     def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.stats)
+        return (*super().choices(), self.stats, self.mask)
 
     def check_fields(self) -> None:
         self._check_operands()
         self._check_scores()
         self._check_dense("out")
-        if self.stats_out is not None and not self.stats_out.layout.is_contiguous:
-            raise BadRequest("stats_out", str(self.stats_out.layout), "a dense tensor")
+        for name in ("stats_out", "mask_out"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None and not tensor.layout.is_contiguous:
+                raise BadRequest(name, str(tensor.layout), "a dense tensor")
+        if self.mask and not self.dropout:
+            raise BadRequest("mask", "True", "False, for there is no dropout")
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +228,7 @@ class SdpaBwdRequest(SdpaRequest):
     """dQ, dK, dV (and dbias) of `sdpa_fwd`, from its operands, its results O and statistics, and dO.
 
     Attributes:
-        q, k, v, bias, seq_len_q, seq_len_kv, scale, left_bound, right_bound, diagonal: as in the forward.
+        q, k, v, bias, seq_len_q, seq_len_kv, seed, offset: as in the forward, and so all that is done to the scores.
         o, do: (B, Hq, Sq, Dv).
         stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
         dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
@@ -207,7 +237,9 @@ class SdpaBwdRequest(SdpaRequest):
     """
 
     op: ClassVar[str] = "sdpa_bwd"
-    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv")
+    reads: ClassVar[tuple[str, ...]] = (
+        *("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv", "seed", "offset"),
+    )
     writes: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv", "dbias")
     q: Tensor
     k: Tensor
@@ -226,6 +258,9 @@ class SdpaBwdRequest(SdpaRequest):
     left_bound: int | None = None
     right_bound: int | None = None
     diagonal: Diagonal = Diagonal.TOP_LEFT
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    offset: Tensor | None = None
     bias_gradient: bool = False
     deterministic: bool = False
     workspace: int | None = None

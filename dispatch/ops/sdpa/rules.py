@@ -27,13 +27,13 @@ def heads_by_8(request: SdpaRequest) -> str:
 
 
 def bounds(request: SdpaRequest) -> str:
-    """A window, or a diagonal at the bottom right, has a key for every query; such a diagonal goes with no bias."""
+    """A window or a diagonal at the bottom right has a key for every query; such a diagonal no bias and no dropout."""
     bottom = request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked
     sq, skv = request.scores[2:]
     if (bottom or request.left_bound is not None) and not request.padded and sq > skv:
         return f"needs no more queries than keys with left_bound or BOTTOM_RIGHT, has {sq} and {skv}"
-    if bottom and request.bias is not None:
-        return "needs TOP_LEFT with a bias, has BOTTOM_RIGHT"
+    if bottom and (request.bias is not None or request.dropout):
+        return f"needs TOP_LEFT with {'dropout' if request.dropout else 'a bias'}, has BOTTOM_RIGHT"
     return ""
 
 

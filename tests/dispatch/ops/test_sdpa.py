@@ -194,3 +194,42 @@ def test_a_version_that_gets_gradients_wrong_is_refused(host):
     request = SdpaBwdRequest(q, q, q, q, q, stats)
     with pytest.raises(NoRow, match=r"needs cudnn 9\.16, has 9\.15\.1"):
         select(request, Arch(90), {"cudnn": (9, 15, 1)})
+
+
+def test_dropout_keeps_what_its_seed_says_and_has_the_gradients_of_that(host, rng):
+    arrays = {name: rng.standard_normal((2, 3, 16, 8)) for name in "qkv"}
+    do = rng.standard_normal((2, 3, 16, 8))
+    seed, offset = (host.array(np.array([number])) for number in (7, 11))
+    choices = {"dropout": 0.25, "seed": seed, "offset": offset, "right_bound": 0}
+
+    def forward(given):
+        tensors = (host.array(array) for array in given.values())
+        return reference(SdpaFwdRequest(*tensors, stats=True, mask=True, **choices))
+
+    made = forward(arrays)
+    mask = made["mask_out"]
+    assert set(np.unique(mask)) == {0.0, 1.0}
+    assert abs(mask.mean() - 0.75) < 5 * math.sqrt(0.25 * 0.75 / mask.size)
+    assert np.array_equal(forward(arrays)["mask_out"], mask)
+    o, stats = host.array(made["out"]), host.array(made["stats_out"], "f32")
+    q, k, v = (host.array(array) for array in arrays.values())
+    gradients = reference(SdpaBwdRequest(q, k, v, o, host.array(do), stats, **choices))
+    for name, array in arrays.items():
+        direction = rng.standard_normal(array.shape)
+        up, down = (forward({**arrays, name: array + step * direction})["out"] for step in (1e-5, -1e-5))
+        slope = np.vdot(do, up - down) / 2e-5
+        assert np.isclose(np.vdot(gradients[f"d{name}"], direction), slope, rtol=1e-4, atol=1e-4), name
+
+
+def test_dropout_needs_a_seed_and_an_offset(host):
+    q = host.zeros((1, 2, 9, 8), "f16")
+    for choices, operand in (
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": 0.1}, "seed"),
+        ({"seed": host.zeros(1, "i64")}, "seed"),
+        ({"dropout": 0.1, "seed": host.zeros(1, "i64"), "offset": host.zeros(1, "i32")}, "offset"),
+        ({"mask": True}, "mask"),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            SdpaFwdRequest(q, q, q, **choices)
+        assert caught.value.operand == operand

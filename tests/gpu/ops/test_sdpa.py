@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import dispatch
+from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import carry_out
 from dispatch.keys import HOST
-from dispatch.ops.sdpa import cases
+from dispatch.ops.sdpa import SdpaBwdRequest, SdpaFwdRequest, cases
+from dispatch.ops.sdpa.formulas import evaluate
 
 ROWS = [row for row in dispatch.TABLE if row.op.startswith("sdpa_") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -68,3 +70,28 @@ def test_a_deterministic_gradient_is_the_same_bit_for_bit(gpu, rng):
         for _ in range(5)
     ]
     assert len(set(runs)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_keeps_the_same_for_the_same_seed_and_its_gradients_fit(dtype, causal, gpu, rng):
+    q, k, v, do = (gpu.array(rng.standard_normal((2, 3, 131, 64)), dtype) for _ in range(4))
+    seed, offset, other = (gpu.array(np.array([number])) for number in (7, 11, 12))
+    choices = {"dropout": 0.2, "seed": seed, "right_bound": 0 if causal else None}
+    forward = SdpaFwdRequest(q, k, v, stats=True, mask=True, offset=offset, **choices)
+    o, stats, mask = dispatch.run(forward)
+    kept = mask.numpy()
+    assert set(np.unique(kept)) <= {0.0, 1.0}
+    counted = np.tri(131, dtype=bool) if causal else np.ones((131, 131), bool)  # what no query sees need not be drawn
+    assert abs(kept[..., counted].mean() - 0.8) < 5 * np.sqrt(0.16 / (6 * counted.sum()))
+    again = dispatch.run(forward)
+    assert np.array_equal(again[2].numpy()[..., counted], kept[..., counted])
+    assert again[0].numpy().tobytes() == o.numpy().tobytes()
+    moved = dispatch.run(SdpaFwdRequest(q, k, v, stats=True, mask=True, offset=other, **choices))
+    assert not np.array_equal(moved[2].numpy()[..., counted], kept[..., counted])
+    expected = evaluate(forward, EXACT, kept)["out"]
+    roundoff = 2.0**-7 if dtype == "bf16" else 2.0**-10
+    assert np.abs(o.numpy().astype(float) - expected).max() <= 2 * roundoff * np.abs(expected).max()
+    backward = SdpaBwdRequest(q, k, v, o, do, stats, offset=offset, **choices)
+    for tensor, wanted in zip(dispatch.run(backward), evaluate(backward, EXACT, kept).values(), strict=True):
+        assert np.abs(tensor.numpy().astype(float) - wanted).max() <= 4 * roundoff * np.abs(wanted).max()
