@@ -23,6 +23,13 @@ from dispatch.ops.cutlass_gemm.rules import (
     some_elements,
     whole_numbers,
 )
+from dispatch.ops.cutlass_grouped_gemm import cutlass_plan as grouped_plan
+from dispatch.ops.cutlass_grouped_gemm import numpy_plan as grouped_numpy
+from dispatch.ops.cutlass_grouped_gemm.rules import by_16_bytes as by_16
+from dispatch.ops.cutlass_grouped_gemm.rules import k_dense as b_k_dense
+from dispatch.ops.cutlass_grouped_gemm.rules import no_fast_accum as no_fast
+from dispatch.ops.cutlass_grouped_gemm.rules import rows_dense
+from dispatch.ops.cutlass_grouped_gemm.rules import some_elements as some_groups
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -76,6 +83,17 @@ GPU_ROWS = (
     Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  M_I,  SM80, None, ANY_VERSION, *CUT80),
 )
 
+GROUPED = (by_16, rows_dense, some_groups, no_fast)
+GROUPED_8 = (by_16, rows_dense, some_groups, b_k_dense)
+GROUPED_CUT = ("cutlass", "GemmUniversal", grouped_plan)
+GROUPED_ROWS = (
+    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16)   , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16)   , (), None, TREE, PLAIN, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+)
+
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(
@@ -89,5 +107,9 @@ HOST_ROWS = tuple(
     )
     for row in GPU_ROWS
 )
+GROUPED_HOST_ROWS = tuple(
+    replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
+    for row in GROUPED_ROWS
+)
 
-ROWS = (*GPU_ROWS, *HOST_ROWS)
+ROWS = (*GPU_ROWS, *GROUPED_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS)

@@ -51,6 +51,10 @@ class Module:
         self._fill = driver.cuModuleGetFunction(self._module, b"fill")
         self.scale = driver.cuModuleGetFunction(self._module, b"scale")
 
+    def function(self, name: bytes) -> Any:
+        """Another entry point."""
+        return driver.cuModuleGetFunction(self._module, name)
+
     def images(self, lane: CudaLane, values: Mapping[str, int], which: int) -> tuple[bytes, tuple[int, ...]]:
         """What `fill` makes of the words with stand-ins: the parameters, and the facts of the launch."""
         total = MAX_PARAMS + FACTS * 8

@@ -30,7 +30,7 @@ def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
     from dispatch.table import TABLE
 
     for row in TABLE:
-        if row.function != "GemmUniversal" or row.arch == HOST or op not in (None, row.op):
+        if row.op != "cutlass_gemm" or row.function != "GemmUniversal" or row.arch == HOST or op not in (None, row.op):
             continue
         a, b, _, d = row.dtypes
         for config in CHOSEN:

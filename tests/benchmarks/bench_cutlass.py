@@ -262,7 +262,10 @@ def main(device: str, quick: bool, json_path: str | None) -> None:
     elif chosen.arch != 90:
         say(f"bench_cutlass cannot run on {device}: its kernels are for sm_90, this is {chosen.arch}")
     else:
-        on_gpu(chosen, quick, report)
+        import torch
+
+        with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be recorded
+            on_gpu(chosen, quick, report)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ __all__ = [
     "by_16_bytes",
     "k_dense",
     "linear",
+    "lines_by_16",
     "no_fast_accum",
     "one_batch_axis",
     "some_elements",
@@ -42,10 +43,12 @@ def by_16_bytes(request: CutlassGemmRequest) -> str:
     """Tensor maps: matrices start at a multiple of 16 bytes, and so does each of their lines."""
     matrices = {"a": request.a, "b": request.b, "c": request.c, "out": request.out}
     for name, kind in request.kinds.items():
-        given = request.given.get(name)
+        operand = request.given.get(name)
         if kind in ("load", "store"):
-            matrices[name] = given  # type: ignore[assignment]  # the request has seen to it that it is a tensor
-    wrong = [reason for name, tensor in matrices.items() if tensor is not None and (reason := _lines(name, tensor))]
+            matrices[name] = operand  # type: ignore[assignment]  # the request has seen to it that it is a tensor
+    wrong = [
+        reason for name, tensor in matrices.items() if tensor is not None and (reason := lines_by_16(name, tensor))
+    ]
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
@@ -79,7 +82,8 @@ def linear(request: CutlassGemmRequest) -> str:
     return f"needs no config, has {request.config}" if request.config is not None else ""
 
 
-def _lines(name: str, tensor: Tensor) -> str:
+def lines_by_16(name: str, tensor: Tensor) -> str:
+    """Why a tensor map cannot step through a matrix; "" where it can."""
     if tensor.layout.alignment < 16:
         return f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}"
     if not dense_line(tensor):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["Case", "Trial", "cases", "random_tree", "tree_cases"]
+__all__ = ["SUMS", "Case", "Trial", "cases", "random_matrix", "random_tree", "stored", "tree_cases"]
 
 TREES = 48
 SUMS = {
@@ -79,15 +79,15 @@ class Case:
             for name, kind in evt_kinds(self.tree).items():
                 if kind in shapes:
                     shape, dtype = shapes[kind], (F32 if len(name) % 2 else BF16)
-                    operands[name] = _matrix(device, rng, shape, dtype, "r")
+                    operands[name] = random_matrix(device, rng, shape, dtype, "r")
                 elif kind == "scalar":
                     value = float(np.float32(rng.uniform(0.25, 1.0)))
                     operands[name] = value if len(name) % 2 else device.array([value], "f32")
         return CutlassGemmRequest(
-            _matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
-            _matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
-            c=_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
-            out=_matrix(device, rng, (*self.batch, m, n), d, self.orders[3], self.step),
+            random_matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
+            random_matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
+            c=random_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
+            out=random_matrix(device, rng, (*self.batch, m, n), d, self.orders[3], self.step),
             epilogue=self.tree,
             operands=operands,
             alpha=alpha,
@@ -151,10 +151,11 @@ def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str,
     unit = SUMS["f64" if kind == "f64" else "f32"]
     found = errors_of(request.tree, product, error, operands, source, unit)
     dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
-    return {name: _stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
+    return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
 
-def _stored(error: Array, values: Array, dtype: Dtype) -> Array:
+def stored(error: Array, values: Array, dtype: Dtype) -> Array:
+    """The bound after rounding to a dtype, or to the nearest that it holds."""
     if dtype.numpy.kind == "i":
         return np.asarray(
             error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
@@ -164,7 +165,7 @@ def _stored(error: Array, values: Array, dtype: Dtype) -> Array:
     return np.asarray(error + roundoff * (np.abs(values) + error) + tiny + beyond)
 
 
-def _matrix(
+def random_matrix(
     device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16
 ) -> Tensor:
     """A tensor of random numbers whose lines are at multiples of so many bytes."""

@@ -1,0 +1,168 @@
+"""CutlassGroupedGemmRequest: the rows of A in groups, each group multiplied by a matrix of its own.
+
+That is a layer of experts: the groups' ends lie on the device, where a router has put them, and no extent of a group is
+known to the host. Making a request validates what the host can know. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cutlass.evt import Node, accumulator, scalar
+from dispatch.cutlass.visitors import operands_of
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import BF16, FP8, I32, Dtype
+from dispatch.ops.matmul.validate import overlap
+from dispatch.request import Argument, Operands, Request, Signature, Use
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.device import Device
+
+__all__ = ["CutlassGroupedGemmRequest"]
+
+Shape = tuple[int, ...]
+TENSORS = ("a", "b", "ends", "out")
+
+
+@dataclass(frozen=True, eq=False)
+class CutlassGroupedGemmRequest(Request):
+    """D[rows of g] = tree(A[rows of g] · B[g]), where group g ends before row ends[g] and begins where g - 1 ends.
+
+    Attributes:
+        a: (total, k), rows dense.
+        b: (groups, k, n).
+        ends: i32 (groups,), not falling, the last one at most total; rows behind the last end are not written.
+        out: D (total, n), of `out_dtype`, rows dense.
+        epilogue: a tree of `dispatch.cutlass.evt` over the accumulator and alpha; None for alpha · A · B.
+        alpha: a number, or an f32 tensor of one element.
+        fast_accum: fp8 only; sums in the tensor cores' own precision.
+    """
+
+    op: ClassVar[str] = "cutlass_grouped_gemm"
+    a: Tensor
+    b: Tensor
+    ends: Tensor
+    out: Tensor | None = None
+    epilogue: Node | None = None
+    alpha: Tensor | float = 1.0
+    out_dtype: Any = None
+    fast_accum: bool = False
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    @property
+    def groups(self) -> int:
+        return self.b.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.b.shape[-1]
+
+    @property
+    def k(self) -> int:
+        return self.a.shape[-1]
+
+    @property
+    def shape(self) -> Shape:
+        return (self.a.shape[0], self.n)
+
+    @cached_property
+    def tree(self) -> Node:
+        """The epilogue, which scales by alpha where none was given."""
+        return self.epilogue if self.epilogue is not None else scalar("alpha") * accumulator()
+
+    @cached_property
+    def d_dtype(self) -> Dtype:
+        """The dtype of D: that of `out`, `out_dtype`, or A's (bf16 for fp8)."""
+        if self.out is not None:
+            return self.out.dtype
+        if self.out_dtype is not None:
+            return Dtype.of(self.out_dtype)
+        return BF16 if self.a.dtype in FP8 else self.a.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.a.device
+
+    def signature(self) -> Signature:
+        return Signature((self.a.dtype, self.b.dtype, self.d_dtype, self.d_dtype))
+
+    def key(self) -> tuple[Any, ...]:
+        layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.ends, self.out))
+        alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
+        return (*layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        out = outputs.get("out", self.out)
+        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha)
+        return (self.a.ptr, self.b.ptr, self.ends.ptr, out.ptr, alpha)  # type: ignore[union-attr]
+
+    def tensors(self) -> tuple[Use, ...]:
+        named = [(name, getattr(self, name), name == "out") for name in (*TENSORS, "alpha")]
+        return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
+
+    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        if self.out is not None:
+            return {}
+        step = 128 // self.d_dtype.bits
+        return {"out": (self.shape, (-(-self.n // step) * step, 1), self.d_dtype)}
+
+    def result(self, outputs: Operands) -> Any:
+        return outputs.get("out", self.out)
+
+    def replace(self, **operands: Tensor) -> CutlassGroupedGemmRequest:
+        for name in operands:
+            if name not in (*TENSORS, "alpha"):
+                raise BadRequest(name, "no operand of this request", f"one of {', '.join(TENSORS)}, alpha")
+        changed: dict[str, Any] = operands
+        return replace(self, **changed)
+
+    def describe(self) -> str:
+        fast = ", fast_accum" if self.fast_accum else ""
+        return (
+            f"cutlass_grouped_gemm {self.a.layout} x {self.b.layout} in {self.groups} groups -> {self.d_dtype},"
+            f" epilogue {self.tree}{fast}"
+        )
+
+
+def _validate(request: CutlassGroupedGemmRequest) -> None:
+    """Raise BadRequest for what no kernel could carry out."""
+    for name in TENSORS:
+        tensor = getattr(request, name)
+        if not isinstance(tensor, Tensor) and not (name == "out" and tensor is None):
+            raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x)")
+    a, b, ends = request.a, request.b, request.ends
+    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
+        raise BadRequest("b", f"{b.layout} with a {a.layout}", "a (total, k) and b (groups, k, n)")
+    if ends.dtype is not I32 or ends.shape != (b.shape[0],) or not ends.layout.is_contiguous:
+        raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], where each group ends", "np.cumsum(sizes)")
+    if isinstance(request.alpha, Tensor) and request.alpha.size != 1:
+        raise BadRequest("alpha", str(request.alpha.layout), "a number, or a tensor of one element")
+    _validate_tree(request)
+    request.device.check(*(tensor for _, tensor, _ in request.tensors()))
+    for name, tensor, _ in request.tensors():
+        if tensor.device is not request.device:
+            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {request.device!r}, as a is")
+    out = request.out
+    if out is None:
+        return
+    if out.shape != request.shape or out.layout.readonly:
+        raise BadRequest("out", str(out.layout), f"shape {request.shape} in memory that may be written")
+    for name, tensor, written in request.tensors():
+        if not written and overlap(out, tensor):
+            raise BadRequest("out", f"memory that overlaps {name}", "memory of its own")
+
+
+def _validate_tree(request: CutlassGroupedGemmRequest) -> None:
+    if request.epilogue is not None and not isinstance(request.epilogue, Node):
+        raise BadRequest("epilogue", repr(request.epilogue), "a tree of dispatch.cutlass.evt, or None")
+    try:
+        others = [name for name in operands_of(request.tree) if name != "alpha"]
+    except Refused as refused:
+        raise BadRequest("epilogue", str(request.epilogue), str(refused)) from None
+    if others:
+        raise BadRequest("epilogue", f"operands {', '.join(others)}", "a tree over the accumulator and alpha")

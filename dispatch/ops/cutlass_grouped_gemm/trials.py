@@ -1,0 +1,114 @@
+"""The cases that the rows of cutlass_grouped_gemm are tried with, and how far a result may be off.
+
+Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. This file calls no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cutlass import evt
+from dispatch.cutlass.bounds import errors_of
+from dispatch.keys import FP8, Dtype
+from dispatch.ops.cutlass_gemm.trials import SUMS, random_matrix, stored
+from dispatch.ops.cutlass_grouped_gemm import host
+from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+from dispatch.ops.matmul.trial import Mismatch
+
+if TYPE_CHECKING:
+    from dispatch.cutlass.evt import Node
+    from dispatch.device import Device
+    from dispatch.row import Row
+
+__all__ = ["GroupedCase", "GroupedTrial", "cases"]
+
+# fmt: off
+SIZES = {
+    "uniform":    (64, 64, 64, 64),
+    "varying":    (1, 130, 17, 300, 64),
+    "some empty": (0, 5, 0, 0, 259, 0),
+    "one":        (37,),
+    "many":       tuple(3 * (g % 7) for g in range(64)),
+}
+# fmt: on
+BEHIND = 3  # rows after the last group, which nobody may write
+
+
+@dataclass(frozen=True)
+class GroupedCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    dtypes: tuple[Dtype, ...]
+    sizes: tuple[int, ...]
+    n: int = 136
+    k: int = 72
+    order: str = "c"
+    tree: Node | None = None
+    fast_accum: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> CutlassGroupedGemmRequest:
+        """The case with fresh operands, and rows of 7 behind the last group."""
+        a, b, _, d = self.dtypes
+        total = sum(self.sizes) + BEHIND
+        out = random_matrix(device, rng, (total, self.n), d, "r")
+        out.copy_from(np.full(out.shape, 7.0))
+        return CutlassGroupedGemmRequest(
+            random_matrix(device, rng, (total, self.k), a, "r"),
+            random_matrix(device, rng, (len(self.sizes), self.k, self.n), b, self.order),
+            device.array(np.cumsum(self.sizes), "i32"),
+            out=out,
+            epilogue=self.tree,
+            alpha=0.75,
+            fast_accum=self.fast_accum,
+        )
+
+    def trial(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
+        """A request with what must come out of it."""
+        return GroupedTrial(self.id, self.request(device, rng))
+
+
+class GroupedTrial:
+    """A request, its float64 reference, and the bound of each element."""
+
+    def __init__(self, name: str, request: CutlassGroupedGemmRequest) -> None:
+        self.name, self.request = name, request
+        self.expected = host.reference(request)["out"]
+        self.allowed = np.zeros(request.shape)
+        share = (8 + 4 * np.sqrt(request.k)) * SUMS["fp8" if request.a.dtype in FP8 else "f32"]
+        operands = {"alpha": np.asarray(request.alpha, np.float64)}
+        for rows, a, b in host.products(request, np.float64):
+            error = share * (np.abs(a) @ np.abs(b))
+            found = errors_of(request.tree, a @ b, error, operands, None)["out"]
+            self.allowed[rows] = stored(found, self.expected[rows], request.d_dtype)
+
+    def check(self, result: Any) -> None:
+        """Raise Mismatch where D is further off than its bound, or written behind the last group."""
+        got = result.numpy().astype(np.float64)
+        behind = np.isnan(self.expected)
+        wrong = ~(np.abs(got - np.where(behind, 7.0, self.expected)) <= self.allowed)
+        if wrong.any():
+            place = tuple(map(int, np.argwhere(wrong)[0]))
+            raise Mismatch(
+                f"{self.name}: wrong in {wrong.sum()} of {got.size} places; at {place} it is {got[place]}, expected"
+                f" {self.expected[place]} within {self.allowed[place]:.3g} ({self.request.describe()})"
+            )
+
+
+def cases(row: Row) -> list[GroupedCase]:
+    """All sizes with one kernel; b with dense rows and a tree where operands are of 16 bits."""
+    found = [GroupedCase(name, row.dtypes, sizes) for name, sizes in SIZES.items()]
+    if row.dtypes[0] in FP8:
+        return [GroupedCase(c.name, c.dtypes, c.sizes, k=80) for c in found]
+    if row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
+        tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
+        found.append(GroupedCase("silu", row.dtypes, SIZES["varying"], tree=tree))
+        found.append(GroupedCase("b by rows", row.dtypes, SIZES["varying"], order="r"))
+    return found
