@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dispatch.ops.activation import ActivationMode, activation, activation_bwd
     from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
     from dispatch.ops.ctc import ctc_loss
+    from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
+    from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, cutlass_grouped_gemm
     from dispatch.ops.dropout import dropout, dropout_bwd, dropout_states
     from dispatch.ops.norm import NormMode, norm_bwd, norm_fwd
     from dispatch.ops.pooling import PoolingMode, pooling, pooling_bwd
@@ -52,6 +54,8 @@ __all__ = [
     "Arch",
     "BoundCall",
     "Compute",
+    "CutlassGemmRequest",
+    "CutlassGroupedGemmRequest",
     "Device",
     "Diagonal",
     "Dtype",
@@ -79,6 +83,8 @@ __all__ = [
     "conv_fwd",
     "conv_transpose",
     "ctc_loss",
+    "cutlass_gemm",
+    "cutlass_grouped_gemm",
     "device",
     "dropout",
     "dropout_bwd",
@@ -116,6 +122,8 @@ _ROOMS = {
     "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
     "dispatch.ops.activation": ("ActivationMode", "activation", "activation_bwd"),
     "dispatch.ops.ctc": ("ctc_loss",),
+    "dispatch.ops.cutlass_gemm": ("CutlassGemmRequest", "cutlass_gemm"),
+    "dispatch.ops.cutlass_grouped_gemm": ("CutlassGroupedGemmRequest", "cutlass_grouped_gemm"),
     "dispatch.ops.dropout": ("dropout", "dropout_bwd", "dropout_states"),
     "dispatch.ops.pooling": ("PoolingMode", "pooling", "pooling_bwd"),
     "dispatch.ops.reduction": ("ReduceOp", "reduce"),
