@@ -54,7 +54,7 @@ class ActivationRequest(OperandRequest):
     """y = f(x), element by element.
 
     Attributes:
-        x: any shape, any strides above 0.
+        x: any shape, any strides above 0; without elements it gives a y without elements.
         mode: the function.
         coef: the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of SWISH.
         out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.

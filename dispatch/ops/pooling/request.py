@@ -81,7 +81,8 @@ class PoolingRequest(OperandRequest):
     """y[…, i] = the largest, or the average, of x[…, i · stride - padding + (0 … window - 1)].
 
     Attributes:
-        x: (images, channels, space…), 1 to 3 axes of space; the strides say whether the channels come last.
+        x: (images, channels, space…), 1 to 3 axes of space; the strides say whether the channels come last. There may
+            be no image, but there is a channel and an element of every axis of space.
         window: the size of a window, one number or one for each axis.
         mode: MAX, AVERAGE_COUNT_INCLUDE_PADDING, AVERAGE_COUNT_EXCLUDE_PADDING or MAX_DETERMINISTIC.
         stride: from window to window; None takes the window's size.

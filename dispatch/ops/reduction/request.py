@@ -45,7 +45,7 @@ class ReduceRequest(OperandRequest):
     """out = x reduced over some of its axes.
 
     Attributes:
-        x: any shape with elements, any strides above 0.
+        x: any shape, any strides above 0; none of the axes that are reduced is empty.
         axes: the axes that are reduced, as numbers; None for all.
         reduce: what to.
         keepdims: whether the reduced axes stay, with one element.

@@ -144,8 +144,8 @@ class RnnRequest(RnnBase):
         network: what it is.
         hx, cx: the first states, (layers · directions, sequences, state_size) and, for an LSTM, (…, hidden_size); None
             for zeros.
-        lengths: how many steps each sequence has, by value; None for all. y is 0 behind the end of a sequence, and the
-            last states are those at its end. A plan is made for each set of lengths.
+        lengths: how many steps each sequence has, 1 or more, by value; None for all. y is 0 behind the end of a
+            sequence, and the last states are those at its end. A plan is made for each set of lengths.
         training: whether the backward passes will follow; then the reserve space is given, too.
         compute: COMPUTE_32F_FAST_TF32 lets f32 products be TF32.
         dropout: in training, the probability that an element is dropped on its way from one layer to the next.

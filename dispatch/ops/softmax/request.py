@@ -38,7 +38,7 @@ class SoftmaxRequest(OperandRequest):
     """y = softmax(x) or log(softmax(x)) along one axis.
 
     Attributes:
-        x: any shape of one axis or more, any strides above 0.
+        x: any shape of one axis or more, any strides above 0; without elements it gives a y without elements.
         axis: the axis that sums to 1.
         algorithm: ACCURATE, FAST or LOG.
         out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
