@@ -272,8 +272,8 @@ def on_gpu(device: dp.Device, quick: bool, report: Report) -> None:
     layers: list[Row] = []
     shapes: list[Row] = []
     failed: dict[str, str] = {}
+    figure = host_time(device, report)
     with torch.cuda.stream(stream), dp.Stream.from_handle(device, stream.cuda_stream):
-        figure = host_time(device, report)
         for number in range(max(len(LAYERS), len(ATTENTIONS))):
             for kind, measure, rows in ((LAYERS, measure_layer, layers), (ATTENTIONS, measure_attention, shapes)):
                 if number >= len(kind) or time.monotonic() > ends:

@@ -24,7 +24,7 @@ def cudnn_graph(request: GraphRequest, lane: CudaLane, row: Row) -> Plan:
     from dispatch.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
     from dispatch.cudnn.plan import WORKSPACE, bind
 
-    policy = Policy(request.tf32, request.deterministic, WORKSPACE)
+    policy = Policy(request.tf32 or not request.multiplies_f32, request.deterministic, WORKSPACE)
     return bind(request, lane, row, request.graph, request.places, policy, autotune=request.autotune)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.cudnn.reference import evaluate as evaluate_graph
 from dispatch.errors import BadRequest
+from dispatch.keys import F32
 from dispatch.ops.matmul.validate import overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
@@ -80,6 +81,12 @@ class GraphRequest(Request):
     def places(self) -> dict[int, int]:
         """For the unique id of each operand its place in the arguments."""
         return {uid: place for place, (_, uid) in enumerate(self.named)}
+
+    @property
+    def multiplies_f32(self) -> bool:
+        """Whether f32 operands go into products, which tensor cores would take as TF32."""
+        read = {uid for node in self.graph.nodes if node.kind != "POINTWISE" for _, uid in node.ins}
+        return any(wire.dtype is F32 and wire.uid in read for wire in self.graph.inputs)
 
     @cached_property
     def _written(self) -> dict[str, Wire]:

@@ -39,7 +39,8 @@ def sdpa_fwd(
     seq_len_kv: Tensor | None = None, out: Tensor | None = None, stats_out: Tensor | None = None,
     mask_out: Tensor | None = None, scale: float | None = None, left_bound: int | None = None,
     right_bound: int | None = None, diagonal: Diagonal = Diagonal.TOP_LEFT, dropout: float = 0.0,
-    seed: Tensor | None = None, offset: Tensor | None = None, stats: bool = False, mask: bool = False,
+    seed: Tensor | None = None, offset: Tensor | None = None, page_table_k: Tensor | None = None,
+    page_table_v: Tensor | None = None, stats: bool = False, mask: bool = False,
     workspace: int | None = None, autotune: bool = False,
 ) -> Any:
     """O = softmax(mask(scale · Q · Kᵀ + bias)) · V on the current stream; returns without waiting.
@@ -51,7 +52,7 @@ def sdpa_fwd(
     """
     return run(SdpaFwdRequest(
         q, k, v, bias, seq_len_q, seq_len_kv, out, stats_out, mask_out, scale, left_bound, right_bound, diagonal,
-        dropout, seed, offset, stats, mask, workspace, autotune,
+        dropout, seed, offset, page_table_k, page_table_v, stats, mask, workspace, autotune,
     ))
 
 

@@ -71,7 +71,9 @@ class _Drawing:
         request = self.request
         layout = request.layout_of(name)
         dims, strides = layout.shape, layout.strides
-        if len(dims) < FOUR:
+        if name.startswith("page_table"):
+            dims, strides = (dims[0], 1, dims[1], 1), (dims[1], dims[1], 1, 1)
+        elif len(dims) < FOUR:
             dims, strides = (layout.size, 1, 1, 1), (1, 1, 1, 1)
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
@@ -84,6 +86,23 @@ class _Drawing:
         if not self.request.padded:
             return None, None
         return self.tensor("seq_len_q"), self.tensor("seq_len_kv")
+
+    def _loaded(self, name: str, *, transposed: bool = False) -> Wire:
+        """K or V as a sequence, loaded by its table of pages; K with its last two axes exchanged."""
+        b, _, _, skv = self.request.scores
+        container = self.tensor(name)
+        _, heads, _, d = container.dims
+        dims, steps = (b, heads, skv, d), (heads * skv * d, skv * d, d, 1)
+        if transposed:
+            dims, steps = (b, heads, d, skv), (heads * skv * d, skv * d, 1, d)
+        made = self.builder.virtual(dims, container.dtype, steps)
+        ins = {
+            "CONTAINER_DESC": container,
+            "SEQUENCE_DESC": self.tensor("seq_len_kv"),
+            "PAGE_TABLE_DESC": self.tensor(f"page_table_{name}"),
+        }
+        self.builder.node("PAGED_CACHE_LOAD", ins, {"YDESC": made})
+        return made
 
     # -- the scores -----------------------------------------------------------------------------------------------
     def _scores(self, product: Wire) -> Wire:
@@ -166,7 +185,8 @@ class _Drawing:
     # -- forward --------------------------------------------------------------------------------------------------
     def forward(self, request: SdpaFwdRequest) -> None:
         builder = self.builder
-        q, k = self.tensor("q"), self.tensor("k", transposed=True)
+        q = self.tensor("q")
+        k = self.tensor("k", transposed=True) if request.pages is None else self._loaded("k", transposed=True)
         len_q, len_kv = self._lengths()
         padding = 0.0 if request.padded else None
         value = builder.matmul(q, k, m=len_q, n=len_kv, padding=padding)
@@ -185,7 +205,8 @@ class _Drawing:
             builder.pointwise("MUL", kept, builder.scalar(1 / (1 - request.dropout), FOUR), out=weights)
         else:
             builder.pointwise("DIV", powers, total, out=weights)
-        builder.matmul(weights, self.tensor("v"), out=self.tensor("out"), m=len_q, k=len_kv)
+        v = self.tensor("v") if request.pages is None else self._loaded("v")
+        builder.matmul(weights, v, out=self.tensor("out"), m=len_q, k=len_kv)
 
     # -- backward -------------------------------------------------------------------------------------------------
     def backward(self, request: SdpaBwdRequest) -> None:

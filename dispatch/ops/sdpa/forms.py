@@ -15,7 +15,7 @@ from dispatch.cudnn.formulas import EXACT, values
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
 from dispatch.keys import F32
 from dispatch.ops.matmul.trial import ROUNDOFF
-from dispatch.ops.sdpa.formulas import evaluate, per_head, summed, weights_of
+from dispatch.ops.sdpa.formulas import evaluate, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ BOTTOM = {"diagonal": Diagonal.BOTTOM_RIGHT}
 CAUSAL, WINDOW = {"right_bound": 0}, {"left_bound": 17}
 SBHD = (2, 0, 1, 3)  # orders of the axes in memory
 BSHD = (0, 2, 1, 3)
+HEADS = (0, 1, 2, 3)
 EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arguments of magnitude 1
 
 
@@ -54,6 +55,7 @@ class Form:
     masks: dict[str, Any] = field(default_factory=dict)
     bias: tuple[int, int] | None = None
     lengths: bool = False
+    page: int = 0  # the length of a page, where K and V are kept in pages
 
 
 # fmt: off
@@ -86,6 +88,9 @@ FORMS = (
     Form("lengths",             3, 2, 2, 128, 160, 64, lengths=True),
     Form("causal lengths",      3, 2, 2, 128, 128, 64, masks=CAUSAL, lengths=True),
     Form("causal bottom lengths", 3, 2, 2, 128, 160, 64, masks={**CAUSAL, **BOTTOM}, lengths=True),
+    Form("pages",               3, 4, 2, 1, 64, 64, order=HEADS, lengths=True, page=16),
+    Form("pages of one",        2, 2, 2, 33, 40, 64, order=HEADS, lengths=True, page=1),
+    Form("causal pages",        2, 4, 4, 48, 128, 128, order=HEADS, masks={**CAUSAL, **BOTTOM}, lengths=True, page=32),
     Form("head of 12",          1, 2, 2, 64, 64, 12),
     Form("bottom, fewer keys",  1, 2, 2, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
 )
@@ -136,6 +141,13 @@ class SdpaCase:
             "k": (form.b, form.hk, form.skv, form.d),
             "v": (form.b, form.hk, form.skv, form.dv or form.d),
         }
+        tables: dict[str, Any] = {}
+        if form.page:
+            pages = form.skv // form.page
+            for name in "kv":
+                shapes[name] = (form.b * pages + 3, form.hk, form.page, form.d)  # three that nobody has
+                table = rng.permutation(form.b * pages + 3)[: form.b * pages].astype(np.int32)
+                tables[f"page_table_{name}"] = device.array(table.reshape(form.b, pages))
         given: dict[str, Any] = {
             name: place(device, normal(rng, self.dtype, shape), form.order).view for name, shape in shapes.items()
         }
@@ -145,12 +157,12 @@ class SdpaCase:
             for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
                 given[name] = device.array(self._lengths(rng, name, most))
         choices = dict(self.choices) if self.op == "sdpa_fwd" else {}
-        return SdpaFwdRequest(**given, **form.masks, **choices)
+        return SdpaFwdRequest(**given, **tables, **form.masks, **choices)
 
     def _lengths(self, rng: np.random.Generator, name: str, most: int) -> Array:
         """One full sequence, the others shorter; with the diagonal at the end every query has a key."""
         bottom = self.form.masks.get("diagonal") is Diagonal.BOTTOM_RIGHT
-        low, high = (1, most // 2) if name == "seq_len_q" else (most // 2 if bottom else 1, most)
+        low, high = (1, max(most // 2, 1)) if name == "seq_len_q" else (most // 2 if bottom else 1, most)
         drawn = rng.integers(low, high + 1, self.form.b).astype(np.int32)
         drawn[0] = most
         return drawn
@@ -177,7 +189,7 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
     work = EXACT
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
     heads, d = request.q.shape[1], request.q.shape[3]
-    q, k, v = (np.abs(values(tensor, work)) for tensor in (request.q, request.k, request.v))
+    q, k, v = np.abs(values(request.q, work)), *(np.abs(sequences(request, name, work)) for name in "kv")
     k, v = per_head(k, heads), per_head(v, heads)
     sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor)
     stats = values(request.stats, work) if isinstance(request, SdpaBwdRequest) else None
@@ -235,7 +247,7 @@ def cases(row: Row) -> list[SdpaCase]:
     if row.op == "sdpa_fwd":
         turns = ((), (("stats", True),))
         return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(FORMS)]
-    found = [SdpaCase(row.op, form, dtype) for form in FORMS]
+    found = [SdpaCase(row.op, form, dtype) for form in FORMS if not form.page]
     biased = [form for form in FORMS if form.bias is not None]
     found += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
     plain = [form for form in FORMS if form.name in ("plain", "causal gqa")]

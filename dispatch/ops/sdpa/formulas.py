@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaRequest
     from dispatch.tensor import Array
 
-__all__ = ["Weights", "evaluate", "kept", "per_head", "summed", "visible", "weights_of"]
+__all__ = ["Weights", "evaluate", "kept", "per_head", "sequences", "summed", "visible", "weights_of"]
 
 
 def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
@@ -30,6 +30,17 @@ def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = Non
 def per_head(array: Array, heads: int) -> Array:
     """K or V with a copy for every head of Q."""
     return array if array.shape[1] == heads else np.repeat(array, heads // array.shape[1], axis=1)
+
+
+def sequences(request: SdpaRequest, name: str, work: np.dtype[Any]) -> Array:
+    """K or V as (B, heads, Skv, head), also where it is kept in pages."""
+    array = values(getattr(request, name), work)
+    if request.pages is None:
+        return array
+    table = np.asarray(getattr(request, f"page_table_{name}"))
+    b, _, _, skv = request.scores
+    pages = np.nan_to_num(array)[table]  # (B, P, heads, length, head); what no sequence has may be anything
+    return np.asarray(np.moveaxis(pages, 1, 2).reshape(b, array.shape[1], skv, array.shape[3]))
 
 
 def summed(array: Array, heads: int) -> Array:
@@ -69,7 +80,7 @@ class Weights(NamedTuple):
 
 def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = None) -> Weights:
     """The weights of every query; by the statistics of the forward where they are given."""
-    q, k = values(request.q, work), per_head(values(request.k, work), request.q.shape[1])
+    q, k = values(request.q, work), per_head(sequences(request, "k", work), request.q.shape[1])
     scores = (q @ np.swapaxes(k, -1, -2)) * work.type(request.factor)
     if request.bias is not None:
         scores = scores + values(request.bias, work)
@@ -98,7 +109,7 @@ def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = 
     mask = kept(request) if mask is None else mask
     if mask is not None:
         weights = weights * mask.astype(work) / work.type(1 - request.dropout)
-    results = {"out": weights @ per_head(values(request.v, work), request.q.shape[1])}
+    results = {"out": weights @ per_head(sequences(request, "v", work), request.q.shape[1])}
     if request.stats:
         results["stats_out"] = found.stats
     if request.mask and mask is not None:

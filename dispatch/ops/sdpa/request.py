@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Diagonal", "SdpaBwdRequest", "SdpaFwdRequest", "SdpaRequest"]
 
 
+PAGES = ("page_table_k", "page_table_v")
+
+
 class Diagonal(IntEnum):
     """Which corner of the scores the diagonal of a mask starts from; they differ where Sq and Skv do."""
 
@@ -81,7 +84,13 @@ class SdpaRequest(OperandRequest):
     @property
     def scores(self) -> tuple[int, int, int, int]:
         """The shape of Q · Kᵀ."""
-        return (*self.q.shape[:3], self.k.shape[2])  # type: ignore[return-value]  # four axes were checked
+        b, h, sq, _ = self.q.shape
+        return (b, h, sq, self.k.shape[2] if self.pages is None else self.pages.shape[1] * self.k.shape[2])
+
+    @property
+    def pages(self) -> Tensor | None:
+        """The table of the pages of K, where K and V are kept in pages."""
+        return None
 
     def choices(self) -> tuple[Any, ...]:
         bounds = (self.left_bound, self.right_bound, self.diagonal)
@@ -97,7 +106,7 @@ class SdpaRequest(OperandRequest):
                 raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
             if tensor.dtype is not q.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {q.dtype}, that of q")
-            if tensor.shape[0] != q.shape[0]:
+            if tensor.shape[0] != q.shape[0] and self.pages is None:
                 raise BadRequest(name, str(tensor.layout), f"batch {q.shape[0]}, that of q {q.layout}")
             if q.shape[1] % tensor.shape[1]:
                 raise BadRequest(name, f"{tensor.shape[1]} heads", f"a divisor of the {q.shape[1]} heads of q")
@@ -161,6 +170,8 @@ class SdpaFwdRequest(SdpaRequest):
         bias: added to the scaled scores, (B or 1, Hq or 1, Sq, Skv).
         seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts.
         seed, offset: i64, one element each: what the mask of dropout is made from, the same for the same two.
+        page_table_k, page_table_v: i32 (B, P): K and V are kept in pages, (pages, Hk, length of a page, D) and
+            (pages, Hv, length of a page, Dv), and sequence b is pages table[b, 0], table[b, 1], … one after the other.
         out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
         mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps; made where `mask` is True and it is left out.
@@ -171,7 +182,7 @@ class SdpaFwdRequest(SdpaRequest):
     """
 
     op: ClassVar[str] = "sdpa_fwd"
-    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "seed", "offset")
+    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "seed", "offset", *PAGES)
     writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out")
     q: Tensor
     k: Tensor
@@ -189,10 +200,16 @@ class SdpaFwdRequest(SdpaRequest):
     dropout: float = 0.0
     seed: Tensor | None = None
     offset: Tensor | None = None
+    page_table_k: Tensor | None = None
+    page_table_v: Tensor | None = None
     stats: bool = False
     mask: bool = False
     workspace: int | None = None
     autotune: bool = False
+
+    @property
+    def pages(self) -> Tensor | None:
+        return self.page_table_k
 
     @property
     def alone(self) -> bool:
@@ -219,8 +236,24 @@ class SdpaFwdRequest(SdpaRequest):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and not tensor.layout.is_contiguous:
                 raise BadRequest(name, str(tensor.layout), "a dense tensor")
+        self._check_pages()
         if self.mask and not self.dropout:
             raise BadRequest("mask", "True", "False, for there is no dropout")
+
+    def _check_pages(self) -> None:
+        b = self.q.shape[0]
+        for name, other in ((PAGES[0], PAGES[1]), (PAGES[1], PAGES[0])):
+            tensor: Tensor | None = getattr(self, name)
+            twin: Tensor | None = getattr(self, other)
+            if (tensor is None) != (twin is None):
+                raise BadRequest(other if twin is None else name, "nothing", "tables of both K and V, or of neither")
+            if tensor is not None and twin is not None:
+                if tensor.ndim != 2 or tensor.shape[0] != b or tensor.dtype is not I32 or tensor.shape != twin.shape:
+                    raise BadRequest(name, str(tensor.layout), f"i32 ({b}, pages of a sequence), one shape for both")
+                if not tensor.layout.is_contiguous:
+                    raise BadRequest(name, str(tensor.layout), "a dense tensor")
+        if self.pages is not None and not self.padded:
+            raise BadRequest("seq_len_kv", "nothing", "lengths of both, for K and V are kept in pages")
 
 
 @dataclass(frozen=True, eq=False)
