@@ -18,7 +18,7 @@ from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
 from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, instance_first, last_by_running
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
-from dispatch.ops.sdpa.rules import bounds, heads_by_8, one_bias_gradient
+from dispatch.ops.sdpa.rules import bounds, heads_by_8, heads_by_16_alone, one_bias_gradient
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -61,6 +61,7 @@ GPU_ROWS = (
 #                          q       k       out        bias
     Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
     Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
+    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (heads_by_16_alone,), SM90, None, V9_10, *SDPA, NOT_YET),
     Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
     Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
 #                          x       y                scale, bias

@@ -40,19 +40,22 @@ def sdpa_fwd(
     mask_out: Tensor | None = None, scale: float | None = None, left_bound: int | None = None,
     right_bound: int | None = None, diagonal: Diagonal = Diagonal.TOP_LEFT, dropout: float = 0.0,
     seed: Tensor | None = None, offset: Tensor | None = None, page_table_k: Tensor | None = None,
-    page_table_v: Tensor | None = None, stats: bool = False, mask: bool = False,
-    workspace: int | None = None, autotune: bool = False,
+    page_table_v: Tensor | None = None, descale_q: Tensor | None = None, descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None, descale_s: Tensor | None = None, scale_s: Tensor | None = None,
+    scale_o: Tensor | None = None, amax_s: Tensor | None = None, amax_o: Tensor | None = None, stats: bool = False,
+    mask: bool = False, amax: bool = False, workspace: int | None = None, autotune: bool = False,
 ) -> Any:
     """O = softmax(mask(scale · Q · Kᵀ + bias)) · V on the current stream; returns without waiting.
 
     q is (B, Hq, Sq, D), k (B, Hk, Skv, D), v (B, Hv, Skv, Dv), O (B, Hq, Sq, Dv); the arguments are the fields of
     `SdpaFwdRequest`, which documents them. right_bound=0 is causal, left_bound a sliding window. Returns O, or with
-    stats=True or mask=True (O, statistics, mask of dropout). Follows cuDNN's scaled dot product attention. Raises
+    stats, mask or amax True also what they name, in this order. Follows cuDNN's scaled dot product attention. Raises
     BadRequest for operands that do not fit, NoRow where no library takes the request.
     """
     return run(SdpaFwdRequest(
         q, k, v, bias, seq_len_q, seq_len_kv, out, stats_out, mask_out, scale, left_bound, right_bound, diagonal,
-        dropout, seed, offset, page_table_k, page_table_v, stats, mask, workspace, autotune,
+        dropout, seed, offset, page_table_k, page_table_v, descale_q, descale_k, descale_v, descale_s, scale_s,
+        scale_o, amax_s, amax_o, stats, mask, amax, workspace, autotune,
     ))
 
 

@@ -109,6 +109,8 @@ class _Drawing:
         """Scale, bias and padding, which come before the backward's statistics."""
         builder, request = self.builder, self.request
         value = builder.pointwise("MUL", product, builder.scalar(request.factor, FOUR))
+        if request.q.dtype.is_fp8:
+            value = self._times(value, "descale_q", "descale_k")
         if request.bias is not None:
             value = builder.pointwise("ADD", value, self.tensor("bias"))
         lengths = [length for length in self._lengths() if length is not None]
@@ -199,6 +201,9 @@ class _Drawing:
         stats = self.tensor("stats_out") if request.stats else builder.virtual(rows)
         builder.pointwise("ADD", largest, builder.pointwise("LOG", total), out=stats)
         weights = builder.virtual(request.scores, request.q.dtype)
+        if request.q.dtype.is_fp8:
+            self._fp8(request, builder.pointwise("DIV", powers, total), weights)
+            return
         if request.dropout:
             mask = self._mask(self.tensor("mask_out") if request.mask else None)
             kept = builder.pointwise("MUL", builder.pointwise("DIV", powers, total), mask)
@@ -207,6 +212,23 @@ class _Drawing:
             builder.pointwise("DIV", powers, total, out=weights)
         v = self.tensor("v") if request.pages is None else self._loaded("v")
         builder.matmul(weights, v, out=self.tensor("out"), m=len_q, k=len_kv)
+
+    def _times(self, value: Wire, *names: str) -> Wire:
+        for name in names:
+            made = self.builder.virtual(value.dims, None, value.strides)
+            value = self.builder.pointwise("MUL", value, self.tensor(name), out=made)
+        return value
+
+    def _fp8(self, request: SdpaFwdRequest, exact: Wire, weights: Wire) -> None:
+        """The second product of fp8: weights scaled and rounded, then scaled back, and what is largest of both."""
+        builder, one = self.builder, (1,) * FOUR
+        builder.reduction("AMAX", exact, one, out=self.tensor("amax_s") if request.amax else None)
+        builder.pointwise("MUL", exact, self.tensor("scale_s"), out=weights)
+        out = self.tensor("out")
+        value = builder.matmul(weights, self.tensor("v"), out=builder.virtual(out.dims, None, out.strides))
+        value = self._times(value, "descale_s", "descale_v")
+        builder.reduction("AMAX", value, one, out=self.tensor("amax_o") if request.amax else None)
+        builder.pointwise("MUL", value, self.tensor("scale_o"), out=out)
 
     # -- backward -------------------------------------------------------------------------------------------------
     def backward(self, request: SdpaBwdRequest) -> None:

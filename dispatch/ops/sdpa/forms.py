@@ -14,8 +14,8 @@ import numpy as np
 from dispatch.cudnn.formulas import EXACT, values
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
 from dispatch.keys import F32
-from dispatch.ops.matmul.trial import ROUNDOFF
-from dispatch.ops.sdpa.formulas import evaluate, per_head, sequences, summed, weights_of
+from dispatch.ops.matmul.trial import FP8_SUMS, ROUNDOFF
+from dispatch.ops.sdpa.formulas import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CAUSAL, WINDOW = {"right_bound": 0}, {"left_bound": 17}
 SBHD = (2, 0, 1, 3)  # orders of the axes in memory
 BSHD = (0, 2, 1, 3)
 HEADS = (0, 1, 2, 3)
+BACK = ("descale_s", "descale_v")  # what the rounding of fp8 weights is multiplied with
+SCALES = {"descale_q": 0.5, "descale_k": 0.75, "descale_v": 1.5, "scale_s": 256, "descale_s": 1 / 256, "scale_o": 16}
 EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arguments of magnitude 1
 
 
@@ -132,7 +134,7 @@ class SdpaCase:
         return replace(request, **outputs), tuple(memories)
 
     def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> Memory:
-        return place(device, poison(dtype, shape), None if name in ("stats_out", "dbias") else self.form.order)
+        return place(device, poison(dtype, shape), self.form.order if name in ("out", "dq", "dk", "dv") else None)
 
     def _forward(self, device: Device, rng: np.random.Generator) -> SdpaFwdRequest:
         form = self.form
@@ -151,6 +153,8 @@ class SdpaCase:
         given: dict[str, Any] = {
             name: place(device, normal(rng, self.dtype, shape), form.order).view for name, shape in shapes.items()
         }
+        if self.dtype.is_fp8:
+            tables = {name: device.array(np.array([value], np.float32)) for name, value in SCALES.items()}
         if form.bias is not None:
             given["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
         if form.lengths:
@@ -191,19 +195,23 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
     heads, d = request.q.shape[1], request.q.shape[3]
     q, k, v = np.abs(values(request.q, work)), *(np.abs(sequences(request, name, work)) for name in "kv")
     k, v = per_head(k, heads), per_head(v, heads)
-    sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor)
+    fp8 = 4 * FP8_SUMS if request.q.dtype.is_fp8 else 0.0  # tensor cores sum in groups, with that of each one's largest
+    sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor) * factor(request, "descale_q", "descale_k")
     stats = values(request.stats, work) if isinstance(request, SdpaBwdRequest) else None
     found = weights_of(request, work, stats)
     seen = np.isfinite(found.scores)
-    off = (8 + 4 * np.sqrt(d)) * u * sizes + EXP2 * (1 + np.where(seen, np.abs(found.scores), 0))
+    off = ((8 + 4 * np.sqrt(d)) * u + fp8) * sizes + EXP2 * (1 + np.where(seen, np.abs(found.scores), 0))
     if request.bias is not None:
         off = off + 4 * u * np.abs(values(request.bias, work))
     worst = np.where(seen, off, 0).max(axis=-1, keepdims=True)
-    spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w
+    spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w + fp8
     if isinstance(request, SdpaBwdRequest):
         return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
-    error = spread * (found.weights @ v) + tiny * v.sum(axis=-2, keepdims=True)
-    allowed = {"out": rounded(error, expected["out"], request.q.dtype)}
+    between = factor(request, "scale_s", "descale_s", "descale_v")
+    error = spread * (found.weights @ v) * between + tiny * v.sum(axis=-2, keepdims=True) * factor(request, *BACK)
+    allowed = {"out": rounded(error * factor(request, "scale_o"), expected["out"], request.q.dtype)}
+    if "amax_s" in expected:
+        allowed["amax_s"], allowed["amax_o"] = (spread * found.weights).max().reshape(1), error.max().reshape(1)
     if "stats_out" in expected:
         logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
         allowed["stats_out"] = rounded(worst + EXP2 * (1 + logarithms) + spread - w, logarithms, F32)
@@ -244,6 +252,10 @@ def _backward_bounds(
 def cases(row: Row) -> list[SdpaCase]:
     """Every form; the forward with and without statistics in turn, the backward with its choices."""
     dtype = row.dtypes[0]
+    if dtype.is_fp8:
+        more: tuple[tuple[tuple[str, Any], ...], ...] = ((), (("stats", True), ("amax", True)))
+        few = [form for form in FORMS if not form.page]
+        return [SdpaCase(row.op, form, dtype, more[number % 2]) for number, form in enumerate(few)]
     if row.op == "sdpa_fwd":
         turns = ((), (("stats", True),))
         return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(FORMS)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaRequest
     from dispatch.tensor import Array
 
-__all__ = ["Weights", "evaluate", "kept", "per_head", "sequences", "summed", "visible", "weights_of"]
+__all__ = ["Weights", "evaluate", "factor", "kept", "per_head", "sequences", "summed", "visible", "weights_of"]
 
 
 def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
@@ -70,6 +70,12 @@ def visible(request: SdpaRequest) -> Array:
     return seen
 
 
+def factor(request: SdpaRequest, *names: str) -> float:
+    """The product of some of fp8's factors; 1 without."""
+    given = [getattr(request, name, None) for name in names]
+    return float(np.prod([float(np.asarray(tensor).reshape(())) for tensor in given if tensor is not None]))
+
+
 class Weights(NamedTuple):
     """The softmax of the scores, and the logarithms of its sums (-∞ for a query that sees nothing)."""
 
@@ -81,7 +87,7 @@ class Weights(NamedTuple):
 def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = None) -> Weights:
     """The weights of every query; by the statistics of the forward where they are given."""
     q, k = values(request.q, work), per_head(sequences(request, "k", work), request.q.shape[1])
-    scores = (q @ np.swapaxes(k, -1, -2)) * work.type(request.factor)
+    scores = (q @ np.swapaxes(k, -1, -2)) * work.type(request.factor * factor(request, "descale_q", "descale_k"))
     if request.bias is not None:
         scores = scores + values(request.bias, work)
     scores = np.where(visible(request), scores, -np.inf)
@@ -109,11 +115,15 @@ def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = 
     mask = kept(request) if mask is None else mask
     if mask is not None:
         weights = weights * mask.astype(work) / work.type(1 - request.dropout)
-    results = {"out": weights @ per_head(sequences(request, "v", work), request.q.shape[1])}
+    between = work.type(factor(request, "scale_s", "descale_s", "descale_v"))
+    o = (weights @ per_head(sequences(request, "v", work), request.q.shape[1])) * between
+    results = {"out": o * work.type(factor(request, "scale_o"))}
     if request.stats:
         results["stats_out"] = found.stats
     if request.mask and mask is not None:
         results["mask_out"] = mask
+    if request.amax:
+        results["amax_s"], results["amax_o"] = weights.max().reshape(1), np.abs(o).max().reshape(1)
     return results
 
 

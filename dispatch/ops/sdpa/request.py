@@ -23,6 +23,7 @@ __all__ = ["Diagonal", "SdpaBwdRequest", "SdpaFwdRequest", "SdpaRequest"]
 
 
 PAGES = ("page_table_k", "page_table_v")
+FACTORS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
 
 
 class Diagonal(IntEnum):
@@ -166,7 +167,7 @@ class SdpaFwdRequest(SdpaRequest):
     """O = softmax(mask(scale · Q · Kᵀ + bias)) · V, and with `stats` the logarithm of each row's sum for the backward.
 
     Attributes:
-        q, k, v: the operands, f16 or bf16.
+        q, k, v: the operands, f16, bf16 or fp8.
         bias: added to the scaled scores, (B or 1, Hq or 1, Sq, Skv).
         seq_len_q, seq_len_kv: i32 (B,): only so much of each sequence counts.
         seed, offset: i64, one element each: what the mask of dropout is made from, the same for the same two.
@@ -178,12 +179,26 @@ class SdpaFwdRequest(SdpaRequest):
         dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
         scale: None for 1/√D.
         left_bound, right_bound, diagonal: see `SdpaRequest`.
-        stats, mask: whether to give back the statistics, and the mask of dropout.
+        descale_q, descale_k, descale_v, scale_o: f32, one element each, with fp8 alone: what operands are multiplied
+            with, and O before it is stored; scale_s and descale_s do the same to the weights between the products.
+        amax_s, amax_o: f32 (1,), the largest weight, and the largest magnitude of O before its scale.
+        stats, mask, amax: whether to give back the statistics, the mask of dropout, and the largest magnitudes.
     """
 
     op: ClassVar[str] = "sdpa_fwd"
-    reads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "seed", "offset", *PAGES)
-    writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out")
+    reads: ClassVar[tuple[str, ...]] = (
+        "q",
+        "k",
+        "v",
+        "bias",
+        "seq_len_q",
+        "seq_len_kv",
+        "seed",
+        "offset",
+        *PAGES,
+        *FACTORS,
+    )
+    writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out", "amax_s", "amax_o")
     q: Tensor
     k: Tensor
     v: Tensor
@@ -202,8 +217,17 @@ class SdpaFwdRequest(SdpaRequest):
     offset: Tensor | None = None
     page_table_k: Tensor | None = None
     page_table_v: Tensor | None = None
+    descale_q: Tensor | None = None
+    descale_k: Tensor | None = None
+    descale_v: Tensor | None = None
+    descale_s: Tensor | None = None
+    scale_s: Tensor | None = None
+    scale_o: Tensor | None = None
+    amax_s: Tensor | None = None
+    amax_o: Tensor | None = None
     stats: bool = False
     mask: bool = False
+    amax: bool = False
     workspace: int | None = None
     autotune: bool = False
 
@@ -214,7 +238,7 @@ class SdpaFwdRequest(SdpaRequest):
     @property
     def alone(self) -> bool:
         """Whether there is nothing but Q, K, V and the scale."""
-        return self.bias is None and not self.padded and not self.masked and not self.dropout
+        return not (self.bias is not None or self.padded or self.masked or self.dropout or self.q.dtype.is_fp8)
 
     def made(self) -> dict[str, Made]:
         shape = (*self.q.shape[:3], self.v.shape[3])
@@ -223,10 +247,12 @@ class SdpaFwdRequest(SdpaRequest):
             found["stats_out"] = dense((*self.q.shape[:3], 1), F32)
         if self.mask:
             found["mask_out"] = dense(self.scores, F32)
+        if self.amax:
+            found["amax_s"] = found["amax_o"] = dense((1,), F32)
         return found
 
     def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.stats, self.mask)
+        return (*super().choices(), self.stats, self.mask, self.amax)
 
     def check_fields(self) -> None:
         self._check_operands()
@@ -237,8 +263,21 @@ class SdpaFwdRequest(SdpaRequest):
             if tensor is not None and not tensor.layout.is_contiguous:
                 raise BadRequest(name, str(tensor.layout), "a dense tensor")
         self._check_pages()
+        self._check_factors()
         if self.mask and not self.dropout:
             raise BadRequest("mask", "True", "False, for there is no dropout")
+
+    def _check_factors(self) -> None:
+        fp8 = self.q.dtype.is_fp8
+        for name in FACTORS:
+            tensor: Tensor | None = getattr(self, name)
+            if (tensor is not None) != fp8:
+                given = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, given, "an f32 tensor of one element" if fp8 else f"none with {self.q.dtype}")
+            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not F32):
+                raise BadRequest(name, str(tensor.layout), "an f32 tensor of one element")
+        if self.amax and not fp8:
+            raise BadRequest("amax", "True", f"False with {self.q.dtype}")
 
     def _check_pages(self) -> None:
         b = self.q.shape[0]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dispatch.ops.sdpa.request import Diagonal
 
 if TYPE_CHECKING:
-    from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaRequest
+    from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
 
-__all__ = ["bounds", "heads_by_8", "one_bias_gradient"]
+__all__ = ["bounds", "heads_by_8", "heads_by_16_alone", "one_bias_gradient"]
 
 WIDEST = 256
 
@@ -35,6 +35,23 @@ def bounds(request: SdpaRequest) -> str:
     if bottom and (request.bias is not None or request.dropout):
         return f"needs TOP_LEFT with {'dropout' if request.dropout else 'a bias'}, has BOTTOM_RIGHT"
     return ""
+
+
+def heads_by_16_alone(request: SdpaFwdRequest) -> str:
+    """fp8: heads of a multiple of 16 elements, two queries or more, and no mask but a causal one at the top left.
+
+    The masks are left out as NVIDIA's front end leaves them out on Hopper; a bias even ends the process (cuDNN 9.19).
+    """
+    if request.q.shape[2] < 2:
+        return "needs two queries or more with fp8, has 1"
+    for name, extent in (("q", request.q.shape[3]), ("v", request.v.shape[3])):
+        if extent % 16 or extent > WIDEST:
+            return f"needs heads of {name} that are a multiple of 16 up to {WIDEST} for fp8, has {extent}"
+    given = [n for n in ("bias", "seq_len_q", "page_table_k", "left_bound") if getattr(request, n) is not None]
+    given += ["dropout"] if request.dropout else []
+    given += ["BOTTOM_RIGHT"] if request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked else []
+    given += [f"right_bound {request.right_bound}"] if request.right_bound else []
+    return f"needs no {' or '.join(given)} with fp8" if given else ""
 
 
 def one_bias_gradient(request: SdpaBwdRequest) -> str:
