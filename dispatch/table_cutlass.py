@@ -16,6 +16,7 @@ from dispatch.ops.cutlass_gemm.rules import (
     buildable,
     by_4_bytes,
     by_16_bytes,
+    dense_vectors,
     k_dense,
     linear,
     no_fast_accum,
@@ -37,10 +38,10 @@ __all__ = ["ROWS"]
 TF32 = Compute.COMPUTE_32F_FAST_TF32
 TREE = (Epilogue.NONE,)  # the epilogue is a tree, and any tree
 PLAIN = ((None, None),)
-ANY  = (some_elements, one_batch_axis, by_16_bytes, buildable, no_fast_accum)
-K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable, no_fast_accum)
-K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable, no_fast_accum, whole_numbers)
-FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense, buildable)
+ANY  = (some_elements, one_batch_axis, by_16_bytes, dense_vectors, buildable, no_fast_accum)
+K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum)
+K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum, whole_numbers)
+FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable)
 M_S  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum)
 M_I  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
 SM80, SM90 = Arch(80), Arch(90)

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from dispatch.cutlass.visitors import lower
 from dispatch.errors import Refused
 from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, operands_of, order_of
+from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-    from dispatch.tensor import Tensor
 
 __all__ = [
     "buildable",
     "by_4_bytes",
     "by_16_bytes",
+    "dense_vectors",
     "k_dense",
     "linear",
     "lines_by_16",
@@ -73,6 +74,19 @@ def buildable(request: CutlassGemmRequest) -> str:
     except Refused as refused:
         return str(refused)
     return ""
+
+
+def dense_vectors(request: CutlassGemmRequest) -> str:
+    """Vectors are read and reduced element after element, and a reduction's memory is filled at once."""
+    wrong = []
+    for name, kind in request.kinds.items():
+        given = request.given.get(name)
+        if kind not in ("row", "col", "reduce") or not isinstance(given, Tensor):
+            continue
+        steps = given.layout.strides[-1:] if given.shape[-1:] != (1,) and kind != "reduce" else ()
+        if (kind == "reduce" and not given.layout.is_contiguous) or any(step != 1 for step in steps):
+            wrong.append(f"a dense {name}, has {given.layout}")
+    return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
 def linear(request: CutlassGemmRequest) -> str:

@@ -178,6 +178,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.timeout(900)  # half a minute of one core each, which a busy machine makes many times that
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_compiles(name):
     spec = KERNELS[name]

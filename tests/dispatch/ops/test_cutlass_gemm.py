@@ -139,6 +139,14 @@ def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev)
         (lambda d: {"epilogue": evt.row("v") * 2, "operands": {"v": d.zeros(16)}}, "reads the accumulator"),
         (lambda d: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": d.zeros(16, "f64")}}, "v of f32"),
         (lambda _: {"epilogue": evt.accumulator() + evt.source()}, "needs c for an epilogue"),
+        (lambda d: {"epilogue": evt.accumulator() + evt.row("v"), "operands": {"v": d.zeros(32)[::2]}}, "a dense v"),
+        (
+            lambda d: {
+                "epilogue": evt.reduce(evt.accumulator(), "v", over="n"),
+                "operands": {"v": d.zeros((16, 2))[:, 0]},
+            },
+            "a dense v",
+        ),
     ],
 )
 def test_a_tree_that_cutlass_cannot_build_is_refused_on_the_host_too(options, reason, dev):

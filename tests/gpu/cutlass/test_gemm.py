@@ -72,6 +72,15 @@ def test_the_default_choice_runs_and_is_right(gpu, rng):
     )
 
 
+def test_a_matrix_may_be_shared_by_the_batch(gpu, rng):
+    a, b = halves(gpu, rng, 72, 48, 136)
+    many = gpu.array(rng.standard_normal((3, 72, 136)), "bf16")
+    config = Config((64, 128), (1, 1), "pingpong")
+    Trial("shared b", CutlassGemmRequest(many, b, config=config)).check(cutlass_gemm(many, b, config=config, alpha=1.0))
+    many = gpu.array(rng.standard_normal((3, 48, 136)), "bf16").mT
+    Trial("shared a", CutlassGemmRequest(a, many, config=config)).check(cutlass_gemm(a, many, config=config, alpha=1.0))
+
+
 def test_stream_k_is_right_run_after_run(gpu, rng):
     """The barriers in its workspace start from zero each time, also in a replay."""
     config = Config((128, 128), (1, 1), "cooperative", "stream_k")
