@@ -1,8 +1,8 @@
 """Convolution and its gradients: `conv_fwd` (bias, residual and activation fused), `conv_bwd_data`, `conv_bwd_filter`.
 
 `ConvFwdRequest` and its two companions are the requests; `cudnn_conv` and `numpy_conv` carry them out, `reference` says
-what is right, `cases` what is tested. `conv_transpose` is `conv_bwd_data` as a forward operation. The rooms: request
-(what may be asked), describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
+what is right, `cases` what is tested. `conv_transpose` is `conv_bwd_data` as a forward operation. The rooms: base and
+request (what may be asked), describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.conv.request import Activation, lies_dense
+from dispatch.cudnn.layouts import lies_dense
+from dispatch.ops.conv.request import Activation
 
 if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest

@@ -17,6 +17,7 @@ import numpy as np
 
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.graph import Builder
+from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.reference import evaluate
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
@@ -124,7 +125,7 @@ class Graph:
         if min(dims) < 1:
             raise BadRequest("w", f"a filter {w.shape}", f"one that fits into x {x.shape}")
         channels_last = x.wire.strides[1] == 1 and x.shape[1] > 1
-        made = self._builder.virtual(dims, None, _dense(dims, channels_last))
+        made = self._builder.virtual(dims, None, dense_strides(dims, last=channels_last))
         names = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), steps, strict=True))
         self._builder.convolution(
             "CONVOLUTION_FORWARD", {"X": x.wire, "W": w.wire}, {"Y": made}, **names, ALPHA=1.0, BETA=0.0
@@ -154,13 +155,3 @@ class Graph:
         feeds = {self._names[name]: np.asarray(array) for name, array in operands.items()}
         found = evaluate(graph, feeds)
         return {name: found[uid] for name, uid in self._names.items() if uid in found}
-
-
-def _dense(shape: Shape, last: bool) -> Shape:
-    strides = [0] * len(shape)
-    step = 1
-    order = (0, *range(2, len(shape)), 1) if last else tuple(range(len(shape)))
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.cudnn.layouts import dense_strides
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
@@ -22,21 +23,12 @@ def dense_order(request: NormRequest) -> str:
         if name not in (*request.reads, *request.writes):
             continue
         layout = request.layout_of(name)
-        if layout.is_contiguous or (request.by_channel and layout.strides == _last(layout.shape)):
+        if layout.is_contiguous or (request.by_channel and layout.strides == dense_strides(layout.shape, last=True)):
             if not request.by_channel or layout.strides == request.x.layout.strides:
                 continue
             return f"needs {name} in the order of x, has {layout}"
         return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
     return ""
-
-
-def _last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [0] * len(shape)
-    step = 1
-    for axis in reversed((0, *range(2, len(shape)), 1)):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
 
 
 def channels_by_16_bytes(request: NormRequest) -> str:
@@ -58,7 +50,7 @@ def instance_first(request: NormBwdRequest) -> str:
 def last_by_running(request: NormFwdRequest) -> str:
     """Batch norm with given statistics: channels last, where there are spatial axes."""
     shape, strides = request.x.shape, request.x.layout.strides
-    if not request.by_running or request.x.ndim == 2 or strides == _last(shape):
+    if not request.by_running or request.x.ndim == 2 or strides == dense_strides(shape, last=True):
         return ""
     return f"needs x with channels last for BATCH_NORM without training, has {request.x.layout}"
 

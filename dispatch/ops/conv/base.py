@@ -1,0 +1,204 @@
+"""What the requests of convolution share: steps, groups, layouts, the numbers that results are scaled with, and checks.
+
+`request.py` derives the three requests from it. Making one validates it; this file calls nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cudnn.convolve import Steps, output_shape
+from dispatch.cudnn.layouts import dense_strides, lies_dense
+from dispatch.cudnn.operands import OperandRequest, chosen, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import Compute, Dtype
+from dispatch.request import Signature
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.tensor import Tensor
+
+__all__ = ["Activation", "ConvRequest", "Padding", "each"]
+
+Shape = tuple[int, ...]
+Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # the same everywhere; of each axis; before and behind
+MOST_AXES = 3
+
+
+class Activation(IntEnum):
+    """`cudnnPointwiseMode_t`: what is applied to the result of a forward convolution."""
+
+    IDENTITY = 21
+    RELU_FWD = 100
+    TANH_FWD = 101
+    SIGMOID_FWD = 102
+    ELU_FWD = 103
+    GELU_FWD = 104
+    SOFTPLUS_FWD = 105
+    SWISH_FWD = 106
+    GELU_APPROX_TANH_FWD = 107
+
+
+class ConvRequest(OperandRequest):
+    """What the three have in common: steps, groups, and the numbers that results are scaled with."""
+
+    pad: Padding
+    stride: int | tuple[int, ...]
+    dilation: int | tuple[int, ...]
+    alpha: float
+    beta: float
+    compute: Compute | None
+    out_dtype: Any
+    deterministic: bool
+    workspace: int | None
+    autotune: bool
+    out: Tensor | None
+
+    @property
+    @abstractmethod
+    def x_shape(self) -> Shape:
+        """The shape of what the filter steps over: X, or its gradient."""
+
+    @property
+    @abstractmethod
+    def w_shape(self) -> Shape:
+        """The shape of the filter, or of its gradient."""
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Padding, stride and dilation of each spatial axis."""
+        rank = self._rank
+        pairs = _pairs(self.pad, rank)
+        stride, dilation = (each(n, getattr(self, n), rank, 1) for n in ("stride", "dilation"))
+        return Steps(tuple(p for p, _ in pairs), tuple(p for _, p in pairs), stride, dilation)
+
+    @property
+    def _rank(self) -> int:
+        first: Tensor = getattr(self, self.reads[0])
+        return first.ndim - 2
+
+    @cached_property
+    def y_shape(self) -> Shape:
+        """The shape of the forward's result."""
+        return output_shape(self.x_shape, self.w_shape, self.steps)
+
+    @property
+    def groups(self) -> int:
+        return self.x_shape[1] // self.w_shape[1]
+
+    @cached_property
+    def result_dtype(self) -> Dtype:
+        """The dtype of the result: that of `out`, `out_dtype`, or that of the first operand."""
+        if self.out is not None:
+            return self.out.dtype
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype if self.out_dtype is None else Dtype.of(self.out_dtype)
+
+    @cached_property
+    def channels_last(self) -> bool:
+        """Whether the operands lie with their channels innermost; where one alone does not tell, the next does."""
+        for name in (*self.reads[:2], "out"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None:
+                fits_last, fits_first = (lies_dense(tensor.layout, last=last) for last in (True, False))
+                if fits_last != fits_first:
+                    return fits_last
+        return False
+
+    @property
+    def repeatable(self) -> bool:
+        return not self._accumulates and super().repeatable
+
+    @property
+    def _accumulates(self) -> bool:
+        return self.beta != 0 and "z" not in self.reads
+
+    def strides_of(self, name: str) -> Shape:
+        """The strides of an operand, with those of axes of extent 1, which mean nothing, as in a dense tensor."""
+        layout = self.layout_of(name)
+        shape, strides = layout.shape, layout.strides
+        for last in (self.channels_last, not self.channels_last):
+            wanted = dense_strides(shape, last=last)
+            if all(e == 1 or s == t for e, s, t in zip(shape, strides, wanted, strict=True)):
+                return wanted
+        return strides
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes, self.compute)
+
+    def choices(self) -> tuple[Any, ...]:
+        numbers = (self.alpha, self.beta, self.compute, self.result_dtype.cuda)
+        return (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def _check_choices(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise BadRequest(name, repr(value), "a number")
+        if self.compute is not None:
+            chosen("compute", self.compute, Compute)
+        for name in ("deterministic", "autotune"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadRequest(name, repr(getattr(self, name)), "True or False")
+        if self.workspace is not None:
+            whole("workspace", self.workspace, 0, 1 << 40)
+        if self.out_dtype is not None:
+            try:
+                wanted = Dtype.of(self.out_dtype)
+            except TypeError as error:
+                raise BadRequest("out_dtype", repr(self.out_dtype), "a dtype", str(error)) from None
+            if self.out is not None and self.out.dtype is not wanted:
+                raise BadRequest("out_dtype", str(wanted), f"{self.out.dtype}, the dtype of out, or None")
+        if self._accumulates and self.out is None:
+            raise BadRequest("beta", repr(self.beta), "0, for there is no out to be scaled", "pass out=…")
+
+    def _check_ranks(self) -> None:
+        first: Tensor = getattr(self, self.reads[0])
+        if not 3 <= first.ndim <= 2 + MOST_AXES:
+            hint = "x[..., None] adds an axis"
+            raise BadRequest(self.reads[0], str(first.layout), "(N, C, spatial…) with 1 to 3 spatial axes", hint)
+        for name in (*self.reads[:2], *(("out",) if self.out is not None else ())):
+            tensor: Tensor = getattr(self, name)
+            if tensor.ndim != first.ndim:
+                raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, as {self.reads[0]} has")
+            if tensor.size == 0:
+                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
+            if any(s < 1 and e > 1 for s, e in zip(tensor.layout.strides, tensor.shape, strict=True)):
+                raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x.numpy())")
+
+    def _check_filter(self) -> None:
+        """X and W fit: whole groups, and a filter that fits into the padded input."""
+        x, w = self.x_shape, self.w_shape
+        if x[1] % w[1]:
+            raise BadRequest("w", f"filters over {w[1]} channels", f"a divisor of the {x[1]} channels of x {x}")
+        if w[0] % self.groups:
+            raise BadRequest("w", f"{w[0]} filters", f"a multiple of the {self.groups} groups of x {x} over w {w}")
+        if min(self.y_shape) < 1:
+            hint = "more padding, or a smaller filter or dilation"
+            raise BadRequest(
+                "w", f"a filter {w[2:]} by dilation {self.steps.dilation}", f"one that fits into x {x}", hint
+            )
+
+
+def each(name: str, value: Any, rank: int, low: int) -> Shape:
+    """A number for each spatial axis."""
+    values = value if isinstance(value, tuple) else (value,) * rank
+    if len(values) != rank:
+        raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")
+    return tuple(whole(name, one, low) for one in values)
+
+
+def _pairs(value: Any, rank: int) -> list[tuple[int, int]]:
+    values: Sequence[Any] = value if isinstance(value, tuple) else (value,) * rank
+    if len(values) != rank:
+        raise BadRequest("pad", repr(value), f"a number, or a number or a pair for each of the {rank} spatial axes")
+    found = []
+    for one in values:
+        before, behind = one if isinstance(one, tuple) and len(one) == 2 else (one, one)
+        found.append((whole("pad", before, 0), whole("pad", behind, 0)))
+    return found
