@@ -167,7 +167,7 @@ def attentions(shape: tuple[Any, ...]) -> dict[str, Runs]:
     bound = 0 if causal else None
     o, stats = dp.run(SdpaFwdRequest(*mine[:3], right_bound=bound, stats=True))
     out = dp.from_dlpack(torch.empty_like(do))
-    forward = SdpaFwdRequest(*mine[:3], out=out, right_bound=bound)
+    forward = SdpaFwdRequest(*mine[:3], out=out, right_bound=bound, autotune=True)
     gradients = [dp.from_dlpack(torch.empty_like(t)) for t in (q, k, v)]
     made = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
     backward = SdpaBwdRequest(*mine[:3], o, mine[3], stats, right_bound=bound, **made)
