@@ -9,7 +9,7 @@ import pytest
 import dispatch
 from dispatch.cudnn.trial import carry_out
 from dispatch.keys import HOST
-from dispatch.ops.conv import Activation, cases
+from dispatch.ops.conv import Activation, ConvFwdRequest, cases
 
 ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -105,3 +105,17 @@ def _channels_first(tensor):
     shape, strides = ([given[axis] for axis in axes] for given in (tensor.shape, tensor.layout.strides))
     layout = tensor.device.layout(tensor.dtype, tuple(shape), tuple(strides), tensor.ptr)
     return dispatch.Tensor(tensor.storage, tensor.ptr, layout)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_workers_have_handles_of_their_own(isolation, rng):
+    """Each worker makes its cuDNN handle and plans on its own stream, and takes them with it when it ends."""
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 8, 9, 9), (4, 8, 3, 3))]
+    host = dispatch.device("host")
+    expected = dispatch.conv_fwd(*map(host.array, arrays), pad=1).numpy()
+    for _ in range(2):
+        with dispatch.Supervisor("cuda:0", streams=2, isolation=isolation) as supervisor:
+            x, w = map(supervisor.device.array, arrays)
+            futures = [supervisor.submit(ConvFwdRequest(x, w, pad=1)) for _ in range(6)]
+            for future in futures:
+                assert np.abs(future.result(timeout=60).numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
