@@ -1,6 +1,8 @@
 """Every graph of every case becomes finalized descriptors, without a GPU: cuDNN itself checks shapes, dtypes and names.
 
 cuDNN's run-time compiler is linked to libcuda, which is only where a driver is; a stub of its symbols lets cuDNN load.
+Where CUDNN_DEVICE_PROPERTIES names a file of CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, taken on a GPU by the very
+version of cuDNN that is installed, engines are asked for that GPU too, and kernels compiled (seen with 9.19, H200).
 """
 
 import json
@@ -15,17 +17,28 @@ from cudabind import _load
 from cudabind.errors import LibraryNotFound
 
 HERE = Path(__file__).parent
-SYMBOLS = (
-    *("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload"),
-    *("cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
+PROPERTIES = "CUDNN_DEVICE_PROPERTIES"
+OPS = {"conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd"}
+# What loads a kernel succeeds with a handle of nothing; what would run one fails with CUDA_ERROR_NO_DEVICE.
+LOADS = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuModuleGetFunction")
+SUCCEEDS = ("cuKernelSetAttribute", "cuKernelGetAttribute", "cuLibraryUnload", "cuModuleUnload")
+FAILS = (
+    *("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceGet", "cuDeviceGetCount"),
+    *("cuGetErrorName", "cuGetErrorString", "cuLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx"),
+    *("cuLibraryLoadFromFile", "cuLinkAddData", "cuLinkComplete", "cuLinkCreate", "cuLinkDestroy", "cuStreamGetCtx"),
+    *("cuOccupancyMaxPotentialClusterSize", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
 )
 
 
 @pytest.fixture
 def stub(tmp_path):
-    """A folder with a libcuda.so.1 whose functions all fail."""
+    """A folder with a libcuda.so.1 that has no device."""
     source = tmp_path / "stub.c"
-    source.write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in SYMBOLS) + "\n")
+    lines = [f"int {name}(void **made) {{ *made = (void *)8; return 0; }}" for name in LOADS]
+    lines += [f"int {name}(void) {{ return 0; }}" for name in SUCCEEDS]
+    lines += [f"int {name}(void) {{ return 100; }}" for name in FAILS]
+    lines += ["int cuDriverGetVersion(int *version) { *version = 13000; return 0; }"]
+    source.write_text("\n".join(lines) + "\n")
     built = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1"), str(source)]
     try:
         subprocess.run(built, check=True)
@@ -34,19 +47,29 @@ def stub(tmp_path):
     return tmp_path
 
 
-def test_cudnn_takes_the_descriptors_of_every_case(stub):
+def run(stub, *arguments):
     try:
-        folder = Path(_load.path("cudnn")).parent
+        folders = [str(Path(_load.path(library)).parent) for library in ("cudnn", "cublasLt", "nvrtc")]
     except LibraryNotFound as error:
         pytest.skip(str(error))
-    paths = [str(stub), str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+    paths = [str(stub), *folders, os.environ.get("LD_LIBRARY_PATH", "")]
     environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, paths))}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "lowering.py")], env=environment, capture_output=True, text=True, timeout=200
-    )
+    command = [sys.executable, str(HERE / "lowering.py"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_cudnn_takes_the_descriptors_of_every_case(stub):
+    found = run(stub)
     assert found["refused"] == []
-    assert set(found["lowered"]) == {
-        *("conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd")
-    }
+    assert set(found["taken"]) == OPS
+
+
+@pytest.mark.timeout(900)  # some 400 kernels are compiled
+def test_cudnn_has_an_engine_for_every_case(stub):
+    if PROPERTIES not in os.environ:
+        pytest.skip(f"{PROPERTIES} names no file of device properties of this version of cuDNN")
+    found = run(stub, os.environ[PROPERTIES])
+    assert found["refused"] == []
+    assert set(found["taken"]) == OPS
