@@ -34,7 +34,6 @@ DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
 IMAGE = (dense_order, channels_by_16_bytes)
 NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
 H200 = ("H200",)
-NOT_YET: tuple[str, ...] = ()
 
 GPU_ROWS = (
 #       op                 x | dy   w | x   result     bias     z                     compute    epilogue, scales  rules           arch  until since  calls  run on
@@ -61,7 +60,7 @@ GPU_ROWS = (
 #                          q       k       out        bias
     Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
     Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
-    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (heads_by_16_alone,), SM90, None, V9_10, *SDPA, NOT_YET),
+    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (heads_by_16_alone,), SM90, None, V9_10, *SDPA, H200),
     Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
     Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
 #                          x       y                scale, bias
@@ -72,8 +71,8 @@ GPU_ROWS = (
     Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, H200),
     Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, H200),
 #                          compute
-    Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),
-    Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, NOT_YET),
+    Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, H200),
+    Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, H200),
 )
 
 NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_graph: numpy_graph, cudnn_norm: numpy_norm, cudnn_sdpa: numpy_sdpa}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphPlan", "bind"]
 
-CANDIDATES = 20  # that autotune times
+CANDIDATES = 12  # that autotune times
 WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
 ALIGNED = 256  # bytes at which scratch memory begins
 C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}

@@ -2,8 +2,8 @@
 
 Layers of ResNet-50, ConvNeXt and a 3D U-Net in bf16, channels last, against torch with cudnn.benchmark; attention in
 bf16 against torch's cuDNN and flash backends and, where it is installed, nvidia-cudnn-frontend. GPU time alone counts:
-each contender's calls are one CUDA graph, replayed between events, in turns with the others; medians of the rounds.
-Results are compared first. Repeat: `python tests/benchmarks/bench_cudnn.py [--quick] [--device cuda:0] [--json FILE]`;
+each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph, replayed between events,
+in turns with the others; medians of the rounds. Results are compared first. Repeat: `python tests/benchmarks/bench_cudnn.py [--quick] [--device cuda:0] [--json FILE]`;
 about 3 minutes on an H200, 1 with --quick.
 """
 
@@ -37,6 +37,7 @@ else:
 OURS, FRONT_END = "dispatch", "cuDNN front end"
 Row = dict[str, Any]
 Runs = dict[str, "Callable[[int], Any]"]
+L2_BYTES, MOST_SETS = 60 << 20, 12
 BUDGET = {True: 60.0, False: 240.0}  # seconds, by `quick`
 # Name, x (N, C, spatial…), w (K, C / groups, spatial…), padding, stride.
 # fmt: off
@@ -75,10 +76,10 @@ TARGETS = (
 )
 
 
-def race(runs: Runs, estimate: float, rounds: int) -> dict[str, float]:
-    """Median seconds of each contender."""
-    repeats = max(1, min(50, math.ceil(3e-3 / estimate)))
-    seconds, _ = gpu_race(runs, sets=1, repeats=repeats, rounds=rounds)
+def race(runs: Runs, estimate: float, rounds: int, sets: int = 1) -> dict[str, float]:
+    """Median seconds of each contender, in turns over operand sets."""
+    repeats = max(1, min(50, math.ceil(3e-3 / estimate)) // sets) * sets
+    seconds, _ = gpu_race(runs, sets=sets, repeats=repeats, rounds=rounds)
     return {name: summary(values)["median"] / 1e6 for name, values in seconds.items()}
 
 
@@ -106,37 +107,54 @@ def _first(result: Any) -> Any:
 
 
 # -- convolution ------------------------------------------------------------------------------------------------------
-def convolutions(layer: tuple[Any, ...]) -> dict[str, Runs]:
-    """The contenders of a layer: forward, and the gradients by x and by w."""
+def operand_sets(layer: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
+    """x, w and dy, so many times that a turn through them leaves nothing of itself in the L2 cache."""
     _, x_shape, w_shape, pad, stride = layer
     last = torch.channels_last if len(x_shape) == 4 else torch.channels_last_3d
-    x, w = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in (x_shape, w_shape))
-    w = w / math.sqrt(np.prod(w_shape[1:]))
-    x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)
-    groups, rank = x_shape[1] // w_shape[1], len(x_shape) - 2
-    conv = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[rank]
-    y = conv(x, w, stride=stride, padding=pad, groups=groups)
-    dy = torch.randn_like(y)
-    ours = [dp.from_dlpack(t) for t in (x, w, dy)]
+    sets: list[tuple[Any, Any, Any]] = []
+    nbytes = 0
+    while nbytes < 2 * L2_BYTES and len(sets) < MOST_SETS:
+        x, w = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in (x_shape, w_shape))
+        w = w / math.sqrt(np.prod(w_shape[1:]))
+        x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)
+        y = convolve(x, w, pad, stride)
+        sets.append((x, w, torch.randn_like(y)))
+        nbytes += 2 * (x.numel() + w.numel() + y.numel())
+    return sets
+
+
+def convolve(x: Any, w: Any, pad: int, stride: int) -> Any:
+    """torch's convolution of as many axes."""
+    conv = {4: torch.nn.functional.conv2d, 5: torch.nn.functional.conv3d}[x.ndim]
+    return conv(x, w, stride=stride, padding=pad, groups=x.shape[1] // w.shape[1])
+
+
+def convolutions(layer: tuple[Any, ...], sets: list[tuple[Any, Any, Any]]) -> dict[str, Runs]:
+    """The contenders of a layer: forward, and the gradients by x and by w."""
+    _, x_shape, w_shape, pad, stride = layer
+    rank = len(x_shape) - 2
     steps: dict[str, Any] = {"pad": pad, "stride": stride, "autotune": True}
-    outs = [dp.from_dlpack(torch.empty_like(t)) for t in (y, x, w)]
-    requests = {
-        "forward": ConvFwdRequest(ours[0], ours[1], out=outs[0], **steps),
-        "by x": ConvBwdDataRequest(ours[2], ours[1], outs[1], **steps),
-        "by w": ConvBwdFilterRequest(ours[2], ours[0], outs[2], **steps),
-    }
+    requests: dict[str, list[Any]] = {"forward": [], "by x": [], "by w": []}
+    for given in sets:
+        x, w, dy = (dp.from_dlpack(t) for t in given)
+        to_y, to_x, to_w = (dp.from_dlpack(torch.empty_like(t)) for t in (given[2], given[0], given[1]))
+        requests["forward"].append(ConvFwdRequest(x, w, out=to_y, **steps))
+        requests["by x"].append(ConvBwdDataRequest(dy, w, to_x, **steps))
+        requests["by w"].append(ConvBwdFilterRequest(dy, x, to_w, **steps))
 
-    def backward(mask: list[bool]) -> Any:
-        given = ([stride] * rank, [pad] * rank, [1] * rank, False, [0] * rank, groups, mask)
-        return torch.ops.aten.convolution_backward(dy, x, w, None, *given)[mask.index(True)]
+    def theirs(way: str, number: int) -> Any:
+        x, w, dy = sets[number]
+        if way == "forward":
+            return convolve(x, w, pad, stride)
+        mask = [way == "by x", way == "by w", False]
+        choices = ([stride] * rank, [pad] * rank, [1] * rank, False, [0] * rank, x_shape[1] // w_shape[1], mask)
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *choices)[mask.index(True)]
 
-    theirs: dict[str, Callable[[], Any]] = {
-        "forward": lambda: conv(x, w, stride=stride, padding=pad, groups=groups),
-        "by x": lambda: backward([True, False, False]),
-        "by w": lambda: backward([False, True, False]),
-    }
     return {
-        way: {"torch": lambda _, way=way: theirs[way](), OURS: lambda _, way=way: dp.run(requests[way])}
+        way: {
+            "torch": lambda number, way=way: theirs(way, number),
+            OURS: lambda number, way=way: dp.run(requests[way][number]),
+        }
         for way in requests
     }
 
@@ -145,10 +163,11 @@ def measure_layer(layer: tuple[Any, ...], rounds: int) -> list[Row]:
     """The rows of a layer, one for each way."""
     rows = []
     flop = 2 * np.prod(layer[2]) * layer[1][0] * np.prod(layer[1][2:]) / layer[4] ** (len(layer[1]) - 2)
-    for way, runs in convolutions(layer).items():
+    sets = operand_sets(layer)
+    for way, runs in convolutions(layer, sets).items():
         missing: dict[str, str] = {}
         good = checked(runs, missing)
-        seconds = race(good, max(flop / 4e14, 5e-6), rounds)
+        seconds = race(good, max(flop / 4e14, 5e-6), rounds, len(sets))
         ratio = seconds["torch"] / seconds[OURS] if len(seconds) == 2 else None
         rates = {name: flop / s / 1e12 for name, s in seconds.items()}
         rows.append({"layer": layer[0], "way": way, "tflops": rates, "ratio": ratio, "missing": missing})
