@@ -40,6 +40,8 @@ OPTIONS = (
     "-device-int128",
     "-DCUTLASS_UINT128_NATIVE",
 )
+MOST_COMPILERS = 16
+COMPILER_BYTES = 5 << 29  # what NVRTC takes for one kernel
 LOG_LINES = 3  # of the compiler's errors that a message shows
 
 
@@ -80,8 +82,10 @@ _known: dict[str, Future[bytes]] = {}
 
 @cache
 def _compilers() -> ThreadPoolExecutor:
-    """Threads that each wait for one compiler process."""
-    return ThreadPoolExecutor(min(16, max(1, (os.cpu_count() or 2) - 1)), thread_name_prefix="nvrtc")
+    """Threads that each wait for one compiler process: as many as there are cores and memory for."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    count = min(MOST_COMPILERS, (os.cpu_count() or 2) - 1, free // COMPILER_BYTES)
+    return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
 
 
 def request(source: Source, target: str, label: str) -> Future[bytes]:

@@ -12,7 +12,7 @@ from cudabind import driver
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit80 import MultistageSpec, emit
 from dispatch.cutlass.launch import Launch, module
-from dispatch.keys import Arch
+from dispatch.keys import F64, Arch
 from dispatch.ops.cutlass_gemm.cutlass import fixed_words
 from dispatch.ops.cutlass_gemm.layout import alignment, order_of
 from dispatch.request import Argument, Plan
@@ -44,6 +44,8 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, processors: int) -> Multist
     inputs = [
         alignment(t.shape, t.layout.strides, t.dtype.itemsize, t.layout.alignment) for t in (request.a, request.b)
     ]
+    if request.a.dtype is F64:  # whose tiles are laid out for one element at a time
+        inputs = [F64.itemsize, F64.itemsize]
     tiles = -(-request.m // 128) * -(-request.n // 128) * request.batches
     return MultistageSpec(
         arch=arch,
