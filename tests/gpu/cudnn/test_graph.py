@@ -36,6 +36,16 @@ def test_a_product_with_what_follows_it(mode, gpu, rng):
     check(graph, gpu, rng, np.float16, 64, x=(3, 56, 64), w=(3, 64, 40), b=(1, 1, 40))
 
 
+def test_a_product_in_f64(gpu, rng):
+    graph = cudnn.Graph("f64")
+    a, b = graph.tensor("a", (2, 24, 40), "f64"), graph.tensor("b", (2, 40, 16), "f64")
+    graph.output("y", graph.pointwise("GELU_FWD", graph.matmul(a, b) * 0.25), "f64")
+    arrays = {"a": rng.standard_normal((2, 24, 40)), "b": rng.standard_normal((2, 40, 16))}
+    got = graph(**{name: gpu.array(array) for name, array in arrays.items()}).numpy()
+    expected = graph.reference(**arrays)["y"]
+    assert np.abs(got - expected).max() <= 2.0**-44 * np.abs(expected).max()
+
+
 def test_a_gated_product(gpu, rng):
     graph = cudnn.Graph()
     x, w, gate = (graph.tensor(n, s, "f16") for n, s in (("x", (1, 64, 64)), ("w", (1, 64, 64)), ("gate", (1, 64, 64))))
