@@ -210,7 +210,7 @@ def on_host(device: dp.Device, report: Report) -> None:
     say(f"a tree over 64x96x128 in NumPy: {took * 1e3:.2f} ms")
 
 
-def on_gpu(device: dp.Device, quick: bool, report: Report) -> None:
+def on_gpu(quick: bool, report: Report) -> None:
     rounds = ROUNDS[quick]
     figures: dict[str, float] = {}
     lines = []
@@ -263,7 +263,7 @@ def main(device: str, quick: bool, json_path: str | None) -> None:
 
         side = torch.cuda.Stream()  # the default one cannot be recorded
         with torch.cuda.stream(side), dp.Stream.from_handle(chosen, side.cuda_stream):
-            on_gpu(chosen, quick, report)
+            on_gpu(quick, report)
         side_figures(chosen, report)
 
 
