@@ -4,7 +4,7 @@ Layers of ResNet-50, ConvNeXt and a 3D U-Net in bf16, channels last, against tor
 bf16 against torch's cuDNN and flash backends and, where it is installed, nvidia-cudnn-frontend. GPU time alone counts:
 each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph, replayed between
 events, in turns with the others; medians of the rounds. Results are compared first. Repeat:
-`python tests/benchmarks/bench_cudnn.py [--quick] [--device cuda:0] [--json FILE]`; 4 minutes on an H200, 1 with --quick.
+`python tests/benchmarks/bench_cudnn.py [--quick] [--device cuda:0] [--json FILE]`; 4 minutes on an H200, or 1.
 """
 
 from __future__ import annotations
