@@ -10,17 +10,25 @@ import ctypes
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudabind.sys import cudnn
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.tensor import Storage
+    from dispatch.workspace import Workspace
 
-__all__ = ["Handle", "handle_of", "last_error"]
+__all__ = ["Handle", "Scratch", "handle_of", "last_error"]
 
 MESSAGE_BYTES = 4096
+
+
+class Scratch(NamedTuple):
+    """Workspace: where it begins, and what keeps it there."""
+
+    c_ptr: ctypes.c_void_p
+    keep: Storage | Workspace
 
 
 class Handle:
@@ -36,7 +44,7 @@ class Handle:
         self.c_handle = cudnn.cudnnHandle_t()
         self._device = lane.device
         self._target = lane.target
-        self._scratch: dict[int, Storage] = {}
+        self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._stream: int | None = -1  # none that exists
         lane.device.activate()
         cudnn.cudnnCreate(self.c_handle)
@@ -50,17 +58,18 @@ class Handle:
             self._stream = stream
         return self.c_handle
 
-    def scratch(self, lane: CudaLane, nbytes: int) -> ctypes.c_void_p:
-        """The address of so many bytes of workspace, shared by the lane's plans, which run one after the other.
+    def scratch(self, lane: CudaLane, nbytes: int) -> Scratch:
+        """So many bytes of workspace, shared by the lane's plans, which run one after the other.
 
-        Small ones are the lane's own; each larger power of 2 is allocated once and stays, for recorded calls hold it.
+        Small ones are the lane's own; each larger power of 2 is allocated once and there as long as a plan keeps it.
         """
         if nbytes <= lane.workspace.nbytes:
-            return lane.workspace.c_ptr
+            return Scratch(lane.workspace.c_ptr, lane.workspace)
         size = 1 << (nbytes - 1).bit_length()
-        if size not in self._scratch:
-            self._scratch[size] = lane.device.allocate(size, lane.stream)
-        return ctypes.c_void_p(self._scratch[size].base)
+        storage = self._scratch.get(size)
+        if storage is None:
+            storage = self._scratch[size] = lane.device.allocate(size, lane.stream)
+        return Scratch(ctypes.c_void_p(storage.base), storage)
 
     def __del__(self) -> None:
         if sys.is_finalizing() or not self.c_handle.value or not self._device.alive or self._device.fault is not None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.cudnn.graph import Graph, Wire
+    from dispatch.cudnn.handle import Scratch
     from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.request import Argument, Request
@@ -49,7 +50,8 @@ class GraphPlan(Plan):
         "_numbers",
         "_own",
         "_places",
-        "_scratch",
+        "_room",
+        "_rooms",
         "_sizes",
         "_uids",
     )
@@ -63,6 +65,7 @@ class GraphPlan(Plan):
         self._numbers = tuple((places[uid], number) for uid, number in numbers.items())
         pointers = [uid for uid in places if uid not in numbers]
         self._places = tuple(places[uid] for uid in pointers)
+        self._rooms: dict[int, Scratch] = {}
         own = [wire for wire in graph.wires if wire.scratch]
         self._sizes = tuple(_bytes(wire) for wire in own)
         uids = [*pointers, *numbers, *(wire.uid for wire in (*fixed, *own))]
@@ -73,8 +76,12 @@ class GraphPlan(Plan):
         """Run by this engine from now on."""
         self._engine = engine
         ends = list(accumulate(self._sizes, initial=-(-engine.workspace // ALIGNED) * ALIGNED))
-        self._scratch = self._handle.scratch(self._lane, ends[-1])
-        self._own = [(self._scratch.value or 0) + start for start in ends[:-1]]
+        room = self._handle.scratch(self._lane, ends[-1])
+        start = room.c_ptr.value or 0
+        self._room = self._rooms[start] = (
+            room  # all are kept while tuning: what is recorded there holds their addresses
+        )
+        self._own = [start + end for end in ends[:-1]]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for place, number in self._numbers:
@@ -103,7 +110,7 @@ class GraphPlan(Plan):
         count = len(self._uids)
         cudnn.cudnnBackendSetAttribute(pack, UIDS, TYPE.CUDNN_TYPE_INT64, count, self._uids)
         cudnn.cudnnBackendSetAttribute(pack, POINTERS, TYPE.CUDNN_TYPE_VOID_PTR, count, pointers)
-        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._scratch))
+        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._room.c_ptr))
         cudnn.cudnnBackendFinalize(pack)
 
     def tune(self, request: Request, candidates: Sequence[Engine]) -> Engine:
@@ -115,6 +122,7 @@ class GraphPlan(Plan):
 
         best = candidates[fastest(self._lane, request, run, len(candidates))]
         self.take(best)
+        self._rooms = {}
         return best
 
 
