@@ -1,6 +1,6 @@
 """The table's rows that end in a CUTLASS kernel, compiled by NVRTC. Rows, and nothing else.
 
-`table.py` names this file and reads it when it is first asked. A GPU row stands here because its kernels compile; the
+`table.py` names this file and reads it when it is first asked. A GPU row stands here because CUTLASS has its kernel; the
 last column names the machines on which its cases have passed, and is empty where none has run it yet.
 """
 
