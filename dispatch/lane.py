@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
+from collections.abc import Mapping
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +28,7 @@ from dispatch.tensor import Tensor
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dispatch.cuda import CudaDevice
     from dispatch.device import Device
@@ -274,7 +275,7 @@ class CudaLane(Lane):
 
     @property
     def versions(self) -> Versions:
-        return _versions()
+        return _installed
 
     # -- what plans take from their lane ------------------------------------------------------------------------
     @property
@@ -396,14 +397,31 @@ class Bound:
         return request.result(outputs)
 
 
-@cache
-def _versions() -> Versions:
-    """The version of each library that rows with a `since` name; one that is missing says so with its own error.
+class _Installed(Mapping[str, tuple[int, ...]]):
+    """The version of each library, asked when a row of it first is; one that is missing says so with its own error.
 
-    A library that cudabind does not bind is a user's: its row is taken to be for the version at hand.
+    A library that cudabind does not bind is a user's: it is not in here, and taken to be new enough.
     """
-    names = {row.library for row in TABLE if row.since and row.library in LIBRARIES}
-    return {name: tuple(int(part) for part in str(_load.version(name)).split(".")) for name in names}
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        found = self._known.get(name)
+        if found is None:
+            if name not in LIBRARIES:
+                raise KeyError(name)
+            found = self._known[name] = tuple(int(part) for part in str(_load.version(name)).split("."))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+_installed = _Installed()
 
 
 @cache

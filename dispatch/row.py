@@ -7,9 +7,10 @@ it is added. Nothing here knows an op or calls a library.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRow
@@ -125,14 +126,14 @@ def _check_all(rows: Iterable[Row]) -> None:
 class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this library.
 
-    `rooms` names modules whose ROWS follow the given ones. They are imported when the table is first asked for an op
-    that the given rows do not have, so that `import dispatch` and a first product stay quick however many families of
-    ops there are.
+    `rooms` names modules whose ROWS follow the given ones, each with its ops. A module is imported when the table is
+    first asked for one of its ops, or for all, so that `import dispatch` and a first product stay quick however many
+    families of ops there are.
     """
 
-    def __init__(self, rows: Iterable[Row], rooms: Iterable[str] = ()) -> None:
-        self._rooms = tuple(rooms)
-        self._entered, self._entering = not self._rooms, False  # whether the rows of the rooms are in, or on their way
+    def __init__(self, rows: Iterable[Row], rooms: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
+        self._waiting = {op: room for room, ops in rooms.items() for op in ops}  # of rooms that are not in yet
+        self._entering: set[str] = set()
         self._lock = threading.RLock()
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
@@ -141,7 +142,6 @@ class Table:
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         given = tuple(rows)
         _check_all(given)
-        self._own = frozenset(row.op for row in given)
         self._set(given)
 
     def register(self, *rows: Row) -> None:
@@ -180,8 +180,8 @@ class Table:
         """The rows of an op, those of installed packages included."""
         if not self._loaded:
             self._load()
-        if not self._entered and op not in self._own:
-            self._enter()
+        if op in self._waiting:
+            self._enter(self._waiting[op])
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
@@ -211,19 +211,23 @@ class Table:
             finally:
                 self._loading = False
 
-    def _enter(self) -> None:
-        """Add the rows of all rooms, behind the others."""
+    def _enter(self, room: str) -> None:
+        """Add the rows of a room, behind the others."""
         with self._lock:
-            if self._entered or self._entering:  # a room that looks at the table while it is imported sees it so far
-                return
-            self._entering = True
+            if room in self._entering or room not in self._waiting.values():
+                return  # in already, or on its way: one that looks at the table while it is imported sees it so far
+            self._entering.add(room)
             try:
-                further = tuple(row for room in self._rooms for row in import_module(room).ROWS)
+                further = tuple(import_module(room).ROWS)
                 _check_all(further)
                 self._set((*self._rows, *further))
-                self._entered = True
+                self._waiting = {op: other for op, other in self._waiting.items() if other != room}
             finally:
-                self._entering = False
+                self._entering.discard(room)
+
+    def _enter_all(self) -> None:
+        for room in dict.fromkeys(self._waiting.values()):
+            self._enter(room)
 
     def _load_entry(self, entry: EntryPoint) -> None:
         """Add the rows that an entry point names; BadRow names it where anything is wrong with it."""
@@ -241,8 +245,7 @@ class Table:
     def __iter__(self) -> Iterator[Row]:
         if not self._loaded:
             self._load()
-        if not self._entered:
-            self._enter()
+        self._enter_all()
         return iter(self._rows)
 
     def __len__(self) -> int:

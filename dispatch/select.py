@@ -52,7 +52,7 @@ def _machine(row: Row, arch: Arch, versions: Versions) -> list[str]:
             else f"{row.arch} to {row.until}"
         )
         return [f"needs {span}, has {arch}"]
-    version = versions.get(row.library)
+    version = versions.get(row.library) if row.since else None
     if version is not None and version < row.since:
         wanted, found = (".".join(map(str, v)) for v in (row.since, version))
         return [f"needs {row.library} {wanted}, has {found}"]

@@ -177,7 +177,17 @@ HOST_ROWS = tuple(
     for row in GPU_ROWS
 )
 
-# The rows of further families are in files of their own, which the table reads when it is first asked: one name each.
-ROOMS: tuple[str, ...] = ("dispatch.table_cudnn", "dispatch.table_calls", "dispatch.table_cutlass")
+# The rows of further families are in files of their own, which the table reads when it is first asked for one of their ops.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "dispatch.table_cudnn": (
+        *("conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd"),
+        "cudnn_graph",
+    ),
+    "dispatch.table_calls": (
+        *("softmax_fwd", "softmax_bwd", "activation_fwd", "activation_bwd", "pooling_fwd", "pooling_bwd", "reduce"),
+        *("dropout_states", "dropout_fwd", "dropout_bwd", "rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights", "ctc_loss"),
+    ),
+    "dispatch.table_cutlass": ("cutlass_gemm", "cutlass_grouped_gemm"),
+}
 
 TABLE = Table((*GPU_ROWS, *HOST_ROWS), ROOMS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Loss", "hold"]
 
 TICK = 0.25  # seconds between looks at whether the child was stopped
+MERCY = 5  # times `hang_seconds` for a request that runs alone: in a new child it also loads what others had loaded
 DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
 # Statuses of the driver that a kernel brings about: illegal address, assert, illegal instruction, misaligned address,
 # invalid address space, invalid pc, launch failure (a trap). Others, as an error of the memory, may come by chance.
@@ -158,7 +159,7 @@ def _alone(crew: ProcessCrew, sent: Sent, may_hang: bool) -> Loss | None:
 
 def _limit(crew: ProcessCrew, sent: Sent, may_hang: bool) -> float:
     """The moment at which a request that runs alone is taken to be without an end."""
-    soonest = monotonic() + crew.hang_seconds
+    soonest = monotonic() + MERCY * crew.hang_seconds
     if isinstance(sent.future, TimedFuture):
         return max(sent.future.deadline, soonest)
     return soonest if may_hang else math.inf

@@ -10,6 +10,7 @@ import cudabind
 import dispatch as dp
 from dispatch.keys import HOST, Arch
 from dispatch.row import Row, Table
+from dispatch.table import ROOMS
 
 ROWS = list(dp.TABLE)
 GPU_ROWS = [row for row in ROWS if row.arch != HOST]
@@ -83,3 +84,8 @@ def test_issue_dtypes_are_all_there():
     pairs = [("f8e4m3", "f8e4m3"), ("f8e4m3", "f8e5m2"), ("f8e5m2", "f8e4m3")]
     fp8 = {(*pair, out) for pair in pairs for out in ("bf16", "f16", "f32", "f8e4m3")}
     assert have >= same | half | fp8 | {("i8", "i8", "i32"), ("f4e2m1", "f4e2m1", "bf16")}
+
+
+def test_every_room_has_the_ops_that_the_table_expects_there():
+    for room, ops in ROOMS.items():
+        assert {row.op for row in importlib.import_module(room).ROWS} == set(ops)

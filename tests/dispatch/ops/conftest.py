@@ -1,4 +1,4 @@
-"""What the tests of several ops share: gradients by finite differences, and every host row of an op through its cases."""
+"""What the tests of several ops share: gradients by finite differences, and an op's host rows through their cases."""
 
 from collections.abc import Callable
 from typing import Any
