@@ -2,6 +2,7 @@
 #
 #   PYTHON  the interpreter the environment is made from                       make test PYTHON=python3.12
 #   VENV    where the environment is; empty: use PYTHON as it is, install nothing          make test VENV=
+#   JOBS    test files at a time; empty: one process, without pytest-xdist    make test JOBS= ARGS="--pdb"
 #   ARGS    passed on to the command                                           make demo ARGS="--device host"
 #   TESTS   which tests                                                        make test TESTS=tests/cudabind
 
@@ -10,6 +11,7 @@ VENV ?= .venv
 EXTRAS ?= cu13,cutlass,test,gen,examples,dev
 TESTS ?= tests
 ARGS ?=
+JOBS ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cu12 test-gpu check format lint types generated bench gen table
@@ -48,7 +50,7 @@ demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one,
 	$(PY) examples/01_train_digits.py $(ARGS)
 
 test: $(READY)  ## the tests that need no GPU
-	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(ARGS)
+	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(if $(JOBS),--numprocesses $(JOBS) --dist loadfile) $(ARGS)
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
 # is about the generator and the releases' headers is the same in both, and `make test` has run it.

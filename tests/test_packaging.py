@@ -1,5 +1,6 @@
 """What is installed: one pure wheel with both packages, few requirements, and an import that costs next to nothing."""
 
+import atexit
 import email
 import email.message
 import functools
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -113,13 +115,24 @@ def test_what_the_bindings_are_generated_with_is_pinned(metadata: email.message.
 
 
 @functools.cache
+def bytecode() -> str:
+    """A folder for the bytecode of all imports here, which goes with this process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name
+
+
+@functools.cache
 def imported(module: str) -> dict[str, Any]:
     """Import a module in a fresh interpreter; return seconds taken, files mapped and modules loaded after it."""
     # Without an installed copy the checkout itself must be found; with one this changes nothing.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # pip compiles what it installs: a checkout is timed likewise, with its bytecode kept whatever Python was told.
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": bytecode()}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(module=module)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environ,
         capture_output=True,
         text=True,
     )
