@@ -135,7 +135,7 @@ COMPARE: dict[str, Callable[..., Any]] = {
     "LOGICAL_AND": np.logical_and,
     "LOGICAL_OR": np.logical_or,
 }
-BACKWARD = frozenset((*SLOPE, *TUNED_SLOPE))
+BACKWARD = (*SLOPE, *TUNED_SLOPE)
 ARITY: dict[str, int] = {
     **dict.fromkeys((*UNARY, *TUNED, "GEN_INDEX"), 1),
     **dict.fromkeys((*BINARY, *COMPARE, *BACKWARD), 2),
