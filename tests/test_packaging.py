@@ -25,7 +25,8 @@ PACKAGES = ("cudabind", "dispatch")
 RUNTIME = {"cuda-python", "ml_dtypes", "numpy"}
 EXTRAS = {"cu13", "test", "gen", "examples", "dev"}
 
-# Seconds, NumPy included. Most of it is NumPy's own; the rest leaves no room for a CUDA library or a plotting package.
+# Seconds of processor time, NumPy included: what other processes take meanwhile is not ours. Most of it is NumPy's own;
+# the rest leaves no room for a CUDA library or a plotting package.
 IMPORT_LIMIT = 0.25
 IMPORT_TRIES = 5
 
@@ -36,9 +37,9 @@ CUDA_LIBRARY = re.compile(
 
 PROBE = """
 import json, sys, time
-start = time.perf_counter()
+start = time.process_time()
 import {module}
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 with open("/proc/self/maps") as maps:
     mapped = sorted({{line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}})
 json.dump({{"seconds": seconds, "mapped": mapped, "modules": sorted(sys.modules)}}, sys.stdout)

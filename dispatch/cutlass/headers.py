@@ -18,7 +18,8 @@ __all__ = ["Headers", "HeadersMissing", "find"]
 CUTLASS_VERSIONS = ((4, 2),)  # the amendments below were tried with these
 CCCL_MAJOR, CCCL_MINOR = 3, 0  # of CUDA 13.0; 3.3's declarations of std::tuple_size clash with those of CUTLASS 4.2
 INSTALL = (
-    "pip install 'cudabind[cutlass]' (nvidia-cutlass 4.2, nvidia-cuda-cccl 13.0), with a CUDA 13 runtime's headers"
+    "pip install 'cudabind[cutlass]' (nvidia-cutlass 4.2, nvidia-cuda-cccl 13.0, nvidia-cuda-crt 13), with a CUDA 13"
+    " runtime's headers"
 )
 RTC = "defined(__CUDACC_RTC__)"
 
@@ -59,6 +60,8 @@ def find() -> Headers:
     texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
     # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may lie elsewhere.
     folders = (cutlass, cccl, cccl.parent, runtime)
+    if not any((folder / "crt/mma.h").is_file() for folder in folders):
+        raise HeadersMissing(f"crt/mma.h, which the runtime's headers in {runtime} include, is not there: {INSTALL}")
     return Headers(tuple(dict.fromkeys(map(str, folders))), _dotted(version), _dotted(collection), texts)
 
 
