@@ -98,14 +98,20 @@ class Station:
             os._exit(0)
 
     def listen(self) -> None:
-        """Map the chunks that the parent makes, until it is gone."""
+        """Map the chunks that the parent makes, and unmap those that it gives back, until it is gone."""
         while True:
             data, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
             if not data:
                 os._exit(0)
-            number, nbytes = json.loads(data)
+            first, second = json.loads(data)
+            if first == "drop":
+                for number in second:
+                    self.device.detach(number)
+                for fd in fds:
+                    os.close(fd)  # the parent waits for that
+                continue
             with self._arrived:
-                self.device.attach(number, nbytes, fds[0])
+                self.device.attach(first, second, fds[0])
                 self._arrived.notify_all()
 
     def tensor(self, place: Any, *layout: Any) -> Tensor:
@@ -494,8 +500,8 @@ def main(words: str) -> None:
     going = monotonic()
     device = attached(config["device"])
     station = Station(device, control, config["completion"])
-    for chunk in chunks:
-        device.attach(*chunk)
+    for number, (nbytes, fd) in chunks.items():
+        device.attach(number, nbytes, fd)
     kind = HostChild if device.is_host else CudaChild
     for index, fd in enumerate(config["links"]):
         seat = ChildSeat(index, wire.Link(socket.socket(fileno=fd)))
@@ -511,9 +517,9 @@ def main(words: str) -> None:
     station.listen()
 
 
-def _wait_for_go(control: socket.socket) -> tuple[list[tuple[int, int, int]], bool]:
-    """Wait to be needed; returns the chunks that came meanwhile (number, bytes, fd), and whether to warm up."""
-    chunks: list[tuple[int, int, int]] = []
+def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:
+    """Wait to be needed; returns the chunks that there are by then (bytes and fd of each), and whether to warm up."""
+    chunks: dict[int, tuple[int, int]] = {}
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
@@ -521,7 +527,11 @@ def _wait_for_go(control: socket.socket) -> tuple[list[tuple[int, int, int]], bo
         first, second = json.loads(data)
         if first == "go":
             return chunks, second
-        chunks.append((first, second, fds[0]))
+        if first == "drop":
+            for fd in (*(chunks.pop(number)[1] for number in second), *fds):
+                os.close(fd)
+        else:
+            chunks[first] = (second, fds[0])
 
 
 def _warm(device: Any) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.future import TimedFuture
-    from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
+    from dispatch.isolate.memory import SharedCuda, SharedHost
     from dispatch.isolate.wire import Link
 
 __all__ = ["ProcessCrew"]
@@ -69,7 +69,7 @@ class ProcessCrew(Crew):
         self._refill_at = 0.0
         self._child: Child | None = None
         self._ended: list[Child] = []  # killed and not yet gone
-        self._starting = threading.Lock()  # held while a child is started and while it is told of a new chunk
+        self._starting = threading.Lock()  # held while a child is started and while it is told of other chunks
         self._observers: list[Callable[[int], object]] = []
         self._deadlines: list[tuple[float, int, RemoteSeat, TimedFuture]] = []
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -128,16 +128,16 @@ class ProcessCrew(Crew):
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         self._observers.append(observer)
 
-    def _new_chunk(self, number: int, chunk: Chunk) -> None:
-        """Have the children map what the parent has made, from whichever thread it was made in."""
+    def _follow(self, done: int | None = None) -> None:
+        """Have the children map the chunks that the device has, and no others; called from any thread."""
         with self._starting:
             for child in self._children():
-                child.attach(number, chunk)
+                child.follow(self.device.chunks, done)
 
     # -- the warden -------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
         try:
-            self.device.on_chunk = self._new_chunk
+            self.device.on_chunks = self._follow
             self._take_child()
             self.connect()
             if self.reserve.spare:
@@ -178,7 +178,7 @@ class ProcessCrew(Crew):
         self.reserve.end()
         for child in self._ended:
             child.process.wait()
-        self.device.on_chunk = None
+        self.device.on_chunks = None
         self._poll.close()
         os.close(self._bell)
         self._bell = -1
@@ -333,6 +333,7 @@ class ProcessCrew(Crew):
         """Have a child that is ready."""
         begun = monotonic()
         self._child = child = self.reserve.take()
+        self._follow()  # while it was being taken, it was nobody's child, and heard of no chunk
         self.generation += 1
         self._refill_at = monotonic() + (0 if self.reserve.spare else QUIET)
         self._note("child started", begun, pid=child.process.pid, seconds=child.took)

@@ -67,15 +67,22 @@ class Child:
         self.going = self.ready = False
         self.took: dict[str, float] = {}  # seconds for each step from its start until it was ready
         self._attached: set[int] = set()
-        for number, chunk in list(device.chunks.items()):
-            self.attach(number, chunk)
+        self.follow(device.chunks)
 
-    def attach(self, number: int, chunk: Chunk) -> None:
-        """Have it map a chunk; a child that is gone needs none."""
-        if number not in self._attached:
-            self._attached.add(number)
-            with contextlib.suppress(OSError):
-                socket.send_fds(self.control, [json.dumps([number, chunk.nbytes]).encode()], [chunk.fd])
+    def follow(self, chunks: dict[int, Chunk], done: int | None = None) -> None:
+        """Have it map the chunks that there are and let go of the others; a child that is gone needs neither.
+
+        `done` is a file descriptor that it holds until it has let go.
+        """
+        with contextlib.suppress(OSError):
+            gone = sorted(self._attached - chunks.keys())
+            if gone:
+                self._attached.difference_update(gone)
+                socket.send_fds(self.control, [json.dumps(["drop", gone]).encode()], [] if done is None else [done])
+            for number, chunk in list(chunks.items()):
+                if number not in self._attached:
+                    self._attached.add(number)
+                    socket.send_fds(self.control, [json.dumps([number, chunk.nbytes]).encode()], [chunk.fd])
 
     def go(self, *, warm: bool = False) -> None:
         """Have it take the device and get ready; `warm`: and run something, so that all is loaded."""

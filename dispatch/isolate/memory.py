@@ -12,6 +12,7 @@ import gc
 import itertools
 import mmap
 import os
+import select
 import threading
 import weakref
 from functools import partial
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from dispatch.stream import Stream
 
 __all__ = ["AttachedCuda", "AttachedHost", "Chunk", "Shared", "SharedCuda", "SharedHost", "attached", "shared"]
+
+LET_GO_SECONDS = 1.0  # that the children have to unmap what the parent gives back; one that is stopped never does
 
 _generations = itertools.count(1)
 
@@ -99,11 +102,11 @@ class CopyLane(Lane):
 
 
 class Shared(Protocol):
-    """What the parent's crew needs of its device: the memory, and the notice of every new chunk."""
+    """What the parent's crew needs of its device: the memory, and a word when there are other chunks than before."""
 
     chunks: dict[int, Chunk]
     arena: Arena
-    on_chunk: Callable[[int, Chunk], None] | None
+    on_chunks: Callable[[int | None], None] | None
     taints: int
 
     def check(self, *tensors: Tensor) -> None: ...
@@ -116,7 +119,8 @@ class _Memory(Device):
         self.chunks: dict[int, Chunk] = {}
         self._numbers = itertools.count()
         self.arena = Arena(self._grow)
-        self.on_chunk: Callable[[int, Chunk], None] | None = None
+        # Called with a file descriptor, its users are to hold that until no child maps what is no longer in `chunks`.
+        self.on_chunks: Callable[[int | None], None] | None = None
         self.taints = 0
         self._local = threading.local()
         self._dropped = weakref.finalize(self, _close_all, self.chunks)
@@ -130,18 +134,27 @@ class _Memory(Device):
         chunk = self._make_chunk(nbytes)
         number = next(self._numbers)
         self.chunks[number] = chunk
-        if self.on_chunk is not None:
-            self.on_chunk(number, chunk)
+        if self.on_chunks is not None:
+            self.on_chunks(None)
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         try:
             block = self.arena.take(nbytes)
         except OutOfMemory:
-            gc.collect()  # tensors in cycles hold memory, too
+            self.trim()
             block = self.arena.take(nbytes, growth=0)
         base = self.chunks[block.chunk].base + block.offset
         return Storage(self, base, nbytes, stream, partial(_give_back, self.arena), block)
+
+    def trim(self) -> None:
+        """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
+        gc.collect()  # tensors in cycles hold memory, too
+        gone = [self.chunks.pop(number) for number in self.arena.empty_chunks()]
+        if gone and self.on_chunks is not None:
+            _until_closed(self.on_chunks)
+        for chunk in gone:
+            chunk.close()
 
     def bytes_in_use(self) -> int | None:
         return self.arena.bytes_in_use()
@@ -200,6 +213,19 @@ class _Memory(Device):
         error = self.tainted(tensor) if self.taints else None
         if error is not None:
             raise error
+
+
+def _until_closed(give: Callable[[int], None]) -> None:
+    """Have a file descriptor given to others, and wait until all of them have closed it."""
+    ours, theirs = os.pipe()
+    try:
+        give(theirs)
+    finally:
+        os.close(theirs)
+        end = select.poll()
+        end.register(ours, 0)  # the end of a pipe that nobody can write to any more is told unasked
+        end.poll(LET_GO_SECONDS * 1000)
+        os.close(ours)
 
 
 def _close_all(chunks: dict[int, Chunk]) -> None:
@@ -297,6 +323,11 @@ class SharedCuda(_Memory, CudaDevice):
         self.look(tensor)
         return super().copy_out(tensor)
 
+    def trim(self) -> None:
+        self.activate()
+        _Memory.trim(self)
+        CudaDevice.trim(self)
+
     def close(self) -> None:
         if self.alive and self.fault is None:
             self.activate()
@@ -328,6 +359,10 @@ class _Attached(Device):
     def attach(self, number: int, nbytes: int, fd: int) -> None:
         """Map a chunk of the parent's."""
         self.chunks[number] = self._map(nbytes, fd)
+
+    def detach(self, number: int) -> None:
+        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it."""
+        self.chunks.pop(number).close()
 
     def _map(self, nbytes: int, fd: int) -> Chunk:
         raise NotImplementedError

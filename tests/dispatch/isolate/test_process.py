@@ -29,6 +29,7 @@ from dispatch.errors import (
     WorkerFailed,
 )
 from dispatch.isolate import seat
+from dispatch.isolate.launch import Reserve
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 60
@@ -383,6 +384,50 @@ def test_nothing_is_left_behind(open_supervisor, rng):
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert len(os.listdir("/proc/self/fd")) <= len(before[0])
     assert threading.active_count() == before[1]
+
+
+def mapped(pid):
+    """Bytes of the shared memory that a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in lines if "memfd:dispatch" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_supervisor, rng, spare):
+    with open_supervisor(streams=1, spare=spare) as sup:
+        request, right = pair(sup.device, rng)
+        sup.submit(request).result(PATIENCE)
+        pids = [os.getpid(), child_of(sup)]
+        kept = [mapped(pid) for pid in pids]
+        assert all(kept)
+        big = sup.device.array(np.ones((1 << 25,), np.float32))
+        sup.submit(sys.modules["trouble"].Trouble("fine", big, sup.device.empty(big.shape))).result(PATIENCE)
+        assert all(mapped(pid) >= before + 2 * big.nbytes for pid, before in zip(pids, kept, strict=True))
+        del big
+        sup.device.trim()
+        assert [mapped(pid) for pid in pids] == kept
+        assert close(sup.submit(request).result(PATIENCE), right)
+        os.kill(child_of(sup), signal.SIGKILL)  # the next child has never had what was given back
+        assert close(sup.submit(request).result(PATIENCE), right)
+        assert mapped(child_of(sup)) == kept[1]
+
+
+def test_memory_made_while_the_child_is_replaced_reaches_the_next_one(open_supervisor, monkeypatch):
+    with open_supervisor(streams=1) as sup:
+        made = []
+        take = Reserve.take
+
+        def take_and_grow(self):
+            child = take(self)
+            made.append(sup.device.array(np.full(1 << 24, 2.0, np.float32)))
+            return child
+
+        monkeypatch.setattr(Reserve, "take", take_and_grow)
+        assert isinstance(sup.submit(trouble_of(sup, "die")).exception(PATIENCE), DeviceFault)
+        out = sup.device.empty(made[-1].shape)
+        sup.submit(sys.modules["trouble"].Trouble("fine", made[-1], out)).result(PATIENCE)
+        assert out.numpy().all()
 
 
 PARENT = """
