@@ -50,7 +50,7 @@ demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one,
 	$(PY) examples/01_train_digits.py $(ARGS)
 
 test: $(READY)  ## the tests that need no GPU
-	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(if $(JOBS),--numprocesses $(JOBS) --dist loadfile) $(ARGS)
+	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup) $(ARGS)
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
 # is about the generator and the releases' headers is the same in both, and `make test` has run it.

@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
 SEED = pytest.StashKey[int]()
+NAME = pytest.StashKey[str]()
 
 # Worker processes are interpreters of their own: let a crash in one of them show where it was, too.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -29,8 +30,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption("--seed")
     config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if given == "random" else int(given)
+    config.option.seed = str(config.stash[SEED])  # which pytest-xdist's workers are given
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not enforced, pytest-timeout is not installed")
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group(name): one process runs all tests, without pytest-xdist")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -57,8 +61,12 @@ def why_no_gpu() -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist writes the group behind a test's name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        item.stash[NAME] = item.nodeid
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))  # a file stays in one process
         if any(folder in item.path.parents for folder in NEEDS_GPU):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
@@ -68,6 +76,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator of this test's own: the same whichever other tests run, and in whatever order."""
-    seed = request.config.stash[SEED]
-    print(f"rng: --seed={seed} for {request.node.nodeid}")  # pytest shows it when the test fails
-    return np.random.default_rng([seed, zlib.crc32(request.node.nodeid.encode())])
+    seed, name = request.config.stash[SEED], request.node.stash[NAME]
+    print(f"rng: --seed={seed} for {name}")  # pytest shows it when the test fails
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -76,6 +76,17 @@ def releases(row: Row) -> tuple[str, ...]:
     return RELEASES[-1:] if row.symbols else RELEASES
 
 
+def prefetch(rows: tuple[Row, ...] = ROWS) -> None:
+    """Have the headers of all releases of these rows in the cache: together, what asking pip costs is paid once.
+
+    Raises:
+        WheelError: a wheel cannot be had.
+    """
+    needed = [[wheel for row in rows for wheel in wheels(row, release)] for release in RELEASES]
+    with ThreadPoolExecutor(len(needed)) as threads:  # pip takes one version of a package at a time
+        list(threads.map(fetch, needed))
+
+
 def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
     """Rows with all their releases, by module.
 
@@ -84,9 +95,7 @@ def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
         MergeError: two releases differ in a way that there is no rule for.
         WheelError: a wheel cannot be had.
     """
-    needed = [[wheel for row in rows for wheel in wheels(row, release)] for release in RELEASES]
-    with ThreadPoolExecutor(len(needed)) as threads:  # pip takes one version of a package at a time
-        list(threads.map(fetch, needed))
+    prefetch(rows)
     jobs = [(row, release) for row in rows for release in releases(row)]
     with ProcessPoolExecutor() as pool:
         read = pool.map(header_of, *zip(*jobs, strict=True))
