@@ -45,6 +45,7 @@ class Row:
         library, function: what it ends in, as in `cudabind.sys`.
         call: makes the plan.
         run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
+        variant: a word for what of its op it is for, where other rows have the same dtypes.
     """
 
     op: str
@@ -61,10 +62,11 @@ class Row:
     function: str
     call: Callable[[Any, Any, Row], Plan] = field(compare=False)
     run_on: tuple[str, ...] = field(default=(), compare=False)
+    variant: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
-        """Short and readable, and no other row's: op, dtypes, compute type, scale modes, architecture, library."""
+        """Short and readable, and no other row's: op, dtypes, compute, scale modes, variant, architecture, library."""
         *inputs, output = map(str, self.dtypes)
         added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C of another dtype than D
         compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
@@ -72,7 +74,8 @@ class Row:
         pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
         scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
         product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
-        return f"{self.op} {product}{added}→{output}{compute}{scale} {self.arch} {self.library}"
+        variant = f" {self.variant}" if self.variant else ""
+        return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.arch} {self.library}"
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -18,7 +18,14 @@ from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
 from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, instance_first, last_by_running
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
-from dispatch.ops.sdpa.rules import bounds, heads_by_8, heads_by_16_alone, one_bias_gradient
+from dispatch.ops.sdpa.rules import (
+    bounds,
+    heads_by_8,
+    heads_by_16_alone,
+    one_bias_gradient,
+    packed_alone,
+    padded_alone,
+)
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -30,6 +37,7 @@ V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attenti
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (heads_by_8, bounds)
+PADDED, PACKED = (*MASK, padded_alone), (*MASK, packed_alone)
 DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
 IMAGE = (dense_order, channels_by_16_bytes)
 NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
@@ -58,11 +66,15 @@ GPU_ROWS = (
     Row("conv_bwd_filter", (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM75, None, V9,   *CONV, H200),
     Row("conv_bwd_filter", (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (dense_filter,),                SM80, None, V9,   *CONV, H200),
 #                          q       k       out        bias
-    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
-    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, MASK,             SM80, None, V9_10, *SDPA, H200),
+    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, PADDED,           SM80, None, V9_10, *SDPA, H200),
+    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, PACKED,           SM90, None, V9_10, *SDPA, variant="packed"),
+    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PADDED,           SM80, None, V9_10, *SDPA, H200),
+    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PACKED,           SM90, None, V9_10, *SDPA, variant="packed"),
     Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (heads_by_16_alone,), SM90, None, V9_10, *SDPA, H200),
-    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
-    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*MASK, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
+    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PADDED, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
+    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PACKED, one_bias_gradient), SM90, None, V9_16, *SDPA, variant="packed"),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PADDED, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PACKED, one_bias_gradient), SM90, None, V9_16, *SDPA, variant="packed"),
 #                          x       y                scale, bias
     Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
     Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),

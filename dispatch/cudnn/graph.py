@@ -126,9 +126,11 @@ class Builder:
         """What some engines keep in memory from one kernel to the next."""
         return self._wire(dims, strides or c_strides(dims), dtype, scratch=True)
 
-    def virtual(self, dims: Shape, dtype: Dtype | None = None, strides: Shape | None = None) -> Wire:
+    def virtual(
+        self, dims: Shape, dtype: Dtype | None = None, strides: Shape | None = None, *, ragged: int = 0
+    ) -> Wire:
         """What passes from one node to the next."""
-        return self._wire(dims, strides or c_strides(dims), dtype or self.compute, virtual=True)
+        return self._wire(dims, strides or c_strides(dims), dtype or self.compute, virtual=True, ragged=ragged)
 
     def _wire(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.cudnn.graph import Builder, Graph
 from dispatch.keys import F32, I32
+from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.tensor import c_strides
 
@@ -70,14 +71,18 @@ class _Drawing:
             return self._wires[name]
         request = self.request
         layout = request.layout_of(name)
-        dims, strides = layout.shape, layout.strides
-        if name.startswith("page_table"):
+        dims, strides, ragged = layout.shape, layout.strides, 0
+        if request.packed and name in RAGGED:
+            dims, ragged = request.extents(name), self.tensor(RAGGED[name]).uid
+            token, head, element = strides
+            strides = (dims[2] * token, head, token, element)
+        elif name.startswith("page_table"):
             dims, strides = (dims[0], 1, dims[1], 1), (dims[1], dims[1], 1, 1)
         elif len(dims) < FOUR:
             dims, strides = (layout.size, 1, 1, 1), (1, 1, 1, 1)
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
-        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
+        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment, ragged=ragged)
         self.places[wire.uid] = (*request.reads, *request.writes).index(name)
         self._wires[name] = wire
         return wire
@@ -233,7 +238,7 @@ class _Drawing:
     # -- backward -------------------------------------------------------------------------------------------------
     def backward(self, request: SdpaBwdRequest) -> None:
         builder = self.builder
-        heads = request.q.shape[1]
+        heads = request.scores[1]
         len_q, len_kv = self._lengths()
         rows = (*request.scores[:3], 1)
         do, o = self.tensor("do"), self.tensor("o")
@@ -297,7 +302,7 @@ class _Drawing:
     def _query(self, request: SdpaBwdRequest, gradient: Wire, k: Wire, len_q: Wire | None, len_kv: Wire | None) -> None:
         builder = self.builder
         dims, steps = ((*t[:2], t[3], t[2]) for t in (k.dims, k.strides))
-        keys = builder.virtual(dims, request.q.dtype, steps)
+        keys = builder.virtual(dims, request.q.dtype, steps, ragged=k.ragged)
         builder.node("RESHAPE", {"XDESC": k}, {"YDESC": keys})
         dq = self.tensor("dq")
         if request.deterministic or request.bias_gradient:

@@ -13,15 +13,17 @@ import numpy as np
 
 from dispatch.cudnn.formulas import EXACT, values
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
-from dispatch.keys import F32
+from dispatch.keys import F32, Dtype
 from dispatch.ops.matmul.trial import FP8_SUMS, ROUNDOFF
 from dispatch.ops.sdpa.formulas import evaluate, factor, per_head, sequences, summed, weights_of
+from dispatch.ops.sdpa.packed import OFFSETS, packed, ragged_offsets
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+from dispatch.ops.sdpa.rules import packed_alone, padded_alone
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
+    from dispatch.cudnn.operands import Made
     from dispatch.device import Device
-    from dispatch.keys import Dtype
     from dispatch.ops.sdpa.request import SdpaRequest
     from dispatch.row import Row
     from dispatch.tensor import Array
@@ -42,7 +44,8 @@ EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arg
 class Form:
     """Sizes, order in memory and masks.
 
-    `bias` is its shape's first two extents; `lengths` draws those of each sequence.
+    `bias` is its shape's first two extents; `lengths` draws those of each sequence. `packed` sequences lie "apart",
+    with tokens between them that nobody reads, or "together", Q, K and V as views of one (tokens, 3, heads, head).
     """
 
     name: str
@@ -58,6 +61,7 @@ class Form:
     bias: tuple[int, int] | None = None
     lengths: bool = False
     page: int = 0  # the length of a page, where K and V are kept in pages
+    packed: str = ""
 
 
 # fmt: off
@@ -93,6 +97,15 @@ FORMS = (
     Form("pages",               3, 4, 2, 1, 64, 64, order=HEADS, lengths=True, page=16),
     Form("pages of one",        2, 2, 2, 33, 40, 64, order=HEADS, lengths=True, page=1),
     Form("causal pages",        2, 4, 4, 48, 128, 128, order=HEADS, masks={**CAUSAL, **BOTTOM}, lengths=True, page=32),
+    Form("packed",              3, 2, 2, 128, 160, 64, lengths=True, packed="apart"),
+    Form("packed primes",       5, 3, 3, 67, 131, 40, lengths=True, packed="apart"),
+    Form("packed together",     3, 3, 3, 67, 67, 40, masks=CAUSAL, lengths=True, packed="together"),
+    Form("packed gqa",          4, 6, 2, 100, 131, 64, lengths=True, packed="apart"),
+    Form("packed causal gqa",   2, 8, 2, 129, 129, 128, masks=CAUSAL, lengths=True, packed="apart"),
+    Form("packed causal bottom", 3, 4, 1, 33, 67, 64, masks={**CAUSAL, **BOTTOM}, lengths=True, packed="apart"),
+    Form("packed causal window", 2, 2, 2, 150, 150, 64, masks={**CAUSAL, **WINDOW}, lengths=True, packed="apart"),
+    Form("packed wide v",       2, 2, 2, 64, 96, 64, 128, lengths=True, packed="apart"),
+    Form("packed of one",       1, 2, 2, 77, 77, 64, lengths=True, packed="apart"),
     Form("head of 12",          1, 2, 2, 64, 64, 12),
     Form("bottom, fewer keys",  1, 2, 2, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
 )
@@ -129,12 +142,15 @@ class SdpaCase:
     def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[Memory, ...]]:
         forward = self._forward(device, rng)
         request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
-        memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.made().items()]
+        memories = [self._memory(device, name, made) for name, made in request.made().items()]
         outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.made(), memories, strict=True)}
         return replace(request, **outputs), tuple(memories)
 
-    def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> Memory:
-        return place(device, poison(dtype, shape), self.form.order if name in ("out", "dq", "dk", "dv") else None)
+    def _memory(self, device: Device, name: str, made: Made) -> Memory:
+        if self.form.packed == "together" and name in ("dq", "dk", "dv"):
+            return _strided(device, poison(made.dtype, made.shape), made.strides)
+        order = self.form.order if name in ("out", "dq", "dk", "dv") and not self.form.packed else None
+        return place(device, poison(made.dtype, made.shape), order)
 
     def _forward(self, device: Device, rng: np.random.Generator) -> SdpaFwdRequest:
         form = self.form
@@ -150,18 +166,45 @@ class SdpaCase:
                 shapes[name] = (form.b * pages + 3, form.hk, form.page, form.d)  # three that nobody has
                 table = rng.permutation(form.b * pages + 3)[: form.b * pages].astype(np.int32)
                 tables[f"page_table_{name}"] = device.array(table.reshape(form.b, pages))
-        given: dict[str, Any] = {
-            name: place(device, normal(rng, self.dtype, shape), form.order).view for name, shape in shapes.items()
-        }
+        given: dict[str, Any] = {}
+        if form.lengths:
+            for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
+                given[name] = device.array(self._lengths(rng, name, most))
+        if form.packed:
+            given |= self._packed(device, rng, given)
+        else:
+            drawn = {name: normal(rng, self.dtype, shape) for name, shape in shapes.items()}
+            given |= {name: place(device, values, form.order).view for name, values in drawn.items()}
         if self.dtype.is_fp8:
             tables = {name: device.array(np.array([value], np.float32)) for name, value in SCALES.items()}
         if form.bias is not None:
             given["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
-        if form.lengths:
-            for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
-                given[name] = device.array(self._lengths(rng, name, most))
         choices = dict(self.choices) if self.op == "sdpa_fwd" else {}
         return SdpaFwdRequest(**given, **tables, **form.masks, **choices)
+
+    def _packed(self, device: Device, rng: np.random.Generator, lengths: dict[str, Any]) -> dict[str, Any]:
+        """Packed operands with their offsets; where Q, K and V lie together they are of the same lengths."""
+        form = self.form
+        heads = {"q": form.h, "k": form.hk, "v": form.hk, "o": form.h}
+        given: dict[str, Any] = {"max_q": form.sq, "max_kv": form.skv}
+        if form.packed == "together":
+            given["seq_len_kv"] = lengths["seq_len_q"]
+            counts = lengths["seq_len_q"].numpy().tolist()
+            whole = device.array(normal(rng, self.dtype, (sum(counts), 3, form.h, form.d)))
+            given |= {name: whole[:, number] for number, name in enumerate("qkv")}
+            of_out = ragged_offsets(counts, device.empty(given["q"].shape, self.dtype))
+            return (
+                given | {f"ragged_{name}": ragged_offsets(counts, given["q"]) for name in "qkv"} | {"ragged_o": of_out}
+            )
+        between = rng.integers(0, 4, form.b)
+        for name, count in heads.items():
+            counts = (lengths["seq_len_kv" if name in "kv" else "seq_len_q"].numpy() + between).tolist()
+            width = form.dv or form.d if name in "vo" else form.d
+            tensor = device.array(normal(rng, self.dtype, (sum(counts), count, width)))
+            given[f"ragged_{name}"] = ragged_offsets(counts, tensor)
+            if name != "o":
+                given[name] = tensor
+        return given
 
     def _lengths(self, rng: np.random.Generator, name: str, most: int) -> Array:
         """One full sequence, the others shorter; with the diagonal at the end every query has a key."""
@@ -174,12 +217,21 @@ class SdpaCase:
     def _backward(self, device: Device, rng: np.random.Generator, forward: SdpaFwdRequest) -> SdpaBwdRequest:
         made = evaluate(forward, EXACT)
         stats = weights_of(forward, EXACT).stats
-        o = place(device, made["out"].astype(self.dtype.numpy), self.form.order).view
-        do = place(device, normal(rng, self.dtype, made["out"].shape), self.form.order).view
-        shared = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv")
+        order = None if self.form.packed else self.form.order
+        o = place(device, made["out"].astype(self.dtype.numpy), order).view
+        do = place(device, normal(rng, self.dtype, made["out"].shape), order).view
+        shared = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", *OFFSETS, "max_q", "max_kv")
         given: dict[str, Any] = {name: getattr(forward, name) for name in shared}
         logarithms = device.array(np.where(np.isfinite(stats), stats, 0).astype(np.float32))
         return SdpaBwdRequest(o=o, do=do, stats=logarithms, **given, **self.form.masks, **dict(self.choices))
+
+
+def _strided(device: Device, values: Array, strides: tuple[int, ...]) -> Memory:
+    """Values on a device with these strides of packed sequences, in memory without anything beside them."""
+    tokens, heads, width = values.shape
+    before = poison(Dtype.of(values.dtype), (tokens, strides[0] // (heads * width), heads, width))
+    whole = device.array(before)
+    return Memory(whole[:, 0], whole, before, (slice(None), 0))
 
 
 def bounds_of(request: SdpaRequest, expected: Results) -> Results:
@@ -192,8 +244,8 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
     """
     work = EXACT
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
-    heads, d = request.q.shape[1], request.q.shape[3]
-    q, k, v = np.abs(values(request.q, work)), *(np.abs(sequences(request, name, work)) for name in "kv")
+    heads, d = request.scores[1], request.q.shape[-1]
+    q, k, v = (np.abs(sequences(request, name, work)) for name in "qkv")
     k, v = per_head(k, heads), per_head(v, heads)
     fp8 = 4 * FP8_SUMS if request.q.dtype.is_fp8 else 0.0  # tensor cores sum in groups, with that of each one's largest
     sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor) * factor(request, "descale_q", "descale_k")
@@ -209,12 +261,15 @@ def bounds_of(request: SdpaRequest, expected: Results) -> Results:
         return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
     between = factor(request, "scale_s", "descale_s", "descale_v")
     error = spread * (found.weights @ v) * between + tiny * v.sum(axis=-2, keepdims=True) * factor(request, *BACK)
-    allowed = {"out": rounded(error * factor(request, "scale_o"), expected["out"], request.q.dtype)}
+    scaled = packed(request, "out", error * factor(request, "scale_o"), np.inf)
+    allowed = {"out": rounded(scaled, expected["out"], request.q.dtype)}
     if "amax_s" in expected:
         allowed["amax_s"], allowed["amax_o"] = (spread * found.weights).max().reshape(1), error.max().reshape(1)
     if "stats_out" in expected:
         logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
         allowed["stats_out"] = rounded(worst + EXP2 * (1 + logarithms) + spread - w, logarithms, F32)
+        if request.packed:  # behind the end of a sequence they may be anything
+            allowed["stats_out"] = np.where(np.isfinite(expected["stats_out"]), allowed["stats_out"], np.inf)
     return allowed
 
 
@@ -223,11 +278,12 @@ def _backward_bounds(
 ) -> Results:
     q, k, v = sizes
     (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
-    do, o = (np.abs(values(tensor, EXACT)) for tensor in (request.do, request.o))
-    walk = (8 + 4 * np.sqrt(request.v.shape[3])) * u
+    given = {name: sequences(request, name, EXACT) for name in ("do", "o", "v")}
+    do, o = np.abs(given["do"]), np.abs(given["o"])
+    walk = (8 + 4 * np.sqrt(request.v.shape[-1])) * u
     products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
-    signed = values(request.do, EXACT) @ np.swapaxes(per_head(values(request.v, EXACT), q.shape[1]), -1, -2)
-    inner = np.abs(signed - (values(request.do, EXACT) * values(request.o, EXACT)).sum(axis=-1, keepdims=True))
+    signed = given["do"] @ np.swapaxes(per_head(given["v"], q.shape[1]), -1, -2)
+    inner = np.abs(signed - (given["do"] * given["o"]).sum(axis=-1, keepdims=True))
     off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
     if request.bias_gradient or request.deterministic:  # these engines keep dO · Vᵀ in memory, in the operands' dtype
         off = off + weights * (w * np.abs(signed) + tiny)
@@ -240,6 +296,7 @@ def _backward_bounds(
         "dk": summed(np.swapaxes(scaled + lengths * whole, -1, -2) @ q, request.k.shape[1]),
         "dv": summed(np.swapaxes(spread * weights + tiny, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
     }
+    errors = {name: packed(request, name, error, np.inf) for name, error in errors.items()}
     allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
     if "dbias" in expected and request.bias is not None:
         axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
@@ -250,17 +307,18 @@ def _backward_bounds(
 
 
 def cases(row: Row) -> list[SdpaCase]:
-    """Every form; the forward with and without statistics in turn, the backward with its choices."""
+    """Every form of the row's kind; the forward with and without statistics in turn, the backward with its choices."""
     dtype = row.dtypes[0]
+    forms = [form for form in FORMS if (padded_alone if form.packed else packed_alone) not in row.rules]
     if dtype.is_fp8:
         more: tuple[tuple[tuple[str, Any], ...], ...] = ((), (("stats", True), ("amax", True)))
-        few = [form for form in FORMS if not form.page]
+        few = [form for form in forms if not form.page and not form.packed]
         return [SdpaCase(row.op, form, dtype, more[number % 2]) for number, form in enumerate(few)]
     if row.op == "sdpa_fwd":
         turns = ((), (("stats", True),))
-        return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(FORMS)]
-    found = [SdpaCase(row.op, form, dtype) for form in FORMS if not form.page]
-    biased = [form for form in FORMS if form.bias is not None]
+        return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(forms)]
+    found = [SdpaCase(row.op, form, dtype) for form in forms if not form.page]
+    biased = [form for form in forms if form.bias is not None]
     found += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
-    plain = [form for form in FORMS if form.name in ("plain", "causal gqa")]
+    plain = [form for form in forms if form.name in ("plain", "causal gqa", "packed gqa")]
     return found + [SdpaCase(row.op, form, dtype, (("deterministic", True),)) for form in plain]

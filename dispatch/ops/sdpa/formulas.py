@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.cudnn.formulas import values
+from dispatch.ops.sdpa.packed import packed, unpacked
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ __all__ = ["Weights", "evaluate", "factor", "kept", "per_head", "sequences", "su
 
 def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
     """The outputs of a request, by name; with `mask` in place of what dropout draws."""
+    results: Results = {}
     if isinstance(request, SdpaBwdRequest):
-        return _backward(request, work, mask)
-    return _forward(request, work, mask) if isinstance(request, SdpaFwdRequest) else {}
+        results = _backward(request, work, mask)
+    elif isinstance(request, SdpaFwdRequest):
+        results = _forward(request, work, mask)
+    return {name: packed(request, name, array) for name, array in results.items()}
 
 
 def per_head(array: Array, heads: int) -> Array:
@@ -33,10 +37,10 @@ def per_head(array: Array, heads: int) -> Array:
 
 
 def sequences(request: SdpaRequest, name: str, work: np.dtype[Any]) -> Array:
-    """K or V as (B, heads, Skv, head), also where it is kept in pages."""
+    """An operand as (B, heads, S, head), also where it is packed or kept in pages."""
     array = values(getattr(request, name), work)
-    if request.pages is None:
-        return array
+    if request.pages is None or name not in ("k", "v"):
+        return unpacked(request, name, array)
     table = np.asarray(getattr(request, f"page_table_{name}"))
     b, _, _, skv = request.scores
     pages = np.nan_to_num(array)[table]  # (B, P, heads, length, head); what no sequence has may be anything
@@ -86,7 +90,7 @@ class Weights(NamedTuple):
 
 def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = None) -> Weights:
     """The weights of every query; by the statistics of the forward where they are given."""
-    q, k = values(request.q, work), per_head(sequences(request, "k", work), request.q.shape[1])
+    q, k = sequences(request, "q", work), per_head(sequences(request, "k", work), request.scores[1])
     scores = (q @ np.swapaxes(k, -1, -2)) * work.type(request.factor * factor(request, "descale_q", "descale_k"))
     if request.bias is not None:
         scores = scores + values(request.bias, work)
@@ -116,7 +120,7 @@ def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = 
     if mask is not None:
         weights = weights * mask.astype(work) / work.type(1 - request.dropout)
     between = work.type(factor(request, "scale_s", "descale_s", "descale_v"))
-    o = (weights @ per_head(sequences(request, "v", work), request.q.shape[1])) * between
+    o = (weights @ per_head(sequences(request, "v", work), request.scores[1])) * between
     results = {"out": o * work.type(factor(request, "scale_o"))}
     if request.stats:
         results["stats_out"] = found.stats
@@ -128,9 +132,9 @@ def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = 
 
 
 def _backward(request: SdpaBwdRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
-    heads = request.q.shape[1]
-    q, do, o = (values(tensor, work) for tensor in (request.q, request.do, request.o))
-    k, v = (per_head(values(tensor, work), heads) for tensor in (request.k, request.v))
+    heads = request.scores[1]
+    q, do, o = (sequences(request, name, work) for name in ("q", "do", "o"))
+    k, v = (per_head(sequences(request, name, work), heads) for name in ("k", "v"))
     weights = weights_of(request, work, values(request.stats, work)).weights
     delta = (do * o).sum(axis=-1, keepdims=True)
     gradient, weighed = do @ np.swapaxes(v, -1, -2), weights

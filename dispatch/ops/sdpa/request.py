@@ -1,7 +1,8 @@
 """The requests of scaled dot product attention: `sdpa_fwd`, and its gradient `sdpa_bwd`.
 
 Q is (B, Hq, Sq, D), K (B, Hk, Skv, D), V (B, Hv, Skv, Dv); strides say how they lie (BHSD, BSHD or neither), but D is
-dense. Fewer heads of K and V than of Q are shared by groups of them (GQA; MQA with one). This file calls nothing.
+dense. Fewer heads of K and V than of Q are shared by groups of them (GQA; MQA with one). Sequences may also be packed,
+one behind the other without padding: `SdpaRequest` says how. This file calls nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32, I64, Dtype
+from dispatch.ops.sdpa.packed import OFFSETS, RAGGED, check_alike, check_ragged
 from dispatch.request import Signature
 
 if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
 __all__ = ["Diagonal", "SdpaBwdRequest", "SdpaFwdRequest", "SdpaRequest"]
+
+Shape = tuple[int, ...]
 
 
 PAGES = ("page_table_k", "page_table_v")
@@ -38,6 +42,14 @@ class SdpaRequest(OperandRequest):
 
     With r = 0 for TOP_LEFT and r = Skv - Sq for BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and
     j > i + r - left_bound: right_bound 0 is causal, left_bound is the width of a sliding window.
+
+    Packed sequences: q (tokens, Hq, D), k (tokens, Hk, D), v (tokens, Hv, Dv) and O (tokens, Hq, Dv) hold the tokens of
+    all sequences; their first two axes have any strides, so that they may be views of one (tokens, 3, H, D). Sequence b
+    of an operand is its `seq_len_…[b]` tokens from element `ragged_…[b]` on: offsets in elements from the operand's
+    first one, i32 or i64 (B + 1,), each a multiple of the token's stride, the last one the end. The longest sequences
+    have at most `max_q` queries and `max_kv` keys. A gradient has the strides and the offsets of its operand. What lies
+    between sequences must be finite; in results it may be anything, and so may statistics behind a sequence's end.
+    `ragged_offsets` makes offsets from lengths.
     """
 
     q: Tensor
@@ -53,6 +65,12 @@ class SdpaRequest(OperandRequest):
     dropout: float
     seed: Tensor | None
     offset: Tensor | None
+    ragged_q: Tensor | None
+    ragged_k: Tensor | None
+    ragged_v: Tensor | None
+    ragged_o: Tensor | None
+    max_q: int | None
+    max_kv: int | None
     workspace: int | None
     autotune: bool
 
@@ -83,10 +101,24 @@ class SdpaRequest(OperandRequest):
         return self.left_bound is not None or self.right_bound is not None
 
     @property
+    def packed(self) -> bool:
+        """Whether the sequences lie one behind the other, found by offsets."""
+        return self.ragged_q is not None
+
+    def extents(self, name: str) -> Shape:
+        """The shape of an operand as (batch, heads, longest sequence, head), packed or not."""
+        shape: Shape = self.layout_of(name).shape
+        if self.ragged_q is None or name not in RAGGED:
+            return shape
+        longest = self.max_kv if RAGGED[name] in ("ragged_k", "ragged_v") else self.max_q
+        return (self.ragged_q.shape[0] - 1, shape[1], longest or 0, shape[2])
+
+    @property
     def scores(self) -> tuple[int, int, int, int]:
         """The shape of Q · Kᵀ."""
-        b, h, sq, _ = self.q.shape
-        return (b, h, sq, self.k.shape[2] if self.pages is None else self.pages.shape[1] * self.k.shape[2])
+        b, h, sq, _ = self.extents("q")
+        keys = self.extents("k")[2]
+        return (b, h, sq, keys if self.pages is None else self.pages.shape[1] * keys)
 
     @property
     def pages(self) -> Tensor | None:
@@ -95,27 +127,29 @@ class SdpaRequest(OperandRequest):
 
     def choices(self) -> tuple[Any, ...]:
         bounds = (self.left_bound, self.right_bound, self.diagonal)
-        return (self.factor, *bounds, self.dropout, self.workspace, self.autotune)
+        return (self.factor, *bounds, self.dropout, self.max_q, self.max_kv, self.workspace, self.autotune)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_operands(self) -> None:
         q, k, v = self.q, self.k, self.v
+        axes = "(tokens, heads, head) for packed sequences" if self.packed else "(batch, heads, sequence, head)"
         for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.ndim != 4:
-                raise BadRequest(name, str(tensor.layout), "four axes: (batch, heads, sequence, head)")
+            if tensor.ndim != 4 - self.packed:
+                raise BadRequest(name, str(tensor.layout), f"{'three' if self.packed else 'four'} axes: {axes}")
             if tensor.size == 0:
                 raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
             if tensor.dtype is not q.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {q.dtype}, that of q")
-            if tensor.shape[0] != q.shape[0] and self.pages is None:
+            if tensor.shape[0] != q.shape[0] and self.pages is None and not self.packed:
                 raise BadRequest(name, str(tensor.layout), f"batch {q.shape[0]}, that of q {q.layout}")
             if q.shape[1] % tensor.shape[1]:
                 raise BadRequest(name, f"{tensor.shape[1]} heads", f"a divisor of the {q.shape[1]} heads of q")
-        if k.shape[3] != q.shape[3]:
-            raise BadRequest("k", str(k.layout), f"heads of {q.shape[3]}, as q {q.layout} has")
-        if v.shape[2] != k.shape[2]:
+        if k.shape[-1] != q.shape[-1]:
+            raise BadRequest("k", str(k.layout), f"heads of {q.shape[-1]}, as q {q.layout} has")
+        if not self.packed and v.shape[2] != k.shape[2]:
             raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, as k {k.layout} has")
         self._check_dense("q", "k", "v")
+        check_ragged(self)
 
     def _check_dense(self, *names: str) -> None:
         for name in names:
@@ -123,7 +157,7 @@ class SdpaRequest(OperandRequest):
             if tensor is None:
                 continue
             steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
-            if (tensor.shape[3] > 1 and steps[3][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
+            if (tensor.shape[-1] > 1 and steps[-1][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
                 hint = "copy it: dev.array(x.numpy())"
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
@@ -176,6 +210,8 @@ class SdpaFwdRequest(SdpaRequest):
         out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
         mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps; made where `mask` is True and it is left out.
+        ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences, see `SdpaRequest`; Sq and Skv are
+            then max_q and max_kv, in the bias and the statistics, too.
         dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
         scale: None for 1/√D.
         left_bound, right_bound, diagonal: see `SdpaRequest`.
@@ -197,6 +233,7 @@ class SdpaFwdRequest(SdpaRequest):
         "offset",
         *PAGES,
         *FACTORS,
+        *OFFSETS,
     )
     writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out", "amax_s", "amax_o")
     q: Tensor
@@ -225,6 +262,12 @@ class SdpaFwdRequest(SdpaRequest):
     scale_o: Tensor | None = None
     amax_s: Tensor | None = None
     amax_o: Tensor | None = None
+    ragged_q: Tensor | None = None
+    ragged_k: Tensor | None = None
+    ragged_v: Tensor | None = None
+    ragged_o: Tensor | None = None
+    max_q: int | None = None
+    max_kv: int | None = None
     stats: bool = False
     mask: bool = False
     amax: bool = False
@@ -241,10 +284,10 @@ class SdpaFwdRequest(SdpaRequest):
         return not (self.bias is not None or self.padded or self.masked or self.dropout or self.q.dtype.is_fp8)
 
     def made(self) -> dict[str, Made]:
-        shape = (*self.q.shape[:3], self.v.shape[3])
-        found = {"out": like(self.q.layout, shape)}
+        shape = (*self.q.shape[:-1], self.v.shape[-1])
+        found = {"out": dense(shape, self.q.dtype) if self.packed else like(self.q.layout, shape)}
         if self.stats:
-            found["stats_out"] = dense((*self.q.shape[:3], 1), F32)
+            found["stats_out"] = dense((*self.scores[:3], 1), F32)
         if self.mask:
             found["mask_out"] = dense(self.scores, F32)
         if self.amax:
@@ -301,7 +344,7 @@ class SdpaBwdRequest(SdpaRequest):
 
     Attributes:
         q, k, v, bias, seq_len_q, seq_len_kv, seed, offset: as in the forward, and so all that is done to the scores.
-        o, do: (B, Hq, Sq, Dv).
+        o, do: (B, Hq, Sq, Dv); packed ones of the same strides.
         stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
         dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
         dbias: the gradient of the bias, given back where `bias_gradient` is True.
@@ -310,7 +353,7 @@ class SdpaBwdRequest(SdpaRequest):
 
     op: ClassVar[str] = "sdpa_bwd"
     reads: ClassVar[tuple[str, ...]] = (
-        *("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv", "seed", "offset"),
+        *("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv", "seed", "offset", *OFFSETS),
     )
     writes: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv", "dbias")
     q: Tensor
@@ -333,6 +376,12 @@ class SdpaBwdRequest(SdpaRequest):
     dropout: float = 0.0
     seed: Tensor | None = None
     offset: Tensor | None = None
+    ragged_q: Tensor | None = None
+    ragged_k: Tensor | None = None
+    ragged_v: Tensor | None = None
+    ragged_o: Tensor | None = None
+    max_q: int | None = None
+    max_kv: int | None = None
     bias_gradient: bool = False
     deterministic: bool = False
     workspace: int | None = None
@@ -343,7 +392,10 @@ class SdpaBwdRequest(SdpaRequest):
         return ("q", "k", "v", "o", "do", "stats")
 
     def made(self) -> dict[str, Made]:
-        found = {f"d{name}": like(getattr(self, name).layout) for name in ("q", "k", "v")}
+        layouts = {f"d{name}": getattr(self, name).layout for name in ("q", "k", "v")}
+        found = {name: like(layout) for name, layout in layouts.items()}
+        if self.packed:  # with the offsets of its operand, and so its strides
+            found = {name: Made(layout.shape, layout.strides, layout.dtype) for name, layout in layouts.items()}
         if self.bias_gradient and self.bias is not None:
             found["dbias"] = dense(self.bias.shape, self.bias.dtype)
         return found
@@ -354,12 +406,14 @@ class SdpaBwdRequest(SdpaRequest):
     def check_fields(self) -> None:
         self._check_operands()
         self._check_scores()
-        wanted = (*self.q.shape[:3], self.v.shape[3])
+        wanted = (*self.q.shape[:-1], self.v.shape[-1])
         if (self.o.shape, self.o.dtype) != (wanted, self.q.dtype):
             raise BadRequest("o", str(self.o.layout), f"{self.q.dtype}{list(wanted)}")
         same_as("do", self.do, "o", self.o)
         self._check_dense("o", "do", "dq", "dk", "dv")
-        stats = (*self.q.shape[:3], 1)
+        if self.packed:
+            check_alike(self, ("do", "o"), ("dq", "q"), ("dk", "k"), ("dv", "v"))
+        stats = (*self.scores[:3], 1)
         if (self.stats.shape, self.stats.dtype) != (stats, F32) or not self.stats.layout.is_contiguous:
             hint = "pass on what sdpa_fwd(…, stats=True) gave back"
             raise BadRequest("stats", str(self.stats.layout), f"f32{list(stats)}, dense", hint)

@@ -13,14 +13,14 @@ from dispatch.ops.sdpa.request import Diagonal
 if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
 
-__all__ = ["bounds", "heads_by_8", "heads_by_16_alone", "one_bias_gradient"]
+__all__ = ["bounds", "heads_by_8", "heads_by_16_alone", "one_bias_gradient", "packed_alone", "padded_alone"]
 
 WIDEST = 256
 
 
 def heads_by_8(request: SdpaRequest) -> str:
     """Heads of a multiple of 8 elements, up to 256."""
-    for name, extent in (("q", request.q.shape[3]), ("v", request.v.shape[3])):
+    for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
         if extent % 8 or extent > WIDEST:
             return f"needs heads of {name} that are a multiple of 8 up to {WIDEST}, has {extent}"
     return ""
@@ -42,9 +42,9 @@ def heads_by_16_alone(request: SdpaFwdRequest) -> str:
 
     The masks are left out as NVIDIA's front end leaves them out on Hopper; a bias even ends the process (cuDNN 9.19).
     """
-    if request.q.shape[2] < 2:
+    if request.scores[2] < 2:
         return "needs two queries or more with fp8, has 1"
-    for name, extent in (("q", request.q.shape[3]), ("v", request.v.shape[3])):
+    for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
         if extent % 16 or extent > WIDEST:
             return f"needs heads of {name} that are a multiple of 16 up to {WIDEST} for fp8, has {extent}"
     given = [n for n in ("bias", "seq_len_q", "page_table_k", "left_bound") if getattr(request, n) is not None]
@@ -59,3 +59,13 @@ def one_bias_gradient(request: SdpaBwdRequest) -> str:
     return (
         "needs no lengths for the gradient of a bias, has seq_len_q" if request.bias_gradient and request.padded else ""
     )
+
+
+def padded_alone(request: SdpaRequest) -> str:
+    """Sequences of one length, or padded to it: cuDNN takes packed ones from sm_90 on, by a row of their own."""
+    return "needs sequences that are not packed, has ragged_q" if request.packed else ""
+
+
+def packed_alone(request: SdpaRequest) -> str:
+    """The row of packed sequences."""
+    return "" if request.packed else "needs packed sequences, has no ragged_q"

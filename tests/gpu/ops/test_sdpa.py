@@ -3,6 +3,8 @@
 A case that a rule of its row refuses must raise NoRow with that reason. Gradients are held against torch's as well.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,7 +39,7 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
 def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
     skip_unless_for(row, gpu)
-    trial = next(case for case in cases(row) if case.name == "causal gqa").trial(gpu, rng)
+    trial = next(case for case in cases(row) if case.name.endswith("causal gqa")).trial(gpu, rng)
     for _ in range(4):
         for memory in trial.written:
             memory.whole.copy_from(memory.before)
@@ -60,6 +62,32 @@ def test_gradients_against_torch(causal, gpu, rng):
     for mine, theirs in zip((o, *ours), (expected, *(t.grad for t in given)), strict=True):
         wanted = theirs.detach().cpu().numpy()
         assert np.abs(mine.numpy().astype(np.float32) - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", ["i32", "i64"])
+def test_packed_sequences_against_torch_one_by_one(kind, gpu, rng):
+    """Forward and backward over views of one packed tensor, each sequence against autograd of it alone in f32."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    counts, heads, d = (37, 200, 1, 128), 4, 64
+    array = rng.standard_normal((sum(counts), 3, heads, d)).astype(np.float16)
+    do = rng.standard_normal((sum(counts), heads, d)).astype(np.float16)
+    whole = gpu.array(array)
+    q, k, v = (whole[:, number] for number in range(3))
+    ends = np.cumsum([0, *counts])
+    inner, outer = (gpu.array(ends * step, kind) for step in (3 * heads * d, heads * d))
+    lengths = gpu.array(np.array(counts, np.int32))
+    shared = {"seq_len_q": lengths, "seq_len_kv": lengths, "max_q": 200, "max_kv": 200, "right_bound": 0}
+    shared |= {"ragged_q": inner, "ragged_k": inner, "ragged_v": inner, "ragged_o": outer}
+    o, stats = dispatch.sdpa_fwd(q, k, v, stats=True, **shared)
+    ours = [t.numpy().astype(np.float32) for t in (o, *dispatch.sdpa_bwd(q, k, v, o, gpu.array(do), stats, **shared))]
+    for start, end in itertools.pairwise(ends):
+        given = [torch.from_numpy(array[start:end, n]).float().cuda().transpose(0, 1).contiguous() for n in range(3)]
+        given = [tensor.requires_grad_() for tensor in given]
+        expected = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+        expected.backward(torch.from_numpy(do[start:end]).float().cuda().transpose(0, 1))
+        for mine, theirs in zip(ours, (expected, *(t.grad for t in given)), strict=True):
+            wanted = theirs.detach().cpu().numpy().swapaxes(0, 1)
+            assert np.abs(mine[start:end] - wanted).max() <= 2.0**-8 * max(np.abs(wanted).max(), 1)
 
 
 def test_a_deterministic_gradient_is_the_same_bit_for_bit(gpu, rng):

@@ -1,0 +1,119 @@
+"""Packed sequences of attention: which offsets belong to which operand, what they must be, and where they lead.
+
+`request.py` checks with it, `describe.py` asks whose offsets an operand has, `formulas.py` takes sequences apart and
+puts results together on the host. `ragged_offsets` is for users. It calls no library.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.cudnn.operands import whole
+from dispatch.errors import BadRequest
+from dispatch.keys import I32, I64
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.tensor import Array, Tensor
+
+__all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]
+
+OFFSETS = ("ragged_q", "ragged_k", "ragged_v", "ragged_o")
+RAGGED = dict(zip("qkvo", OFFSETS, strict=True))
+# What lies as another operand does, and so has its offsets.
+RAGGED |= {"out": "ragged_o", "do": "ragged_o", "dq": "ragged_q", "dk": "ragged_k", "dv": "ragged_v"}
+KEYS = ("ragged_k", "ragged_v")
+FOR_I32 = 2**31 - 1
+
+
+def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
+    """Offsets of sequences that lie one behind the other in a packed tensor (tokens, heads, head), on its device.
+
+    i32 where they fit, else i64: give all four of a request from tensors of one size. Raises BadRequest where the
+    lengths are none, or more than the tokens of the tensor.
+    """
+    counts = [whole("lengths", length, 0) for length in lengths]
+    if tensor.ndim != 3 or not counts or sum(counts) > tensor.shape[0]:
+        raise BadRequest("lengths", str(counts), f"lengths of sequences that fit into the tokens of {tensor.layout}")
+    step = tensor.layout.strides[0]
+    ends = np.cumsum([0, *counts], dtype=np.int64) * step
+    fits = tensor.shape[0] * step <= FOR_I32
+    return tensor.device.array(ends.astype(np.int32) if fits else ends)
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+def check_ragged(request: SdpaRequest) -> None:
+    """Offsets of all four or of none, and with them the longest lengths; no pages."""
+    for name in OFFSETS:
+        tensor: Tensor | None = getattr(request, name)
+        first = request.ragged_q
+        if (tensor is None) != (first is None):
+            raise BadRequest(name, "nothing" if tensor is None else str(tensor.layout), "offsets of all, or of none")
+        if tensor is None or first is None:
+            continue
+        if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:
+            raise BadRequest(name, str(tensor.layout), "one more offset than sequences, the same number in each")
+        if tensor.dtype not in (I32, I64) or tensor.dtype is not first.dtype:
+            raise BadRequest(name, str(tensor.layout), "offsets in i32, or all of them in i64")
+    for name, operand in (("max_q", request.q), ("max_kv", request.k)):
+        longest = getattr(request, name)
+        if request.packed:
+            whole(name, longest, 1, operand.shape[0])
+        elif longest is not None:
+            raise BadRequest(name, repr(longest), "None, for the sequences are not packed")
+    if request.packed and not request.padded:
+        raise BadRequest("seq_len_q", "nothing", "lengths of queries and keys, for the sequences are packed")
+    if request.packed and request.pages is not None:
+        raise BadRequest("page_table_k", "tables of pages", "none with packed sequences")
+
+
+def check_alike(request: SdpaRequest, *pairs: tuple[str, str]) -> None:
+    """Packed operands that share offsets have one layout."""
+    for name, other in pairs:
+        tensor: Tensor | None = getattr(request, name)
+        strides = getattr(request, other).layout.strides
+        if tensor is not None and tensor.layout.strides != strides:
+            raise BadRequest(name, str(tensor.layout), f"strides {strides}, those of {other}, whose offsets it has")
+
+
+# -- on the host, where offsets can be read -------------------------------------------------------------------------
+def _spans(request: SdpaRequest, name: str) -> list[slice]:
+    """The tokens of each sequence of an operand; BadRequest where they are not in it, overlap or are too long."""
+    owner = RAGGED[name]
+    lengths = np.asarray(request.seq_len_kv if owner in KEYS else request.seq_len_q)
+    offsets = np.asarray(getattr(request, owner))
+    layout, longest = request.layout_of(name), request.extents(name)[2]
+    step = layout.strides[0]
+    if (offsets % step).any():
+        raise BadRequest(owner, str(offsets), f"multiples of {step}, the step from token to token of {name}")
+    spans = [slice(int(o) // step, int(o) // step + int(n)) for o, n in zip(offsets, lengths, strict=False)]
+    if any(not 0 <= n <= longest for n in lengths):
+        raise BadRequest("seq_len_kv" if owner in KEYS else "seq_len_q", str(lengths), f"lengths up to {longest}")
+    if offsets[0] < 0 or spans[-1].stop > layout.shape[0] or any(a.stop > b.start for a, b in pairwise(spans)):
+        raise BadRequest(owner, str(offsets), f"sequences of {lengths} tokens one behind the other in {layout}")
+    return spans
+
+
+def unpacked(request: SdpaRequest, name: str, array: Array) -> Array:
+    """An operand as (B, heads, longest, head), with zeros behind the end of each sequence."""
+    if not request.packed or name not in RAGGED:
+        return array
+    wide: Array = np.zeros(request.extents(name), array.dtype)
+    for number, span in enumerate(_spans(request, name)):
+        wide[number, :, : span.stop - span.start] = np.swapaxes(array[span], 0, 1)
+    return wide
+
+
+def packed(request: SdpaRequest, name: str, wide: Array, between: Any = 0) -> Array:
+    """A result of (B, heads, longest, head) as it is packed; `between` stands where no sequence is."""
+    if not request.packed or name not in RAGGED:
+        return wide
+    array = np.full(request.layout_of(name).shape, between, wide.dtype)
+    for number, span in enumerate(_spans(request, name)):
+        array[span] = np.swapaxes(wide[number, :, : span.stop - span.start], 0, 1)
+    return array
