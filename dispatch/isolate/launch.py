@@ -22,7 +22,8 @@ from dispatch.isolate.wire import Link, ready
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dispatch.isolate.memory import Chunk, SharedCuda, SharedHost
+    from dispatch.isolate.chunks import Chunk
+    from dispatch.isolate.memory import SharedCuda, SharedHost
 
 __all__ = ["Child", "Reserve"]
 

@@ -1,16 +1,13 @@
 """Devices whose memory outlives a process: the parent makes it, children map it.
 
-The supervisor owns a SharedHost or SharedCuda and gives it to users as `sup.device`; the child attaches the same chunks
-to an AttachedHost or AttachedCuda. On the host a chunk is a memory file without a name, on a GPU physical memory with a
-file descriptor: both are gone when the last process that holds them is. The parent only copies; it runs no kernel.
+The supervisor owns a SharedHost or SharedCuda and gives it to users as `sup.device`; a child has the same chunks
+attached (`attached.py`). The parent only copies; it runs no kernel. What may be half written is marked here, too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
-import mmap
 import os
 import select
 import threading
@@ -24,70 +21,25 @@ from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device import Device, HostDevice
 from dispatch.errors import BadRequest, OutOfMemory, TaintedTensor
 from dispatch.isolate.arena import Arena, Block
-from dispatch.keys import Dtype
+from dispatch.isolate.chunks import mapped_file, mapped_gpu
 from dispatch.lane import Lane
 from dispatch.stream import current
-from dispatch.tensor import Array, Storage, Tensor
+from dispatch.tensor import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.isolate.wire import Place
+    from dispatch.isolate.chunks import Chunk
     from dispatch.pinned import Copy
     from dispatch.request import Request
     from dispatch.stream import Stream
+    from dispatch.tensor import Array, Tensor
 
-__all__ = ["AttachedCuda", "AttachedHost", "Chunk", "Shared", "SharedCuda", "SharedHost", "attached", "shared"]
+__all__ = ["Shared", "SharedCuda", "SharedHost", "shared"]
 
 LET_GO_SECONDS = 1.0  # that the children have to unmap what the parent gives back; one that is stopped never does
 
 _generations = itertools.count(1)
-
-
-class Chunk:
-    """A large piece of memory with a file descriptor; `base` is where this process has it."""
-
-    __slots__ = ("base", "fd", "nbytes", "undo")
-
-    def __init__(self, base: int, nbytes: int, fd: int, undo: Callable[[], object]) -> None:
-        self.base, self.nbytes, self.fd, self.undo = base, nbytes, fd, undo
-
-    def close(self) -> None:
-        """Let this process's hold on it go."""
-        self.undo()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-def _mapped_file(nbytes: int, fd: int) -> Chunk:
-    """Map a memory file; the mapping goes when nothing points into it any more."""
-    mapping = mmap.mmap(fd, nbytes)
-    window = (ctypes.c_char * nbytes).from_buffer(mapping)
-    held = [window, mapping]
-    return Chunk(ctypes.addressof(window), nbytes, fd, held.clear)
-
-
-def _access(ordinal: int) -> Any:
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = ordinal
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return access
-
-
-def _mapped_gpu(nbytes: int, fd: int, handle: Any, ordinal: int) -> Chunk:
-    """Map physical memory of a GPU into this process's addresses."""
-    base = int(driver.cuMemAddressReserve(nbytes, 0, 0, 0))
-    driver.cuMemMap(base, nbytes, 0, handle, 0)
-    driver.cuMemSetAccess(base, nbytes, [_access(ordinal)], 1)
-
-    def undo() -> None:
-        driver.cuMemUnmap(base, nbytes)
-        driver.cuMemAddressFree(base, nbytes)
-        driver.cuMemRelease(handle)
-
-    return Chunk(base, nbytes, fd, undo)
 
 
 class CopyLane(Lane):
@@ -139,13 +91,20 @@ class _Memory(Device):
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        try:
-            block = self.arena.take(nbytes)
-        except OutOfMemory:
-            self.trim()
-            block = self.arena.take(nbytes, growth=0)
+        block = self._take(nbytes)
         base = self.chunks[block.chunk].base + block.offset
         return Storage(self, base, nbytes, stream, partial(_give_back, self.arena), block)
+
+    def _take(self, nbytes: int) -> Block:
+        try:
+            return self.arena.take(nbytes)
+        except OutOfMemory:
+            gc.collect()  # tensors in cycles hold memory, too
+        try:
+            return self.arena.take(nbytes, growth=0)
+        except OutOfMemory:
+            self.trim()  # none of the empty chunks is large enough, but their memory may do for one that is
+        return self.arena.take(nbytes, growth=0)
 
     def trim(self) -> None:
         """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
@@ -254,7 +213,7 @@ class SharedHost(_Memory, HostDevice):
     def _make_chunk(self, nbytes: int) -> Chunk:
         fd = os.memfd_create("dispatch", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
-        return _mapped_file(nbytes, fd)
+        return mapped_file(nbytes, fd)
 
     def view(self, tensor: Tensor) -> Array:
         self.look(tensor)
@@ -303,7 +262,7 @@ class SharedCuda(_Memory, CudaDevice):
             raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         fd = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
-        return _mapped_gpu(nbytes, fd, handle, self.ordinal)
+        return mapped_gpu(nbytes, fd, handle, self.ordinal)
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
         self.overwritten(tensor)
@@ -347,77 +306,6 @@ def _properties(ordinal: int) -> Any:
     return props
 
 
-# -- in the child -------------------------------------------------------------------------------------------------
-class _Attached(Device):
-    """What is common to AttachedHost and AttachedCuda: the parent's chunks at this process's addresses."""
-
-    def _begin(self) -> None:
-        self.chunks: dict[int, Chunk] = {}
-        # By block. Those that requests here use are kept by them; of the others nothing is left to be ordered.
-        self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
-
-    def attach(self, number: int, nbytes: int, fd: int) -> None:
-        """Map a chunk of the parent's."""
-        self.chunks[number] = self._map(nbytes, fd)
-
-    def detach(self, number: int) -> None:
-        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it."""
-        self.chunks.pop(number).close()
-
-    def _map(self, nbytes: int, fd: int) -> Chunk:
-        raise NotImplementedError
-
-    def at(self, place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool) -> Tensor:
-        """The tensor at a place of the shared memory."""
-        storage = self.block(place[0], place[1], place[2])
-        ptr = storage.base + place[3]
-        return Tensor(storage, ptr, self.layout(Dtype.by_name[dtype], shape, strides, ptr, readonly))
-
-    def block(self, chunk: int, offset: int, nbytes: int) -> Storage:
-        """The storage of a block: the same for all tensors in it, so that streams are ordered by their use of it."""
-        storage = self._storages.get((chunk, offset))
-        if storage is None:
-            base = self.chunks[chunk].base + offset
-            storage = Storage(self, base, nbytes, self.lane().stream, _keep)
-            self._storages[chunk, offset] = storage
-        return storage
-
-
-def _keep(storage: Storage) -> None:
-    """The memory is the parent's."""
-
-
-class AttachedHost(_Attached, HostDevice):
-    """The host in a child, with the parent's memory."""
-
-    def __init__(self) -> None:
-        HostDevice.__init__(self, next(_generations))
-        self._begin()
-
-    def _map(self, nbytes: int, fd: int) -> Chunk:
-        return _mapped_file(nbytes, fd)
-
-
-class AttachedCuda(_Attached, CudaDevice):
-    """A GPU in a child, with the parent's memory; workspaces and the like come from a pool of the child's own."""
-
-    def __init__(self, ordinal: int) -> None:
-        CudaDevice.__init__(self, ordinal, next(_generations))
-        self._begin()
-
-    def _map(self, nbytes: int, fd: int) -> Chunk:
-        self.activate()
-        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        handle = driver.cuMemImportFromShareableHandle(fd, kind)
-        os.close(fd)  # the handle holds the memory
-        return _mapped_gpu(nbytes, -1, handle, self.ordinal)
-
-
 def shared(name: str) -> SharedHost | SharedCuda:
     """A device of the parent's for "host" or "cuda:N"."""
     return SharedHost() if name == "host" else SharedCuda(int(name.partition(":")[2] or 0))
-
-
-def attached(name: str) -> AttachedHost | AttachedCuda:
-    """A device of the child's for "host" or "cuda:N"."""
-    return AttachedHost() if name == "host" else AttachedCuda(int(name.partition(":")[2] or 0))

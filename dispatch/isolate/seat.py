@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from dispatch.errors import BadRequest
 from dispatch.future import DONE, FAILED, MISSED, LateFuture, TimedFuture
 from dispatch.isolate import wire
-from dispatch.isolate.child import DEFINE, FORGET
 from dispatch.isolate.recovery import Sent, written
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, Seat
@@ -122,7 +121,7 @@ class RemoteSeat(Seat):
             if self.forget:
                 names, self.forget = self.forget, []
                 self.defined.difference_update(names)
-                message.append((FORGET, names))
+                message.append((wire.FORGET, names))
             for _ in range(min(len(self.items), BATCH, WINDOW - len(self.sent))):
                 size += self._add(message)
                 if size > MESSAGE_BYTES:
@@ -171,7 +170,7 @@ class RemoteSeat(Seat):
             outputs = {name: lane.empty(*made) for name, made in wired.missing.items()}
         size = 32
         if wired.name not in self.defined:
-            message.append((DEFINE, wired.name, wired.data))
+            message.append((wire.DEFINE, wired.name, wired.data))
             self.defined.add(wired.name)
             size += len(wired.data)
         future._number = number = next(crew.numbers)
@@ -202,7 +201,7 @@ class RemoteSeat(Seat):
         for sent in requests:
             wired = sent.request.bound
             if wired.name not in self.defined:
-                message.append((DEFINE, wired.name, wired.data))
+                message.append((wire.DEFINE, wired.name, wired.data))
                 self.defined.add(wired.name)
             waits = _waits(sent.future) if isinstance(sent.future, LateFuture) else ()
             message.append((sent.number, wired.name, _places(sent.outputs), waits))

@@ -24,8 +24,20 @@ if TYPE_CHECKING:
 
     from dispatch.request import Request
 
-__all__ = ["Link", "Place", "error_from", "pack_error", "pack_request", "place_of", "ready", "request_from"]
+__all__ = [
+    "DEFINE",
+    "FORGET",
+    "Link",
+    "Place",
+    "error_from",
+    "pack_error",
+    "pack_request",
+    "place_of",
+    "ready",
+    "request_from",
+]
 
+DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
 LENGTH = struct.Struct("<I")
 READ = 1 << 16  # bytes asked of the socket at once
 

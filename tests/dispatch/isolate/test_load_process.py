@@ -153,6 +153,8 @@ def test_a_device_that_is_short_of_memory_collects_garbage_and_takes_no_more_tha
     with pytest.raises(OutOfMemory, match="full"):
         device.empty(40 * MIB, "u8")
     del again, small
+    large = device.empty(90 * MIB, "u8")
+    assert (len(device.chunks), large.nbytes) == (1, 90 * MIB), "what was empty, and too small, made room for it"
     device.close()
 
 

@@ -1,0 +1,96 @@
+"""Devices of a child: the memory is the parent's, at this process's addresses.
+
+`child.py` makes one, and attaches the chunks that the parent tells it of. What a request needs besides its operands
+comes from the child's own pools, and goes with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from cudabind import driver
+from dispatch.cuda import CudaDevice
+from dispatch.device import Device, HostDevice
+from dispatch.isolate.chunks import Chunk, mapped_file, mapped_gpu
+from dispatch.keys import Dtype
+from dispatch.tensor import Storage, Tensor
+
+if TYPE_CHECKING:
+    from dispatch.isolate.wire import Place
+
+__all__ = ["AttachedCuda", "AttachedHost", "attached"]
+
+_generations = itertools.count(1)
+
+
+class _Attached(Device):
+    """What is common to AttachedHost and AttachedCuda: the parent's chunks at this process's addresses."""
+
+    def _begin(self) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        # By block. Those that requests here use are kept by them; of the others nothing is left to be ordered.
+        self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
+
+    def attach(self, number: int, nbytes: int, fd: int) -> None:
+        """Map a chunk of the parent's."""
+        self.chunks[number] = self._map(nbytes, fd)
+
+    def detach(self, number: int) -> None:
+        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it."""
+        self.chunks.pop(number).close()
+
+    def _map(self, nbytes: int, fd: int) -> Chunk:
+        raise NotImplementedError
+
+    def at(self, place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool) -> Tensor:
+        """The tensor at a place of the shared memory."""
+        storage = self.block(place[0], place[1], place[2])
+        ptr = storage.base + place[3]
+        return Tensor(storage, ptr, self.layout(Dtype.by_name[dtype], shape, strides, ptr, readonly))
+
+    def block(self, chunk: int, offset: int, nbytes: int) -> Storage:
+        """The storage of a block: the same for all tensors in it, so that streams are ordered by their use of it."""
+        storage = self._storages.get((chunk, offset))
+        if storage is None:
+            base = self.chunks[chunk].base + offset
+            storage = Storage(self, base, nbytes, self.lane().stream, _keep)
+            self._storages[chunk, offset] = storage
+        return storage
+
+
+def _keep(storage: Storage) -> None:
+    """The memory is the parent's."""
+
+
+class AttachedHost(_Attached, HostDevice):
+    """The host in a child, with the parent's memory."""
+
+    def __init__(self) -> None:
+        HostDevice.__init__(self, next(_generations))
+        self._begin()
+
+    def _map(self, nbytes: int, fd: int) -> Chunk:
+        return mapped_file(nbytes, fd)
+
+
+class AttachedCuda(_Attached, CudaDevice):
+    """A GPU in a child, with the parent's memory; workspaces and the like come from a pool of the child's own."""
+
+    def __init__(self, ordinal: int) -> None:
+        CudaDevice.__init__(self, ordinal, next(_generations))
+        self._begin()
+
+    def _map(self, nbytes: int, fd: int) -> Chunk:
+        self.activate()
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = driver.cuMemImportFromShareableHandle(fd, kind)
+        os.close(fd)  # the handle holds the memory
+        return mapped_gpu(nbytes, -1, handle, self.ordinal)
+
+
+def attached(name: str) -> AttachedHost | AttachedCuda:
+    """A device of the child's for "host" or "cuda:N"."""
+    return AttachedHost() if name == "host" else AttachedCuda(int(name.partition(":")[2] or 0))

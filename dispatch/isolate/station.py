@@ -1,0 +1,124 @@
+"""Where a child's workers sit: what they share (Station), and the place of each (ChildSeat).
+
+`child.py` makes them; the workers and its main thread use them. The station owns the control connection, on which the
+parent tells of memory and the child says that it is ready or lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import DispatchError
+from dispatch.isolate import wire
+from dispatch.seat import OPEN, Seat
+from dispatch.worker import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from dispatch.isolate.attached import AttachedCuda, AttachedHost
+    from dispatch.isolate.wire import Link
+    from dispatch.tensor import Tensor
+
+__all__ = ["ChildSeat", "Station"]
+
+LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
+
+
+class ChildSeat(Seat):
+    """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
+
+    __slots__ = ("bell", "link")
+
+    def __init__(self, index: int, link: Link) -> None:
+        super().__init__(index, IN_FLIGHT)
+        self.link = link
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.bell, 1)
+
+    def rest(self, seconds: float) -> None:
+        self._sleep([self.link.socket, self.bell], seconds)
+
+    def nap(self, seconds: float) -> None:
+        self._sleep([self.bell], seconds)
+
+    def _sleep(self, ends: list[Any], seconds: float) -> None:
+        if self.bell in select.select(ends, [], [], None if seconds < 0 else seconds)[0]:
+            os.eventfd_read(self.bell)
+
+
+class Station:
+    """What the child's workers share: the device, and the word to the parent (seat.Keeper)."""
+
+    def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket, completion: str) -> None:
+        self.device = device
+        self.ending = OPEN
+        self.blocked = 0
+        self.completion = completion
+        self.holding = False  # whether a worker waits for another, or ever has
+        self.turn = threading.Lock()
+        self.workers: list[Any] = []
+        self._control = control
+        self._arrived = threading.Condition()
+
+    def tell(self, *message: Any) -> None:
+        """Say something on the control connection; nobody may be there to hear it."""
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)
+
+    def listen(self) -> None:
+        """Map the chunks that the parent makes, and unmap those that it gives back, until it is gone."""
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
+            if not data:
+                os._exit(0)
+            first, second = json.loads(data)
+            if first == "drop":
+                for number in second:
+                    self.device.detach(number)
+                for fd in fds:
+                    os.close(fd)  # the parent waits for that
+                continue
+            with self._arrived:
+                self.device.attach(first, second, fds[0])
+                self._arrived.notify_all()
+
+    def tensor(self, place: Any, *layout: Any) -> Tensor:
+        """The tensor at a place, once its chunk is mapped: that comes on another connection than requests."""
+        if place[0] not in self.device.chunks:
+            with self._arrived:
+                self._arrived.wait_for(lambda: place[0] in self.device.chunks)
+        return self.device.at(place, *layout)
+
+    def leave(self, error: BaseException) -> None:
+        """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
+        begun = sorted(number for worker in self.workers for number in worker.begun())
+        self.tell("lost", str(self.device.fault or error), wire.pack_error(error).hex(), begun)
+        os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
+
+    def opened(self, lane: Any, seat: Seat) -> None:
+        """Its keeper knows the worker by its connection."""
+
+    def failed(self, *_: Any) -> None:
+        """Workers here report for themselves."""
+
+    def launched(self) -> None:
+        """A worker has gone on: wake those that may wait for that."""
+        for worker in self.workers:
+            if worker.is_held:
+                worker.seat.wake()
+
+    callbacks_failed = make_room = lost = failed  # nothing of it happens here
+
+    def replace(self, worker: Any, defect: BaseException) -> bool:
+        return False
+
+    def reason(self) -> DispatchError:
+        return DispatchError("a child's worker has no queue")
