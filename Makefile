@@ -2,7 +2,7 @@
 #
 #   PYTHON  the interpreter the environment is made from                       make test PYTHON=python3.12
 #   VENV    where the environment is; empty: use PYTHON as it is, install nothing          make test VENV=
-#   JOBS    test files at a time; empty: one process, without pytest-xdist    make test JOBS= ARGS="--pdb"
+#   JOBS    tests at a time; empty: one process, without pytest-xdist         make test JOBS= ARGS="--pdb"
 #   ARGS    passed on to the command                                           make demo ARGS="--device host"
 #   TESTS   which tests                                                        make test TESTS=tests/cudabind
 
@@ -12,6 +12,7 @@ EXTRAS ?= cu13,cutlass,test,gen,examples,dev
 TESTS ?= tests
 ARGS ?=
 JOBS ?= auto
+PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cu12 test-gpu check format lint types generated bench gen table
@@ -50,7 +51,7 @@ demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one,
 	$(PY) examples/01_train_digits.py $(ARGS)
 
 test: $(READY)  ## the tests that need no GPU
-	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup) $(ARGS)
+	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL) $(ARGS)
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
 # is about the generator and the releases' headers is the same in both, and `make test` has run it.
@@ -58,9 +59,12 @@ CU12_TESTS := tests/cudabind --ignore=tests/cudabind/test_gen.py -k "installed o
 test-cu12:  ## the tests of the bindings, against the libraries of CUDA 12 in an environment of their own
 	@$(MAKE) --no-print-directory test VENV=.venv-cu12 EXTRAS=cu12,test,gen TESTS='$(CU12_TESTS)'
 
-# Fresh random numbers each time; the first lines of the output tell the seed to repeat them with.
+# Fresh random numbers each time; the first lines of the output tell the seed to repeat them with. Each process takes
+# some 600 MB of the GPU: four, unless JOBS says otherwise.
+test-gpu: JOBS := $(if $(filter auto,$(JOBS)),4,$(JOBS))
 test-gpu: $(READY)  ## the tests that need one
-	$(PY) -m pytest tests/gpu -q --seed=random $(ARGS)
+	$(PY) -m pytest tests/gpu -q --seed=random -m "not alone" $(PARALLEL) $(ARGS)
+	$(PY) -m pytest tests/gpu -q --seed=random -m alone $(ARGS)
 
 # Four targets rather than four lines: with `make -k check` one failure does not hide the next.
 check: format lint types generated  ## format, lint, types, and the generated bindings against NVIDIA's headers

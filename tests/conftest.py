@@ -13,8 +13,14 @@ import pytest
 
 HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
-# Long tests that share nothing: where several processes run tests, each goes to the next one that is free.
-ALONE = (HERE / "test_examples.py", HERE / "dispatch/cutlass/test_compile.py")
+# Where several processes run the tests, a file stays in one of them; but these are long, and their tests share nothing.
+SPREAD = {
+    HERE / "dispatch/cutlass/test_compile.py",
+    HERE / "gpu/cudnn",
+    HERE / "gpu/cutlass",
+    HERE / "gpu/ops",
+    HERE / "test_examples.py",
+}
 SEED = pytest.StashKey[int]()
 NAME = pytest.StashKey[str]()
 
@@ -67,8 +73,8 @@ def why_no_gpu() -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.stash[NAME] = item.nodeid
-        if item.get_closest_marker("xdist_group") is None and item.path not in ALONE:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))  # a file stays in one process
+        if item.get_closest_marker("xdist_group") is None and SPREAD.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
         if any(folder in item.path.parents for folder in NEEDS_GPU):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):

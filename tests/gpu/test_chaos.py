@@ -27,6 +27,7 @@ def chaos():
     sys.path.remove(TESTS)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(280)
 def test_every_request_ends_once_and_only_the_guilty_fail(chaos, rng, record_property):
     dev = dp.device("cuda:0")

@@ -145,11 +145,12 @@ def test_a_kernel_without_an_end_is_ended_at_its_deadline(open_supervisor, troub
             assert close(future.result(PATIENCE), right)
 
 
+@pytest.mark.alone
 def test_memory_is_given_back(open_supervisor, rng):
     from cudabind import driver
 
-    with open_supervisor(streams=1) as sup:
-        request, _ = pair(sup.device, rng)
+    with open_supervisor(streams=1, spare=True) as sup:
+        request, right = pair(sup.device, rng)
         sup.submit(request).result(PATIENCE)
         free = driver.cuMemGetInfo()[0]
         large = sup.device.empty((1 << 28,), "u8")
@@ -157,5 +158,8 @@ def test_memory_is_given_back(open_supervisor, rng):
         with pytest.raises(OutOfMemory):
             sup.device.empty((1 << 46,), "u8")
         del large
+        sup.device.trim()  # the child, and the one that stands by, let go of it too
+        assert free - driver.cuMemGetInfo()[0] < 1 << 28
+        assert close(sup.submit(request).result(PATIENCE), right)
     sup.device.close()
     assert driver.cuMemGetInfo()[0] >= free

@@ -63,6 +63,7 @@ def test_memory_that_runs_out_says_so_and_the_device_goes_on(dev, rng):
     assert np.allclose(dp.matmul(a, a).numpy(), a.numpy() @ a.numpy())
 
 
+@pytest.mark.alone
 def test_what_was_freed_serves_a_request_for_nearly_all_memory(dev):
     from cudabind import driver
 
