@@ -149,7 +149,7 @@ def test_a_kernel_without_an_end_is_ended_at_its_deadline(open_supervisor, troub
 def test_memory_is_given_back(open_supervisor, rng):
     from cudabind import driver
 
-    with open_supervisor(streams=1, spare=True) as sup:
+    with open_supervisor(streams=1) as sup:
         request, right = pair(sup.device, rng)
         sup.submit(request).result(PATIENCE)
         free = driver.cuMemGetInfo()[0]
