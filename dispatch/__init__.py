@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from dispatch.ops.activation import ActivationMode, activation, activation_bwd
     from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
     from dispatch.ops.ctc import ctc_loss
+    from dispatch.ops.cutlass_conv import (
+        CutlassConvBwdDataRequest,
+        CutlassConvBwdFilterRequest,
+        CutlassConvFwdRequest,
+        cutlass_conv_bwd_data,
+        cutlass_conv_bwd_filter,
+        cutlass_conv_fwd,
+    )
     from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
     from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, cutlass_grouped_gemm
     from dispatch.ops.dropout import dropout, dropout_bwd, dropout_states
@@ -54,6 +62,9 @@ __all__ = [
     "Arch",
     "BoundCall",
     "Compute",
+    "CutlassConvBwdDataRequest",
+    "CutlassConvBwdFilterRequest",
+    "CutlassConvFwdRequest",
     "CutlassGemmRequest",
     "CutlassGroupedGemmRequest",
     "Device",
@@ -83,6 +94,9 @@ __all__ = [
     "conv_fwd",
     "conv_transpose",
     "ctc_loss",
+    "cutlass_conv_bwd_data",
+    "cutlass_conv_bwd_filter",
+    "cutlass_conv_fwd",
     "cutlass_gemm",
     "cutlass_grouped_gemm",
     "device",
@@ -122,6 +136,14 @@ _ROOMS = {
     "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
     "dispatch.ops.activation": ("ActivationMode", "activation", "activation_bwd"),
     "dispatch.ops.ctc": ("ctc_loss",),
+    "dispatch.ops.cutlass_conv": (
+        "CutlassConvBwdDataRequest",
+        "CutlassConvBwdFilterRequest",
+        "CutlassConvFwdRequest",
+        "cutlass_conv_bwd_data",
+        "cutlass_conv_bwd_filter",
+        "cutlass_conv_fwd",
+    ),
     "dispatch.ops.cutlass_gemm": ("CutlassGemmRequest", "cutlass_gemm"),
     "dispatch.ops.cutlass_grouped_gemm": ("CutlassGroupedGemmRequest", "cutlass_grouped_gemm"),
     "dispatch.ops.dropout": ("dropout", "dropout_bwd", "dropout_states"),

@@ -187,7 +187,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("softmax_fwd", "softmax_bwd", "activation_fwd", "activation_bwd", "pooling_fwd", "pooling_bwd", "reduce"),
         *("dropout_states", "dropout_fwd", "dropout_bwd", "rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights", "ctc_loss"),
     ),
-    "dispatch.table_cutlass": ("cutlass_gemm", "cutlass_grouped_gemm"),
+    "dispatch.table_cutlass": (
+        *("cutlass_gemm", "cutlass_grouped_gemm"),
+        *("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter"),
+    ),
 }
 
 TABLE = Table((*GPU_ROWS, *HOST_ROWS), ROOMS)

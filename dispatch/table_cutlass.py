@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.ops.cutlass_conv import cutlass_plan as conv_plan
+from dispatch.ops.cutlass_conv import multistage_plan as conv_multistage
+from dispatch.ops.cutlass_conv import numpy_plan as conv_numpy
+from dispatch.ops.cutlass_conv import rules as conv
 from dispatch.ops.cutlass_gemm import cutlass_plan, multistage_plan, numpy_plan
 from dispatch.ops.cutlass_gemm.rules import (
     buildable,
@@ -95,6 +99,34 @@ GROUPED_ROWS = (
     Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16)   , (), None, TREE, PLAIN, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT),
 )
 
+# Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.
+IM2COL   = (conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
+IM2COL_D = (*IM2COL, conv.unit_stride)
+IM2COL_W = (conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.numbers_alone)
+CONV_M   = (conv.grouped_forward, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+CONV_MG  = (conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+CONV_CUT = ("cutlass", "CollectiveConv", conv_plan)
+CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", conv_multistage)
+CONV_ROWS = (
+#       op                        x | dy  w | x  result    c           compute epilogues scales rules     arch  until since        calls
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+)
+
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(
@@ -112,5 +144,17 @@ GROUPED_HOST_ROWS = tuple(
     replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
     for row in GROUPED_ROWS
 )
+CONV_HOST_ROWS = tuple(
+    replace(
+        row,
+        arch=HOST,
+        until=HOST,
+        library="numpy" if row.arch == SM90 else "numpy-multistage",
+        function="convolve",
+        call=conv_numpy,
+        run_on=("host",),
+    )
+    for row in CONV_ROWS
+)
 
-ROWS = (*GPU_ROWS, *GROUPED_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS)
+ROWS = (*GPU_ROWS, *GROUPED_ROWS, *CONV_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS, *CONV_HOST_ROWS)

@@ -59,7 +59,9 @@ def find() -> Headers:
         raise HeadersMissing(f"CCCL {_dotted(collection)} in {cccl}: CUTLASS 4.2 compiles with {wanted}. {INSTALL}")
     texts = {name: _amend(cutlass / name, changes) for name, changes in AMENDMENTS.items()}
     # CUTLASS includes <cccl/cuda/std/…> and CCCL itself <cuda/std/…>; the runtime's headers may lie elsewhere.
-    folders = (cutlass, cccl, cccl.parent, runtime)
+    # Convolution takes the strides of dense tensors from CUTLASS's tools, which the wheel has beside the headers.
+    tools = cutlass.parent / "tools/util/include"
+    folders = (cutlass, *((tools,) if tools.is_dir() else ()), cccl, cccl.parent, runtime)
     if not any((folder / "crt/mma.h").is_file() for folder in folders):
         raise HeadersMissing(f"crt/mma.h, which the runtime's headers in {runtime} include, is not there: {INSTALL}")
     return Headers(tuple(dict.fromkeys(map(str, folders))), _dotted(version), _dotted(collection), texts)

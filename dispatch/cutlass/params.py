@@ -15,13 +15,14 @@ from cudabind import driver
 from dispatch.errors import WorkerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dispatch.cutlass.visitors import Word
 
-__all__ = ["Template", "TensorMap", "stand_ins"]
+__all__ = ["Im2colMap", "Template", "TensorMap", "stand_ins"]
 
 MAGIC = 0x70616D5F726F736E  # as headers.py writes it
+IM2COL_MAGIC = 0x6D5F6C6F63326D69  # as im2col.py writes it
 MAP_BYTES = 128
 ALIGNED = 64  # tensor maps and parameters start at multiples of it
 # Stand-ins: addresses that no GPU has, 1 MiB apart so that an offset would show; numbers that no program uses.
@@ -79,6 +80,51 @@ class TensorMap(NamedTuple):
             raise error
 
 
+class Im2colMap(NamedTuple):
+    """The arguments of `cuTensorMapEncodeIm2col`, as a kernel recorded them, and where in the parameters it goes.
+
+    Sizes, strides and steps run from the channels to the images; corners from the last spatial axis to the first.
+    """
+
+    offset: int
+    word: str
+    format: int
+    rank: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    channels: int
+    pixels: int
+    steps: tuple[int, ...]
+    swizzle: int
+
+    def encode(self, target: int, address: int) -> None:
+        """Have the driver write the tensor map for images at `address` to the host memory at `target`."""
+        u64, u32, i32 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32
+        status = driver.cuTensorMapEncodeIm2col.unchecked(
+            ctypes.c_void_p(target),
+            ctypes.c_int(self.format),
+            u32(self.rank),
+            ctypes.c_void_p(address),
+            (u64 * self.rank)(*self.sizes),
+            (u64 * (self.rank - 1))(*self.strides),
+            (i32 * (self.rank - 2))(*self.lower),
+            (i32 * (self.rank - 2))(*self.upper),
+            u32(self.channels),
+            u32(self.pixels),
+            (u32 * self.rank)(*self.steps),
+            ctypes.c_int(0),  # CU_TENSOR_MAP_INTERLEAVE_NONE
+            ctypes.c_int(self.swizzle),
+            ctypes.c_int(2),  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+            ctypes.c_int(0),  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros
+        )
+        if status:
+            error = driver.error("cuTensorMapEncodeIm2col", status)
+            error.add_note(f"{self.word}: {self}") if hasattr(error, "add_note") else None
+            raise error
+
+
 @dataclass(frozen=True)
 class Template:
     """A kernel's parameters with everything in place but addresses and numbers.
@@ -92,7 +138,7 @@ class Template:
     image: bytes
     pointers: tuple[tuple[int, str], ...]
     numbers: tuple[tuple[int, str], ...]
-    maps: tuple[TensorMap, ...]
+    maps: tuple[TensorMap | Im2colMap, ...]
 
     @staticmethod
     def learn(words: Sequence[Word], images: tuple[bytes, bytes], padding: frozenset[int] = frozenset()) -> Template:
@@ -139,33 +185,43 @@ class Template:
             tensor_map.encode(target + tensor_map.offset, values[tensor_map.word])
 
 
-def _maps(image: bytes, addresses: Mapping[tuple[int, int], str], other: bytes) -> list[TensorMap]:
-    """The recorded tensor maps of an image, in the layout of headers.py's `record_tensor_map`."""
-    found = []
+def _maps(image: bytes, addresses: Mapping[tuple[int, int], str], other: bytes) -> Iterator[TensorMap | Im2colMap]:
+    """The recorded tensor maps of an image; those of operands that are not there no thread of the kernel reads."""
     for offset in range(0, len(image) - MAP_BYTES + 1, ALIGNED):
         magic, address = struct.unpack_from("<QQ", image, offset)
-        if magic != MAGIC:
-            continue
-        pair = (address, struct.unpack_from("<Q", other, offset + 8)[0])
-        if pair not in addresses:
-            continue  # of an operand that is not there: no thread of the kernel reads it
-        sizes = struct.unpack_from("<5I", image, offset + 16)
-        strides = struct.unpack_from("<4Q", image, offset + 40)
-        box = struct.unpack_from("<5H", image, offset + 72)
-        *steps, rank, bits, base, kind = struct.unpack_from("<9B", image, offset + 82)
-        if base:
-            raise WorkerFailed(f"a tensor map with swizzle base {base}, which Hopper's kernels have no use for")
-        found.append(
-            TensorMap(
-                offset,
-                addresses[pair],
-                kind,
-                rank,
-                sizes[:rank],
-                strides[: rank - 1],
-                box[:rank],
-                tuple(steps[:rank]),
-                bits,
-            )
-        )
-    return found
+        if magic in RECORDS:
+            pair = (address, struct.unpack_from("<Q", other, offset + 8)[0])
+            if pair in addresses:
+                yield RECORDS[magic](image, offset, addresses[pair])
+
+
+def _tiled(image: bytes, offset: int, word: str) -> TensorMap:
+    """A record in the layout of headers.py's `record_tensor_map`."""
+    sizes = struct.unpack_from("<5I", image, offset + 16)
+    strides = struct.unpack_from("<4Q", image, offset + 40)
+    box = struct.unpack_from("<5H", image, offset + 72)
+    *steps, rank, bits, base, kind = struct.unpack_from("<9B", image, offset + 82)
+    _check_base(base)
+    shapes = (sizes[:rank], strides[: rank - 1], box[:rank], tuple(steps[:rank]))
+    return TensorMap(offset, word, kind, rank, *shapes, bits)
+
+
+def _im2col(image: bytes, offset: int, word: str) -> Im2colMap:
+    """A record in the layout of im2col.py's `record_im2col_map`."""
+    sizes = struct.unpack_from("<5I", image, offset + 16)
+    strides = struct.unpack_from("<4Q", image, offset + 40)
+    corners = struct.unpack_from("<6i", image, offset + 72)
+    channels, pixels = struct.unpack_from("<2H", image, offset + 96)
+    *steps, rank, bits, base, kind = struct.unpack_from("<9B", image, offset + 100)
+    _check_base(base)
+    lower, upper = corners[: rank - 2], corners[3 : 1 + rank]
+    shapes = (sizes[:rank], strides[: rank - 1], lower, upper, channels, pixels, tuple(steps[:rank]))
+    return Im2colMap(offset, word, kind, rank, *shapes, bits)
+
+
+def _check_base(base: int) -> None:
+    if base:
+        raise WorkerFailed(f"a tensor map with swizzle base {base}, which Hopper's kernels have no use for")
+
+
+RECORDS: dict[int, Callable[[bytes, int, str], TensorMap | Im2colMap]] = {MAGIC: _tiled, IM2COL_MAGIC: _im2col}

@@ -1,0 +1,47 @@
+"""Which kernel for which convolution: tile, cluster, schedule and scheduler of Hopper's kernels.
+
+`CONFIGS` is the stated set; `choose` picks from it without having timed anything, and a request may name another. No
+extent enters a kernel's key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.cutlass.config import Config
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+
+__all__ = ["CONFIGS", "DEEP", "LARGE", "MEDIUM", "NARROW", "PLAIN", "SMALL", "choose"]
+
+LARGE = Config((128, 256), (2, 1))
+MEDIUM = Config((128, 128), (2, 1))
+NARROW = Config((128, 64), (2, 1))
+SMALL = Config((64, 64), (1, 1), "pingpong")
+DEEP = Config((128, 128), (1, 1), "cooperative", "stream_k")
+PLAIN = Config((128, 128), (2, 1), "basic")
+CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
+
+
+def choose(request: TreedConvRequest, processors: int) -> Config:
+    """A configuration for a request: tiles no wider than the channels, and enough of them for every multiprocessor."""
+    if request.config is not None:
+        if request.config._replace(swizzle=1) not in CONFIGS:
+            known = ", ".join(map(str, CONFIGS))
+            raise BadRequest("config", str(request.config), f"one of {known}")
+        return request.config
+    rows, columns = request.extents
+    channels = request.result_shape[1]  # along which tiles are cut
+
+    def tiles(config: Config) -> int:
+        across = -(-channels // config.tile[1]) * (columns // channels)
+        return -(-rows // config.tile[0]) * across
+
+    if request.mode == "bwd_filter":
+        if channels <= NARROW.tile[1]:
+            return NARROW
+        return DEEP if 2 * tiles(DEEP) <= processors else MEDIUM
+    fitting = [config for config in (LARGE, MEDIUM, NARROW) if channels > config.tile[1] // 2]
+    return next((config for config in fitting if tiles(config) >= processors), SMALL)
