@@ -16,7 +16,15 @@ from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses_in_nhwc, plain
 from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
-from dispatch.ops.norm.rules import bias_by_channel, channels_by_16_bytes, dense_order, instance_first, last_by_running
+from dispatch.ops.norm.rules import (
+    bias_by_channel,
+    channels_by_16_bytes,
+    dense_order,
+    grouped,
+    instance_first,
+    last_by_running,
+    ungrouped,
+)
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
 from dispatch.ops.sdpa.rules import (
     bounds,
@@ -39,7 +47,7 @@ SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (heads_by_8, bounds)
 PADDED, PACKED = (*MASK, padded_alone), (*MASK, packed_alone)
 DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
-IMAGE = (dense_order, channels_by_16_bytes)
+EACH = (dense_order, channels_by_16_bytes, ungrouped)
 NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
 H200 = ("H200",)
 
@@ -76,12 +84,18 @@ GPU_ROWS = (
     Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PADDED, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
     Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PACKED, one_bias_gradient), SM90, None, V9_16, *SDPA, variant="packed"),
 #                          x       y                scale, bias
-    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_fwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*IMAGE, instance_first), SM80, None, V9, *NORM, H200),
+    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
+    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
+    Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
+    Row("norm_fwd",        (F16,    F16)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
+    Row("norm_fwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
+    Row("norm_fwd",        (BF16,   BF16)           , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
+    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
+    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
+    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
+    Row("norm_bwd",        (F16,    F16)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
+    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
+    Row("norm_bwd",        (BF16,   BF16)           , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),
 #                          compute
     Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, H200),
     Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN),

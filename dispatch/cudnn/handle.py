@@ -38,13 +38,14 @@ class Handle:
     nothing destroyed, for then there is no context left to do it in.
     """
 
-    __slots__ = ("_device", "_scratch", "_stream", "_target", "c_handle")
+    __slots__ = ("_between", "_device", "_scratch", "_stream", "_target", "c_handle")
 
     def __init__(self, lane: CudaLane) -> None:
         self.c_handle = cudnn.cudnnHandle_t()
         self._device = lane.device
         self._target = lane.target
         self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        self._between: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._stream: int | None = -1  # none that exists
         lane.device.activate()
         cudnn.cudnnCreate(self.c_handle)
@@ -65,10 +66,18 @@ class Handle:
         """
         if nbytes <= lane.workspace.nbytes:
             return Scratch(lane.workspace.c_ptr, lane.workspace)
+        return self._shared(self._scratch, lane, nbytes)
+
+    def between(self, lane: CudaLane, nbytes: int) -> Scratch:
+        """So many bytes for what one graph of a plan leaves to the next, shared likewise; no graph's workspace."""
+        return self._shared(self._between, lane, max(nbytes, 1))
+
+    @staticmethod
+    def _shared(known: weakref.WeakValueDictionary[int, Storage], lane: CudaLane, nbytes: int) -> Scratch:
         size = 1 << (nbytes - 1).bit_length()
-        storage = self._scratch.get(size)
+        storage = known.get(size)
         if storage is None:
-            storage = self._scratch[size] = lane.device.allocate(size, lane.stream)
+            storage = known[size] = lane.device.allocate(size, lane.stream)
         return Scratch(ctypes.c_void_p(storage.base), storage)
 
     def __del__(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dispatch.cudnn.graph import Value, Wire
     from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["Described", "describe", "precision"]
+__all__ = ["Described", "describe", "graphs", "precision"]
 
 
 class Described(NamedTuple):
@@ -36,6 +36,11 @@ def precision(request: ConvRequest) -> Dtype:
 def describe(request: ConvRequest) -> Described:
     """The graph of a request."""
     return _Drawing(request).draw()
+
+
+def graphs(request: ConvRequest) -> list[Graph]:
+    """The graphs that carry a request out."""
+    return [describe(request).graph]
 
 
 class _Drawing:

@@ -1,4 +1,4 @@
-"""A normalization request carried out by cuDNN's backend: its graph and the plan. The table's GPU rows end here."""
+"""A normalization request carried out by cuDNN's backend: its graphs and the plan. The table's GPU rows end here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from dispatch.cudnn.engines import Policy
 from dispatch.cudnn.plan import WORKSPACE, bind
+from dispatch.cudnn.steps import bind_steps
 from dispatch.ops.norm.describe import describe
+from dispatch.ops.norm.group import draw
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
@@ -25,5 +27,7 @@ def policy_of(request: NormRequest, row: Row) -> Policy:
 
 def plan(request: NormRequest, lane: CudaLane, row: Row) -> Plan:
     """Bind a request to a lane; Refused with cuDNN's words where no engine takes it."""
+    if request.by_group:
+        return bind_steps(request, lane, row, draw(request), policy_of(request, row))
     graph, places = describe(request)
     return bind(request, lane, row, graph, places, policy_of(request, row), autotune=request.autotune)

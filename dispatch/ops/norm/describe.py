@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.cudnn.graph import Builder, Graph
 from dispatch.keys import F32
+from dispatch.ops.norm.group import draw
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
     from dispatch.cudnn.graph import Wire
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["Described", "describe"]
+__all__ = ["Described", "describe", "graphs"]
 
 FOUR = 4  # the fewest axes that the engines take
 
@@ -38,6 +39,11 @@ def describe(request: NormRequest) -> Described:
     elif isinstance(request, NormFwdRequest):
         drawing.forward(request)
     return Described(drawing.builder.build(), drawing.places)
+
+
+def graphs(request: NormRequest) -> list[Graph]:
+    """The graphs that carry a request out: several for GROUP_NORM."""
+    return [step.graph for step in draw(request).steps] if request.by_group else [describe(request).graph]
 
 
 class _Drawing:

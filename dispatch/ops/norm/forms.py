@@ -14,8 +14,10 @@ import numpy as np
 from dispatch.cudnn.formulas import EXACT, values
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
 from dispatch.keys import F32
-from dispatch.ops.norm.formulas import evaluate, spread, statistics
+from dispatch.ops.matmul.trial import ROUNDOFF
+from dispatch.ops.norm.formulas import averaged, compact, evaluate, spread, statistics
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
+from dispatch.ops.norm.rules import grouped, ungrouped
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Form", "NormCase", "bounds_of", "cases"]
 
 LAYER, RMS, BATCH, INSTANCE = NormMode.LAYER_NORM, NormMode.RMS_NORM, NormMode.BATCH_NORM, NormMode.INSTANCE_NORM
+GROUP = NormMode.GROUP_NORM
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Form:
     last: bool = False
     bias: bool = True
     running: bool = False
+    groups: int = 1
 
 
 # fmt: off
@@ -66,6 +70,14 @@ FORMS = (
     Form("instance last",     INSTANCE, (4, 32, 14, 13), last=True),
     Form("instance first",    INSTANCE, (3, 5, 7, 11)),
     Form("instance volume",   INSTANCE, (2, 8, 5, 3, 4), last=True),
+    Form("group",             GROUP,    (2, 32, 7, 5), groups=4),
+    Form("group of all",      GROUP,    (3, 15, 7, 11)),
+    Form("group of one",      GROUP,    (3, 5, 7, 11), groups=5),
+    Form("group one sample",  GROUP,    (1, 12, 5, 7), groups=3),
+    Form("group flat",        GROUP,    (33, 40), groups=8),
+    Form("group volume",      GROUP,    (2, 8, 5, 3, 4), groups=2),
+    Form("group no bias",     GROUP,    (2, 24, 9, 9), bias=False, groups=6),
+    Form("group last",        GROUP,    (2, 16, 5, 7), last=True, groups=4),
 )
 # fmt: on
 
@@ -116,7 +128,7 @@ class NormCase:
 
     def _parameter(self, device: Device, rng: np.random.Generator) -> Any:
         form = self.form
-        by_channel = form.mode in (BATCH, INSTANCE)
+        by_channel = form.mode in (BATCH, INSTANCE, GROUP)
         shape = (form.shape[1],) if by_channel else form.shape[len(form.shape) - form.axes :]
         return device.array((normal(rng, F32, shape) * 0.5 + 1).astype(self.parameters.numpy))
 
@@ -129,19 +141,21 @@ class NormCase:
         if form.mode is BATCH and (form.running or not self.training):
             given["running_mean"] = device.array(normal(rng, F32, (form.shape[1],)))
             given["running_var"] = device.array(np.abs(normal(rng, F32, (form.shape[1],))) + np.float32(0.1))
-        return NormFwdRequest(mode=form.mode, training=self.training, epsilon=1e-3, momentum=0.3, **given)
+        choices: dict[str, Any] = {"mode": form.mode, "groups": form.groups, "epsilon": 1e-3}
+        return NormFwdRequest(training=self.training, momentum=0.3, **choices, **given)
 
     def _backward(self, device: Device, rng: np.random.Generator) -> NormBwdRequest:
         x = self._x(rng)
         place_x = place(device, x, self._order()).view
         dy = place(device, normal(rng, self.dtype, self.form.shape), self._order()).view
         scale = self._parameter(device, rng)
-        bare = NormFwdRequest(place_x, scale, scale, mode=self.form.mode, training=True, epsilon=1e-3)
+        choices: dict[str, Any] = {"mode": self.form.mode, "groups": self.form.groups, "epsilon": 1e-3}
+        bare = NormFwdRequest(place_x, scale, scale, training=True, **choices)
         made = evaluate(bare, EXACT)
         inverse = device.array(made["inv_variance_out"].astype(np.float32))
         mean = device.array(made["mean_out"].astype(np.float32)) if bare.has_mean else None
         bias = self.form.bias or self.form.mode is not RMS
-        return NormBwdRequest(dy, place_x, scale, inverse, mean, mode=self.form.mode, epsilon=1e-3, bias=bias)
+        return NormBwdRequest(dy, place_x, scale, inverse, mean, bias=bias, **choices)
 
 
 def bounds_of(request: NormRequest, expected: Results) -> Results:
@@ -156,8 +170,8 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
     count = request.x.layout.size // int(np.prod(request.statistics_shape))
     walk = (8 + 4 * np.sqrt(count)) * u
     mean, variance = statistics(request, x)
-    squares = (x * x).mean(axis=request.axes, keepdims=True)
-    off_mean = walk * np.abs(x).mean(axis=request.axes, keepdims=True)
+    squares = averaged(request, x * x)
+    off_mean = walk * averaged(request, np.abs(x))
     share = walk * squares / (variance + request.epsilon) + 2.0**-22
     if isinstance(request, NormBwdRequest):
         return _backward_bounds(request, expected, u)
@@ -174,8 +188,8 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
     shape = request.statistics_shape
     errors = {"out": error}
     if request.training:
-        errors["mean_out"] = off_mean.reshape(shape)
-        errors["inv_variance_out"] = (share * inverse).reshape(shape)
+        errors["mean_out"] = compact(request, off_mean)
+        errors["inv_variance_out"] = compact(request, share * inverse)
         if request.running_mean is not None:
             errors["running_mean_out"] = off_mean.reshape(shape) + 4 * u * np.abs(expected["running_mean_out"])
             errors["running_var_out"] = 2 * walk * squares.reshape(shape) + 8 * u * expected["running_var_out"]
@@ -189,11 +203,11 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
     mean = spread(request, np.abs(values(request.mean, EXACT))) if request.mean is not None else np.zeros(())
     size = (x + mean) * inverse
     scaled = dy * np.abs(values(request.scale, EXACT)).reshape(request.parameter_shape)
-    averaged = request.x.layout.size // int(np.prod(request.statistics_shape))
+    count = request.x.layout.size // int(np.prod(request.statistics_shape))
     summed = request.x.layout.size // request.scale.layout.size
-    along = (scaled * size).mean(axis=request.axes, keepdims=True)
-    level = scaled.mean(axis=request.axes, keepdims=True)
-    walk = (8 + 4 * np.sqrt(averaged)) * u
+    along = averaged(request, scaled * size)
+    level = averaged(request, scaled)
+    walk = (8 + 4 * np.sqrt(count)) * u
     over = (
         tuple(a for a in range(x.ndim) if a != 1) if request.by_channel else tuple(range(x.ndim - request.scale.ndim))
     )
@@ -202,18 +216,24 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
         "dscale": ((16 + 4 * np.sqrt(summed)) * u * (dy * size).sum(axis=over)).reshape(request.scale.shape),
         "dbias": ((8 + 4 * np.sqrt(summed)) * u * dy.sum(axis=over)).reshape(request.scale.shape),
     }
+    if request.by_group:  # dY · scale is stored in between, in the operands' dtype
+        w, tiny = ROUNDOFF[request.dy.dtype]
+        stored = w * scaled + tiny
+        means = averaged(request, stored) + size * averaged(request, stored * size)
+        errors["dx"] = errors["dx"] + inverse * (stored + means)
     dtypes = {name: made.dtype for name, made in request.made().items()}
     return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
 
 
 def cases(row: Row) -> list[NormCase]:
-    """Every form in training and without; parameters in f32, and in turn in x's own dtype."""
+    """Every form of the row's kind in training and without; parameters in f32, and in turn in x's own dtype."""
     dtype = row.dtypes[0]
     found = []
-    for number, form in enumerate(FORMS):
+    forms = [form for form in FORMS if (ungrouped if form.mode is GROUP else grouped) not in row.rules]
+    for number, form in enumerate(forms):
         for training in (True,) if row.op == "norm_bwd" else (True, False):
             parameters = row.extra[0][(number + training) % len(row.extra[0])]
-            if form.mode in (BATCH, INSTANCE):
+            if form.mode in (BATCH, INSTANCE, GROUP):
                 parameters = F32
             found.append(NormCase(row.op, form, dtype, parameters, training))
     return found

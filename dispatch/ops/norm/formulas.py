@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatch.ops.norm.request import NormRequest
     from dispatch.tensor import Array
 
-__all__ = ["evaluate", "spread", "statistics"]
+__all__ = ["averaged", "compact", "evaluate", "spread", "statistics"]
 
 
 def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
@@ -31,16 +31,34 @@ def spread(request: NormRequest, statistic: Array) -> Array:
     """A statistic as it broadcasts with x."""
     if request.mode is NormMode.BATCH_NORM:
         return statistic.reshape(1, -1, *(1,) * (request.x.ndim - 2))
+    if request.by_group:
+        channels = request.x.shape[1]
+        each = np.repeat(statistic, channels // request.groups, axis=1)
+        return np.asarray(each.reshape(*each.shape, *(1,) * (request.x.ndim - 2)))
     return statistic
 
 
+def compact(request: NormRequest, statistic: Array) -> Array:
+    """A statistic that broadcasts with x, in the shape in which it is given back."""
+    if request.by_group:
+        statistic = statistic[:, :: request.x.shape[1] // request.groups]
+    return statistic.reshape(request.statistics_shape)
+
+
+def averaged(request: NormRequest, x: Array) -> Array:
+    """The mean of what one statistic is of, for an array of x's shape; it broadcasts with x."""
+    if request.by_group:
+        return spread(request, x.reshape(*request.statistics_shape, -1).mean(axis=-1))
+    return np.asarray(x.mean(axis=request.axes, keepdims=True))
+
+
 def statistics(request: NormRequest, x: Array) -> tuple[Array, Array]:
-    """Mean (0 for RMS_NORM) and biased variance over the averaged axes, which stay as 1."""
+    """Mean (0 for RMS_NORM) and biased variance, as they broadcast with x."""
     if request.mode is NormMode.RMS_NORM:
-        square = (x * x).mean(axis=request.axes, keepdims=True)
+        square = averaged(request, x * x)
         return np.zeros_like(square), square
-    mean = x.mean(axis=request.axes, keepdims=True)
-    return mean, ((x - mean) ** 2).mean(axis=request.axes, keepdims=True)
+    mean = averaged(request, x)
+    return mean, averaged(request, (x - mean) ** 2)
 
 
 def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
@@ -56,8 +74,8 @@ def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
     results = {"out": y}
     if request.training:
         if request.has_mean:
-            results["mean_out"] = mean.reshape(request.statistics_shape)
-        results["inv_variance_out"] = inverse.reshape(request.statistics_shape)
+            results["mean_out"] = compact(request, mean)
+        results["inv_variance_out"] = compact(request, inverse)
         if request.running_mean is not None:
             results.update(_running(request, mean.ravel(), variance.ravel(), work))
     return results
@@ -80,8 +98,8 @@ def _backward(request: NormBwdRequest, work: np.dtype[Any]) -> Results:
     mean = spread(request, values(request.mean, work)) if request.mean is not None else 0
     normal = (x - mean) * inverse
     scaled = dy * values(request.scale, work).reshape(request.parameter_shape)
-    along = (scaled * normal).mean(axis=request.axes, keepdims=True)
-    level = scaled.mean(axis=request.axes, keepdims=True) if request.has_mean else 0
+    along = averaged(request, scaled * normal)
+    level = averaged(request, scaled) if request.has_mean else 0
     over = tuple(axis for axis in range(x.ndim) if axis != 1) if request.by_channel else _leading(request)
     results = {
         "dx": inverse * (scaled - level - normal * along),

@@ -1,7 +1,8 @@
 """The requests of normalization: `norm_fwd` and its gradient `norm_bwd`, in the modes that cuDNN's backend has.
 
 LAYER_NORM and RMS_NORM work over the last axes of x, those that `scale` has; BATCH_NORM and INSTANCE_NORM over the
-spatial axes of (N, C, spatial…), with the batch or for each sample. This file calls nothing.
+spatial axes of (N, C, spatial…), with the batch or for each sample; GROUP_NORM over these and the channels of a group.
+This file calls nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as
+from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.request import Signature
@@ -24,11 +25,12 @@ Shape = tuple[int, ...]
 
 
 class NormMode(IntEnum):
-    """`cudnnBackendNormMode_t`, without the modes that no engine of cuDNN 9 has."""
+    """`cudnnBackendNormMode_t` without CUDNN_ADA_LAYER_NORM; GROUP_NORM is carried out by several graphs."""
 
     LAYER_NORM = 0
     INSTANCE_NORM = 1
     BATCH_NORM = 2
+    GROUP_NORM = 3
     RMS_NORM = 4
 
 
@@ -41,18 +43,23 @@ class NormRequest(OperandRequest):
     epsilon: float
     workspace: int | None
     autotune: bool
+    groups: int
 
     @property
     def by_channel(self) -> bool:
         """Whether x is (N, C, spatial…) and scale has one number for each channel."""
-        return self.mode in (NormMode.BATCH_NORM, NormMode.INSTANCE_NORM)
+        return self.mode in (NormMode.BATCH_NORM, NormMode.INSTANCE_NORM, NormMode.GROUP_NORM)
+
+    @property
+    def by_group(self) -> bool:
+        return self.mode is NormMode.GROUP_NORM
 
     @property
     def axes(self) -> Shape:
-        """The axes of x that are averaged over."""
+        """The axes of x that are averaged over; GROUP_NORM also over those channels that are in a group."""
         if self.mode is NormMode.BATCH_NORM:
             return (0, *range(2, self.x.ndim))
-        if self.mode is NormMode.INSTANCE_NORM:
+        if self.mode in (NormMode.INSTANCE_NORM, NormMode.GROUP_NORM):
             return tuple(range(2, self.x.ndim))
         return tuple(range(self.x.ndim - self.scale.ndim, self.x.ndim))
 
@@ -63,9 +70,14 @@ class NormRequest(OperandRequest):
 
     @property
     def statistics_shape(self) -> Shape:
-        """The shape of mean and inverse variance: (C,) for BATCH_NORM, else that of x with 1 for what is averaged."""
+        """The shape of mean and inverse variance.
+
+        (C,) for BATCH_NORM, (N, groups) for GROUP_NORM, else that of x with 1 for what is averaged.
+        """
         if self.mode is NormMode.BATCH_NORM:
             return (self.x.shape[1],)
+        if self.by_group:
+            return (self.x.shape[0], self.groups)
         return tuple(1 if axis in self.axes else extent for axis, extent in enumerate(self.x.shape))
 
     @property
@@ -76,7 +88,7 @@ class NormRequest(OperandRequest):
         return Signature(self.dtypes)
 
     def choices(self) -> tuple[Any, ...]:
-        return (self.mode, self.epsilon, self.workspace, self.autotune)
+        return (self.mode, self.epsilon, self.workspace, self.autotune, self.groups)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_parameters(self, *names: str) -> None:
@@ -100,6 +112,11 @@ class NormRequest(OperandRequest):
                 )
             if tensor.dtype is not scale.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {scale.dtype}, that of scale")
+        whole("groups", self.groups, 1)
+        if self.by_group and x.shape[1] % self.groups:
+            raise BadRequest("groups", str(self.groups), f"a divisor of the {x.shape[1]} channels of x {x.layout}")
+        if not self.by_group and self.groups != 1:
+            raise BadRequest("groups", str(self.groups), f"1: {self.mode.name} has no groups")
         epsilon: object = self.epsilon
         if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon > 0:
             raise BadRequest("epsilon", repr(epsilon), "a number above 0")
@@ -118,7 +135,7 @@ class NormFwdRequest(NormRequest):
     """Y = scale · (x - mean) / √(variance + epsilon) + bias; RMS_NORM has no mean, only that of x².
 
     Attributes:
-        x: the operand; (N, C, spatial…) for BATCH_NORM and INSTANCE_NORM.
+        x: the operand; (N, C, spatial…) for BATCH_NORM, INSTANCE_NORM and GROUP_NORM.
         scale, bias: of the last axes of x, or (C,); f32 or of x's dtype.
         running_mean, running_var: f32 (C,), BATCH_NORM only. In training they are what `momentum` mixes the batch's
             statistics into: new = (1 - momentum) · old + momentum · batch, with the unbiased variance; without training
@@ -127,6 +144,7 @@ class NormFwdRequest(NormRequest):
         mean_out, inv_variance_out: what the backward needs, given back in training (RMS_NORM has no mean).
         running_mean_out, running_var_out: the new running statistics, given back where old ones are there.
         training: whether to give back statistics, and for BATCH_NORM whether to take those of the batch.
+        groups: GROUP_NORM only: how many groups of neighbouring channels there are; it is not autotuned.
     """
 
     op: ClassVar[str] = "norm_fwd"
@@ -149,6 +167,7 @@ class NormFwdRequest(NormRequest):
     training: bool = False
     workspace: int | None = None
     autotune: bool = False
+    groups: int = 1
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -203,6 +222,7 @@ class NormBwdRequest(NormRequest):
         scale: as in the forward.
         inv_variance, mean: what `norm_fwd(…, training=True)` gave back; RMS_NORM has no mean.
         dx, dscale, dbias: the gradients; `bias` False leaves dbias out (RMS_NORM only).
+        groups: as in the forward.
     """
 
     op: ClassVar[str] = "norm_bwd"
@@ -221,6 +241,7 @@ class NormBwdRequest(NormRequest):
     bias: bool = True
     workspace: int | None = None
     autotune: bool = False
+    groups: int = 1
 
     @property
     def required(self) -> tuple[str, ...]:

@@ -14,7 +14,15 @@ from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 if TYPE_CHECKING:
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["bias_by_channel", "channels_by_16_bytes", "dense_order", "instance_first", "last_by_running"]
+__all__ = [
+    "bias_by_channel",
+    "channels_by_16_bytes",
+    "dense_order",
+    "grouped",
+    "instance_first",
+    "last_by_running",
+    "ungrouped",
+]
 
 
 def dense_order(request: NormRequest) -> str:
@@ -60,3 +68,15 @@ def bias_by_channel(request: NormFwdRequest) -> str:
     if request.bias is not None or not request.by_channel or request.by_running:
         return ""
     return f"needs a bias for {request.mode.name}, has none: zeros will do"
+
+
+def ungrouped(request: NormRequest) -> str:
+    """Every mode but GROUP_NORM, which has a row of its own."""
+    return "needs a mode without groups, has GROUP_NORM" if request.by_group else ""
+
+
+def grouped(request: NormRequest) -> str:
+    """GROUP_NORM, with channels first: engines of instance norm want the channels of a group next to each other."""
+    if not request.by_group:
+        return f"needs GROUP_NORM, has {request.mode.name}"
+    return "" if request.x.layout.is_contiguous else f"needs x in C order for GROUP_NORM, has {request.x.layout}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch.cudnn.graph import Wire
     from dispatch.ops.sdpa.request import SdpaRequest
 
-__all__ = ["Described", "composed", "describe", "unified"]
+__all__ = ["Described", "composed", "graphs", "unified"]
 
 FOUR = 4  # every tensor of attention has that many axes
 
@@ -31,9 +31,9 @@ class Described(NamedTuple):
     places: dict[int, int]
 
 
-def describe(request: SdpaRequest) -> Described:
+def graphs(request: SdpaRequest) -> list[Graph]:
     """The graph of a request, composed: every version of cuDNN takes that one."""
-    return composed(request)
+    return [composed(request).graph]
 
 
 def composed(request: SdpaRequest) -> Described:

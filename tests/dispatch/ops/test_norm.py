@@ -5,10 +5,12 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys.cudnn import cudnnBackendNormMode_t
+from dispatch.cudnn.reference import evaluate
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode, cases, reference
+from dispatch.ops.norm.group import draw
 from dispatch.select import select
 
 ROWS = [row for row in dp.TABLE if row.op.startswith("norm_") and row.arch == HOST]
@@ -18,7 +20,9 @@ SHAPES = {
     NormMode.RMS_NORM: ((3, 4, 6), (6,), (2,)),
     NormMode.BATCH_NORM: ((3, 4, 6, 2), (4,), (0, 2, 3)),
     NormMode.INSTANCE_NORM: ((3, 4, 6, 2), (4,), (2, 3)),
+    NormMode.GROUP_NORM: ((3, 4, 6, 2), (4,), (2, 3, 4)),  # axes of (N, groups, C / groups, spatial…)
 }
+GROUPS = {NormMode.GROUP_NORM: 2}
 
 
 @pytest.fixture
@@ -34,6 +38,11 @@ def test_a_host_row_passes_its_cases(row, case, host, rng):
 def definition(mode, x, scale, bias, epsilon):
     """What each mode is, from NumPy's own mean and variance."""
     _, _, axes = SHAPES[mode]
+    if mode is NormMode.GROUP_NORM:
+        parts = x.reshape(x.shape[0], GROUPS[mode], -1, *x.shape[2:])
+        mean, variance = parts.mean(axis=axes, keepdims=True), parts.var(axis=axes, keepdims=True)
+        normal = ((parts - mean) / np.sqrt(variance + epsilon)).reshape(x.shape)
+        return normal * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
     mean = x.mean(axis=axes, keepdims=True)
     variance = x.var(axis=axes, keepdims=True)
     if mode is NormMode.RMS_NORM:
@@ -47,7 +56,8 @@ def definition(mode, x, scale, bias, epsilon):
 def test_the_forward_is_its_definition(mode, host, rng):
     shape, width, _ = SHAPES[mode]
     x, scale, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, width, width))
-    request = NormFwdRequest(*map(host.array, (x, scale, bias)), mode=mode, training=True, epsilon=1e-2)
+    choices = {"mode": mode, "groups": GROUPS.get(mode, 1), "epsilon": 1e-2}
+    request = NormFwdRequest(*map(host.array, (x, scale, bias)), training=True, **choices)
     expected = definition(mode, x.astype(float), scale.astype(float), bias.astype(float), 1e-2)
     assert np.allclose(reference(request)["out"], expected)
 
@@ -57,11 +67,12 @@ def test_gradients_by_finite_differences(mode, host, rng):
     shape, width, _ = SHAPES[mode]
     arrays = {name: rng.standard_normal(s) for name, s in (("x", shape), ("scale", width), ("bias", width))}
     x, scale, bias = (host.array(a, "f32") for a in arrays.values())
-    made = reference(NormFwdRequest(x, scale, bias, mode=mode, training=True, epsilon=1e-2))
+    choices = {"mode": mode, "groups": GROUPS.get(mode, 1), "epsilon": 1e-2}
+    made = reference(NormFwdRequest(x, scale, bias, training=True, **choices))
     dy = rng.standard_normal(shape)
     inverse = host.array(made["inv_variance_out"], "f32")
     mean = host.array(made["mean_out"], "f32") if "mean_out" in made else None
-    found = reference(NormBwdRequest(host.array(dy, "f32"), x, scale, inverse, mean, mode=mode, epsilon=1e-2))
+    found = reference(NormBwdRequest(host.array(dy, "f32"), x, scale, inverse, mean, **choices))
     for name, array in arrays.items():
         direction = rng.standard_normal(array.shape)
         losses = []
@@ -111,6 +122,9 @@ def test_modes_are_numbered_as_in_the_header():
         ({"running_mean": (6,)}, "running_var"),
         ({"mode": NormMode.BATCH_NORM}, "running_mean"),
         ({"training": True, "mean_out": (4,)}, "mean_out"),
+        ({"groups": 2}, "groups"),
+        ({"mode": NormMode.GROUP_NORM, "groups": 4}, "groups"),
+        ({"mode": NormMode.GROUP_NORM, "groups": 0}, "groups"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(fields, operand, host):
@@ -130,3 +144,79 @@ def test_what_cudnn_has_no_engine_for_is_refused(host):
         select(NormFwdRequest(host.zeros((4, 5), "f16"), one, one, mode=NormMode.BATCH_NORM, training=True), Arch(90))
     with pytest.raises(NoRow, match="needs x dense"):
         select(NormFwdRequest(host.zeros((4, 9), "f16")[:, :5], one, one), Arch(90))
+
+
+# -- group norm, step by step ---------------------------------------------------------------------------------------
+def instance_norm(node, ins):
+    """cuDNN's instance norm by its definition, forward in training and backward with given statistics."""
+    x, scale = ins["XDESC"], ins["SCALE_DESC"]
+    if node.kind == "NORM_FORWARD":
+        mean = x.mean(axis=(2, 3), keepdims=True)
+        inverse = 1 / np.sqrt(x.var(axis=(2, 3), keepdims=True) + ins["EPSILON_DESC"])
+        y = (x - mean) * inverse * scale + ins["BIAS_DESC"]
+        return {"YDESC": y, "MEAN_DESC": mean, "INV_VARIANCE_DESC": inverse}
+    dy, inverse = ins["DYDESC"], ins["INV_VARIANCE_DESC"]
+    normal = (x - ins["MEAN_DESC"]) * inverse
+    along, level = ((v * scale).mean(axis=(2, 3), keepdims=True) for v in (dy * normal, dy))
+    sums = {"DSCALE_DESC": dy * normal, "DBIAS_DESC": dy}
+    made = {name: value.sum(axis=(0, 2, 3), keepdims=True) for name, value in sums.items()}
+    return {**made, "DXDESC": inverse * (dy * scale - level - normal * along)}
+
+
+def carried_out(request, steps):
+    """The outputs of steps, in float64, from memory that is laid out as the wires say."""
+    names = (*request.reads, *request.writes)
+    memory = {}
+    for place, name in enumerate(names):
+        if name in request.reads and getattr(request, name) is not None:
+            memory[place] = np.array(getattr(request, name).numpy(), float).ravel()
+        elif name in request.made():
+            memory[place] = np.full(int(np.prod(request.made()[name].shape)), np.nan)
+    for number, between in enumerate(steps.between):
+        memory[len(names) + number] = np.full(between.size, np.nan if between.fill is None else between.fill)
+    for graph, places in steps.steps:
+        for wire in graph.wires:  # every operand is as large as its memory, or (the ones) smaller
+            assert wire.virtual or wire.value is not None or np.prod(wire.dims) <= memory[places[wire.uid]].size
+
+        def view(uid, graph=graph, places=places):
+            wire = graph.wire(uid)
+            bytes_of = [8 * step for step in wire.strides]
+            return np.lib.stride_tricks.as_strided(memory[places[uid]], wire.dims, bytes_of)
+
+        if graph.nodes[0].kind.startswith("NORM_"):
+            (node,) = graph.nodes
+            fixed = {wire.uid: np.full(wire.dims, wire.value) for wire in graph.wires if wire.value is not None}
+            ins = {name: fixed[uid] if uid in fixed else view(uid).copy() for name, uid in node.ins}
+            found = instance_norm(node, ins)
+            results = {uid: found[name] for name, uid in node.outs}
+        else:
+            results = evaluate(graph, {wire.uid: view(wire.uid).copy() for wire in graph.inputs})
+        for uid, array in results.items():
+            view(uid)[...] = array
+    return {name: memory[names.index(name)].reshape(made.shape) for name, made in request.made().items()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((3, 6, 5, 2), 2), ((1, 6, 4), 3), ((2, 5, 3), 5), ((4, 6), 1), ((2, 4, 1), 2)], ids=str
+)
+def test_the_graphs_of_group_norm_give_it_together(shape, groups, training, host, rng):
+    x, dy, scale, bias = (host.array(rng.standard_normal(s), "f32") for s in (shape, shape, (shape[1],), (shape[1],)))
+    choices = {"mode": NormMode.GROUP_NORM, "groups": groups, "epsilon": 1e-2}
+    forward = NormFwdRequest(x, scale, bias, training=training, **choices)
+    requests = [forward, NormFwdRequest(x, scale, training=training, **choices)]
+    if training:
+        made = reference(forward)
+        statistics = (host.array(made[name], "f32") for name in ("inv_variance_out", "mean_out"))
+        requests.append(NormBwdRequest(dy, x, scale, *statistics, **choices))
+    for request in requests:
+        found = carried_out(request, draw(request))
+        for name, expected in reference(request).items():
+            assert np.allclose(found[name], expected, atol=1e-9), name
+
+
+def test_group_norm_takes_channels_first(host):
+    x, one = host.zeros((2, 5, 3, 8), "f16"), host.zeros((8,), "f32")
+    last = dp.Tensor(x.storage, x.ptr, host.layout(x.dtype, (2, 8, 5, 3), (120, 1, 24, 8), x.ptr))
+    with pytest.raises(NoRow, match="C order for GROUP_NORM"):
+        select(NormFwdRequest(last, one, mode=NormMode.GROUP_NORM, groups=4), Arch(90))

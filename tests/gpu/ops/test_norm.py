@@ -35,25 +35,28 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
 def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
     skip_unless_for(row, gpu)
-    trial = next(case for case in cases(row) if case.name == "layer").trial(gpu, rng)
+    trial = next(case for case in cases(row) if case.name in ("layer", "group")).trial(gpu, rng)
     for _ in range(4):
         for memory in trial.written:
             memory.whole.copy_from(memory.before)
         trial.check(dispatch.run(trial.request))
 
 
-@pytest.mark.parametrize("mode", [NormMode.LAYER_NORM, NormMode.BATCH_NORM])
+@pytest.mark.parametrize("mode", [NormMode.LAYER_NORM, NormMode.BATCH_NORM, NormMode.GROUP_NORM])
 def test_gradients_against_torch(mode, gpu, rng):
     """Forward and backward in a row, on what the forward gave back, against autograd of the same operands."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     shape, width = ((33, 48), (48,)) if mode is NormMode.LAYER_NORM else ((5, 16, 7, 9), (16,))
     arrays = [rng.standard_normal(s).astype(np.float32) for s in (shape, width, width, shape)]
     x, scale, bias, dy = (gpu.array(array) for array in arrays)
-    y, mean, inverse = dispatch.norm_fwd(x, scale, bias, mode=mode, training=True)
-    ours = dispatch.norm_bwd(dy, x, scale, inverse, mean, mode=mode)
+    groups = 4 if mode is NormMode.GROUP_NORM else 1
+    y, mean, inverse = dispatch.norm_fwd(x, scale, bias, mode=mode, training=True, groups=groups)
+    ours = dispatch.norm_bwd(dy, x, scale, inverse, mean, mode=mode, groups=groups)
     given = [torch.from_numpy(array).cuda().requires_grad_() for array in arrays[:3]]
     if mode is NormMode.LAYER_NORM:
         expected = torch.nn.functional.layer_norm(given[0], width, given[1], given[2])
+    elif mode is NormMode.GROUP_NORM:
+        expected = torch.nn.functional.group_norm(given[0], groups, given[1], given[2])
     else:
         expected = torch.nn.functional.batch_norm(given[0], None, None, given[1], given[2], training=True)
     expected.backward(torch.from_numpy(arrays[3]).cuda())

@@ -1,0 +1,89 @@
+"""Several graphs of cuDNN as one plan: what no single graph computes, carried out one after the other on a lane.
+
+Ops describe themselves as `Steps` where they need it; `bind_steps` makes the plan. What passes from one graph to the
+next lies in memory that the lane's plans share. Recorded and replayed like any other plan; nothing is chosen here.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudabind import driver
+from dispatch.cudnn.handle import handle_of
+from dispatch.cudnn.plan import ALIGNED, bind
+from dispatch.request import Plan
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.engines import Policy
+    from dispatch.cudnn.graph import Graph
+    from dispatch.keys import Dtype
+    from dispatch.lane import CudaLane
+    from dispatch.request import Argument, Request
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = ["Between", "Step", "Steps", "bind_steps"]
+
+
+class Between(NamedTuple):
+    """A dense tensor that one graph leaves to the next; with `fill`, f32 numbers that are there from the start."""
+
+    size: int
+    dtype: Dtype
+    fill: float | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Up to where the next one may begin."""
+        return -(-self.size * self.dtype.itemsize // ALIGNED) * ALIGNED
+
+
+class Step(NamedTuple):
+    """A graph, and for the unique id of each operand its place in the arguments, behind which comes what is between."""
+
+    graph: Graph
+    places: dict[int, int]
+
+
+class Steps(NamedTuple):
+    """The graphs of a request in order, and what lies between them."""
+
+    steps: tuple[Step, ...]
+    between: tuple[Between, ...]
+
+
+class StepsPlan(Plan):
+    """The plans of the steps, and the addresses between them."""
+
+    __slots__ = ("_addresses", "_keep", "_plans")
+
+    def __init__(self, row: Row, lane: CudaLane, plans: tuple[Plan, ...], between: tuple[Between, ...]) -> None:
+        super().__init__(row, capture_safe=True)
+        self._plans = plans
+        passing = [one for one in between if one.fill is None]
+        ends = list(accumulate((one.nbytes for one in passing), initial=0))
+        room = handle_of(lane).between(lane, ends[-1])
+        starts = iter(ends)
+        filled = [None if one.fill is None else _filled(lane, one) for one in between]
+        self._keep = (room, filled)
+        self._addresses = tuple((room.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in filled)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        given = (*arguments, *self._addresses)
+        for plan in self._plans:
+            plan.enqueue(given)
+
+
+def bind_steps(request: Request, lane: CudaLane, row: Row, steps: Steps, policy: Policy) -> StepsPlan:
+    """The plan of a request that is these graphs; Refused with cuDNN's words where no engine takes one of them."""
+    plans = tuple(bind(request, lane, row, step.graph, step.places, policy) for step in steps.steps)
+    return StepsPlan(row, lane, plans, steps.between)
+
+
+def _filled(lane: CudaLane, one: Between) -> Tensor:
+    made = lane.empty((one.size,), (1,), one.dtype)
+    (bits,) = struct.unpack("I", struct.pack("f", one.fill))
+    driver.cuMemsetD32Async(made.ptr, bits, one.size, lane.stream.c_handle.value)
+    return made

@@ -1,0 +1,203 @@
+"""Group norm and its gradient as graphs of cuDNN, which has the mode and no engine for it (9.19, sm_90).
+
+Instance norm over (N, groups, rest) gives the statistics and the gradient of x; what differs by channel is done by
+pointwise graphs over matrices, for there cuDNN's engines take a number for each row, or for each column. Forward: the
+statistics, four small graphs at most that give every channel of every sample its numbers, one over x. Gradient: three
+small ones, dY · scale, and instance norm backward twice, by channel for dscale and dbias and by group for dX. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.cudnn.graph import Builder
+from dispatch.cudnn.steps import Between, Step, Steps
+from dispatch.keys import F32
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.graph import Wire
+    from dispatch.keys import Dtype
+    from dispatch.ops.norm.request import NormRequest
+
+__all__ = ["draw"]
+
+RANK = 4
+
+
+class Held(NamedTuple):
+    """Memory of an operand or between graphs: its place, its dtype, and the bytes that its address is a multiple of."""
+
+    place: int
+    dtype: Dtype
+    alignment: int = 256
+
+
+def draw(request: NormRequest) -> Steps:
+    """The graphs of a request in the mode GROUP_NORM."""
+    drawing = _Drawing(request)
+    if isinstance(request, NormBwdRequest):
+        drawing.backward(request)
+    elif isinstance(request, NormFwdRequest):
+        drawing.forward(request)
+    return Steps(tuple(drawing.steps), tuple(drawing.between))
+
+
+class _Drawing:
+    def __init__(self, request: NormRequest) -> None:
+        self.request = request
+        self.steps: list[Step] = []
+        self.between: list[Between] = []
+        self.samples, self.channels = request.x.shape[:2]
+        self.groups = request.groups
+        self.spatial = request.x.size // (self.samples * self.channels)
+        self.ones = self.keep(self.samples * self.channels, fill=1.0)
+
+    def operand(self, name: str) -> Held:
+        request = self.request
+        layout = request.layout_of(name)
+        return Held((*request.reads, *request.writes).index(name), layout.dtype, layout.alignment)
+
+    def keep(self, size: int, dtype: Dtype = F32, fill: float | None = None) -> Held:
+        """Memory between graphs."""
+        self.between.append(Between(size, dtype, fill))
+        return Held(len(self.request.reads) + len(self.request.writes) + len(self.between) - 1, dtype)
+
+    # -- the graphs -----------------------------------------------------------------------------------------------
+    def forward(self, request: NormFwdRequest) -> None:
+        count = self.samples * self.groups
+        statistics = ("mean_out", "inv_variance_out")
+        mean, inverse = (self.operand(n) if request.training else self.keep(count) for n in statistics)
+        norm = _Norm(self.samples, self.groups, self.channels * self.spatial // self.groups)
+        ins = {"XDESC": norm.data(self.operand("x")), "SCALE_DESC": norm.parameter(self.ones)}
+        ins["BIAS_DESC"] = norm.parameter(self.keep(self.groups, fill=0.0))
+        ins["EPSILON_DESC"] = norm.builder.scalar(float(request.epsilon), RANK)
+        # Its Y is not wanted: it goes where the last graph writes.
+        outs = {"YDESC": norm.data(self.operand("out"))}
+        outs |= {"MEAN_DESC": norm.statistic(mean), "INV_VARIANCE_DESC": norm.statistic(inverse)}
+        self.steps.append(norm.step("NORM_FORWARD", ins, outs, PHASE="TRAINING"))
+
+        rows = [("SUB", self._of_group(mean)), ("MUL", self._of_group(inverse))]
+        rows.append(("MUL", self._of_channel(self.operand("scale"))))
+        if request.bias is not None:
+            rows.append(("ADD", self._of_channel(self.operand("bias"))))
+        self._over_x(self.operand("x"), rows, self.operand("out"))
+
+    def backward(self, request: NormBwdRequest) -> None:
+        mean, inverse, x, dx = (self.operand(name) for name in ("mean", "inv_variance", "x", "dx"))
+        scaled = self.keep(request.x.size, request.x.dtype)
+        self._over_x(self.operand("dy"), [("MUL", self._of_channel(self.operand("scale")))], scaled)
+        sums = (self.operand("dscale"), self.operand("dbias"))
+        own = (self._of_group(mean), self._of_group(inverse))
+        # The gradient of x by channel is not wanted: it goes where the next graph writes.
+        self._gradient(self.channels, x, self.operand("dy"), own, dx, sums)
+        unused = (self.keep(self.groups), self.keep(self.groups))
+        self._gradient(self.groups, x, scaled, (mean, inverse), dx, unused)
+
+    def _gradient(
+        self, instances: int, x: Held, dy: Held, statistics: tuple[Held, Held], dx: Held, sums: tuple[Held, Held]
+    ) -> None:
+        norm = _Norm(self.samples, instances, self.channels * self.spatial // instances)
+        ins = {"XDESC": norm.data(x), "DYDESC": norm.data(dy), "SCALE_DESC": norm.parameter(self.ones)}
+        ins |= {"MEAN_DESC": norm.statistic(statistics[0]), "INV_VARIANCE_DESC": norm.statistic(statistics[1])}
+        outs = {"DXDESC": norm.data(dx), "DSCALE_DESC": norm.parameter(sums[0]), "DBIAS_DESC": norm.parameter(sums[1])}
+        self.steps.append(norm.step("NORM_BACKWARD", ins, outs))
+
+    def _of_group(self, statistic: Held) -> Held:
+        """A number of each group of each sample, for every channel of it: (N, C)."""
+        if self.groups == self.channels:
+            return statistic
+        matrix = _Matrix(self.samples * self.groups, self.channels // self.groups)
+        return self._spread(matrix, matrix.per_row(statistic))
+
+    def _of_channel(self, parameter: Held) -> Held:
+        """A number of each channel, for every sample: (N, C)."""
+        if self.samples == 1:
+            return parameter
+        matrix = _Matrix(self.samples, self.channels)
+        return self._spread(matrix, matrix.per_column(parameter))
+
+    def _spread(self, matrix: _Matrix, numbers: Wire) -> Held:
+        made = self.keep(self.samples * self.channels)
+        self.steps.append(matrix.step(matrix.then("MUL", matrix.whole(self.ones), numbers), made))
+        return made
+
+    def _over_x(self, x: Held, rows: list[tuple[str, Held]], out: Held) -> None:
+        """Pointwise modes over a tensor of x's shape, each with a number for every channel of every sample."""
+        matrix = _Matrix(self.samples * self.channels, self.spatial)
+        value = matrix.whole(x)
+        for mode, numbers in rows:
+            value = matrix.then(mode, value, matrix.per_row(numbers))
+        self.steps.append(matrix.step(value, out))
+
+
+class _Graph:
+    """A graph over memory, and the places of its wires."""
+
+    def __init__(self) -> None:
+        self.builder = Builder(F32)
+        self.places: dict[int, int] = {}
+
+    def wire(self, held: Held, dims: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
+        made = self.builder.tensor(dims, strides, held.dtype, alignment=held.alignment)
+        self.places[made.uid] = held.place
+        return made
+
+
+class _Norm(_Graph):
+    """An instance norm of (N, C, S) in C order."""
+
+    def __init__(self, samples: int, channels: int, size: int) -> None:
+        super().__init__()
+        self._dims = (samples, channels, size)
+
+    def data(self, held: Held) -> Wire:
+        n, c, s = self._dims
+        return self.wire(held, (n, c, s, 1), (c * s, s, 1, 1))
+
+    def parameter(self, held: Held) -> Wire:
+        c = self._dims[1]
+        return self.wire(held, (1, c, 1, 1), (c, 1, 1, 1))
+
+    def statistic(self, held: Held) -> Wire:
+        n, c, _ = self._dims
+        return self.wire(held, (n, c, 1, 1), (c, 1, 1, 1))
+
+    def step(self, kind: str, ins: dict[str, Wire], outs: dict[str, Wire], **attributes: str) -> Step:
+        self.builder.node(kind, ins, outs, MODE="INSTANCE_NORM", **attributes)
+        return Step(self.builder.build(), self.places)
+
+
+class _Matrix(_Graph):
+    """A chain of pointwise modes over a dense matrix, as the image that engines take: a row is a pixel's channels.
+
+    They refuse one channel: a matrix of one column is described as one row.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self._shape = (rows, columns)
+
+    def _lay(self, rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self._shape[1] == 1:
+            rows, columns = columns, rows
+        return (1, columns, 1, rows), (rows * columns, 1, rows * columns, columns)
+
+    def whole(self, held: Held) -> Wire:
+        return self.wire(held, *self._lay(*self._shape))
+
+    def per_row(self, held: Held) -> Wire:
+        return self.wire(held, *self._lay(self._shape[0], 1))
+
+    def per_column(self, held: Held) -> Wire:
+        return self.wire(held, *self._lay(1, self._shape[1]))
+
+    def then(self, mode: str, value: Wire, other: Wire) -> Wire:
+        dims, strides = self._lay(*self._shape)
+        return self.builder.pointwise(mode, value, other, out=self.builder.virtual(dims, None, strides))
+
+    def step(self, value: Wire, out: Held) -> Step:
+        """The chain, written to memory."""
+        made = self.builder.as_output(value, out.dtype, self._lay(*self._shape)[1], out.alignment)
+        self.places[made.uid] = out.place
+        return Step(self.builder.build(), self.places)
