@@ -1,7 +1,8 @@
 """What test_lower.py runs in a process of its own, with a stub of libcuda on the library path: cases without a GPU.
 
 Each graph becomes descriptors; with a file of device properties as argument, cuDNN's heuristics are asked too and the
-first plan is made, as for the GPU that the file describes. Prints a line of JSON: how many by op, and what was refused.
+first plan is made, as for the GPU that the file describes; with `few` behind it, for one case of each row of bf16 and
+i8. Prints a line of JSON: how many by op, what was refused, and `unknown` where cuDNN does not take the properties.
 """
 
 import importlib
@@ -18,29 +19,54 @@ from dispatch.cudnn.engines import described, engines
 from dispatch.cudnn.handle import last_error
 from dispatch.cudnn.lower import lower
 from dispatch.errors import Refused
-from dispatch.keys import HOST
+from dispatch.keys import BF16, HOST, I8
 from dispatch.row import refusals
 
 HOME = dp.device("host")
-TARGET = described(Path(sys.argv[1]).read_bytes()) if len(sys.argv) > 1 else None
-taken: Counter[str] = Counter()
-refused = []
-for row in dp.TABLE:
-    name = row.call.__module__.rpartition(".")[2]
-    if row.arch == HOST or name not in ("conv", "sdpa", "norm"):
-        continue
-    rooms = {room: importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("describe", "cudnn", "forms")}
-    for case in rooms["forms"].cases(row):
+ROOMS = ("conv", "sdpa", "norm")
+FEW = sys.argv[2:] == ["few"]
+
+
+def requests_of(row):
+    """The cases of a row that it takes, and their requests."""
+    for case in importlib.import_module(row.call.__module__).cases(row):
         request = case.request(HOME, np.random.default_rng(0))
-        if refusals(row, request, request.signature()):
+        if not refusals(row, request, request.signature()):
+            yield case, request
+            if FEW:
+                return
+
+
+def refusal(graph, target, policy):
+    """What cuDNN says against a graph, or ""."""
+    try:
+        if target is None:
+            lower(graph, None)
+        else:
+            next(engines(graph, target, policy))
+    except (CudnnError, Refused) as error:
+        return f"{error} {last_error()}"
+    return ""
+
+
+def check(target):
+    taken, refused = Counter(), []
+    for row in dp.TABLE:
+        name = row.call.__module__.rpartition(".")[2]
+        if row.arch == HOST or name not in ROOMS or (FEW and row.dtypes[0] not in (BF16, I8)):
             continue
-        graph = rooms["describe"].describe(request).graph
-        try:
-            if TARGET is None:
-                lower(graph, None)
-            else:
-                next(engines(graph, TARGET, rooms["cudnn"].policy_of(request, row)))
-            taken[row.op] += 1
-        except (CudnnError, Refused) as error:
-            refused.append(f"{row.name} {case.id}: {error} {last_error()}")
-print(json.dumps({"taken": taken, "refused": refused}))
+        describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("describe", "cudnn"))
+        for case, request in requests_of(row):
+            policy = cudnn.policy_of(request, row)
+            words = [word for graph in describe.graphs(request) if (word := refusal(graph, target, policy))]
+            refused += [f"{row.name} {case.id}: {word}" for word in words]
+            taken[row.op] += not words
+    return {"taken": taken, "refused": refused}
+
+
+try:
+    GPU = described(Path(sys.argv[1]).read_bytes()) if len(sys.argv) > 1 else None
+except CudnnError:
+    print(json.dumps({"unknown": last_error()}))
+else:
+    print(json.dumps(check(GPU)))
