@@ -1,4 +1,4 @@
-"""CUTLASS kernels compiled by NVRTC against torch: bf16 and fp8 products, and an epilogue tree against torch eager.
+"""CUTLASS kernels compiled by NVRTC against torch: bf16 and fp8 products, an epilogue tree, and convolution.
 
 GPU time alone counts: each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph,
 replayed between events, in turns with the others; medians of the rounds. Then what a warm call costs the host, and what
@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import numpy as np
+from conv_contenders import SHAPES, convolution
 from report import Report, Target, environment, judge, say, table
 from timing import gpu_race
 
@@ -39,6 +40,7 @@ TARGETS = (
     Target("fp8 / torch._scaled_mm", "fp8 4096", 0.95, at_least=True),
     Target("tree / torch eager", "tree 16384x4096x512", 1.3, at_least=True),
     Target("tree / torch.compile", "compiled tree 16384x4096x512", 1.1, at_least=True),
+    Target("convolution / cuDNN", "conv 32x256x56x56 3x3", 0.85, at_least=True),
     Target("warm call, host µs", "host us", 3.0, at_least=False),
     Target("load from disk, ms", "disk ms", 60.0, at_least=False),
 )
@@ -234,6 +236,17 @@ def on_gpu(quick: bool, report: Report) -> None:
         ratios = ", ".join(f"{peer} {ratio:.2f}" for peer, ratio in found["ratios"].items())
         lines.append((name, f"{found['us'][found['best']]:.0f} us", found["best"], ratios))
     table(("bias, silu, residual, row amax", "ours", "by", "times as fast as"), lines)
+    lines = []
+    for shape in SHAPES:
+        n, c, k, extent, taps = shape
+        name = f"conv {n}x{c}x{extent}x{extent} {taps}x{taps}"
+        found = convolution(shape, rounds)
+        report.put(name, found)
+        figures[name] = found["ratio"]
+        rates = found["tflops"]
+        ours_best = f"{rates[found['best']]:.0f}"
+        lines.append((f"{name} to {k}", f"{rates['torch']:.0f}", ours_best, found["best"], f"{found['ratio']:.3f}"))
+    table(("convolution", "cuDNN TFLOP/s", "ours", "by", "ratio"), lines)
     report.put("ratios", figures)
 
 
