@@ -118,6 +118,18 @@ extern "C" __global__ void scale(float* values, int64_t count, float factor) {
 }
 """
 
+# All that a visitor without functions of our own needs of emit.py's SUPPORT.
+WORDS_ALONE = """\
+namespace cudabind {
+template <int N> struct Words {
+  int64_t words[N];
+  CUTLASS_HOST_DEVICE int64_t integer(int i) const { return words[i]; }
+  CUTLASS_HOST_DEVICE void* pointer(int i) const { return (void*)words[i]; }
+  CUTLASS_HOST_DEVICE float number(int i) const { return *(float const*)&words[i]; }
+};
+}
+"""
+
 C_ARGUMENTS = """arguments.epilogue.ptr_C = (ElementC const*)in.pointer(c_);
   arguments.epilogue.dC = strides(problem);"""
 
@@ -129,7 +141,9 @@ STREAM_K_WORKSPACE = """int64_t(Gemm::TileScheduler::get_workspace_size<Gemm::Pr
 # Images are matrices of pixels by channels; a filter's gradient has channels and taps in one mode.
 ROWS = """\
 CUTLASS_HOST_DEVICE Gemm::StrideD strides(Problem const& problem) {
-  return cudabind::stride<Gemm::StrideD>(problem.shape_C[Problem::RankT - 1], 0);
+  Gemm::StrideD made{};
+  cute::get<0>(made) = problem.shape_C[Problem::RankT - 1];
+  return made;
 }"""
 TAPS = """\
 CUTLASS_HOST_DEVICE Gemm::StrideD strides(Problem const& problem) {
@@ -156,7 +170,9 @@ def emit(spec: ConvSpec) -> Source:
     kernel = kernel.replace("WORKSPACE", STREAM_K_WORKSPACE if spec.scheduler == "stream_k" else "0, 0")
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
     types = _types(spec, tree.type, tree.declarations)
-    texts = [PROLOGUE, INCLUDES, IM2COL, SUPPORT, CONV_MAINLOOP, "namespace {", types, TAPS if filters else ROWS]
+    own = any("cudabind::" in text for text in (*tree.declarations, tree.arguments))
+    texts = [PROLOGUE, INCLUDES, IM2COL, SUPPORT if own else WORDS_ALONE, CONV_MAINLOOP]
+    texts += ["namespace {", types, TAPS if filters else ROWS]
     return Source("\n".join([*texts, f"enum Place {{ {places} }};", "}", kernel]), words)
 
 
