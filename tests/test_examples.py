@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+TRAIN_DIGITS, TRAIN_CNN = (path for path in EXAMPLES if "train" in path.stem)
 PRODUCTS = {
     "forward 1": "RELU_AUX_BIAS", "forward 2": "RELU_AUX_BIAS", "forward 3": "BIAS",
     "backward 3": "DRELU_BGRAD", "backward 2": "DRELU_BGRAD",
@@ -24,7 +25,8 @@ def run(example: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run an example on the host, without a display and away from the checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-W", "error", str(example), "--device", "host", *arguments]
-    environment = os.environ | {"PYTHONPATH": path}
+    # Small products gain nothing by threads, and lose much where other tests have the cores.
+    environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("PYTHONFAULTHANDLER", None)  # 07_survive_a_fault.py has a child crash, and its stack is no news
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
 
@@ -50,7 +52,9 @@ def why_no_library_can_be_added() -> str | None:
     return f"the package index cannot be reached: {done.stderr.strip()[-200:]}" if done.returncode else None
 
 
-@pytest.mark.parametrize("example", EXAMPLES[1:], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example", [path for path in EXAMPLES if path not in (TRAIN_DIGITS, TRAIN_CNN)], ids=lambda path: path.stem
+)
 def test_an_example_runs_and_checks_itself(example: Path):
     if example.stem == "06_add_a_library" and (reason := why_no_library_can_be_added()):
         pytest.skip(reason)
@@ -86,7 +90,7 @@ def test_an_example_explains_its_flags(example: Path):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_digits_are_learned(dtype: str, tmp_path: Path):
     picture = tmp_path / "new" / "loss.png"
-    done = run(EXAMPLES[0], "--dtype", dtype, "--out", str(picture))
+    done = run(TRAIN_DIGITS, "--dtype", dtype, "--out", str(picture))
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= 0.97
     for product, epilogue in PRODUCTS.items():
@@ -100,12 +104,37 @@ def test_digits_are_learned(dtype: str, tmp_path: Path):
 
 
 def test_too_little_training_exits_with_1(tmp_path: Path):
-    done = run(EXAMPLES[0], "--epochs", "1", "--streams", "1", "--out", str(tmp_path / "loss.png"))
+    done = run(TRAIN_DIGITS, "--epochs", "1", "--streams", "1", "--out", str(tmp_path / "loss.png"))
     assert done.returncode == 1
     assert accuracy(done.stdout) < 0.97
     assert "that is below 97%" in done.stderr
 
 
 def test_the_same_seed_learns_the_same(tmp_path: Path):
-    outs = {accuracy(run(EXAMPLES[0], "--epochs", "4", "--out", str(tmp_path / "loss.png")).stdout) for _ in range(2)}
+    outs = {accuracy(run(TRAIN_DIGITS, "--epochs", "4", "--out", str(tmp_path / "loss.png")).stdout) for _ in range(2)}
     assert len(outs) == 1
+
+
+def test_a_cnn_learns_the_digits(tmp_path: Path):
+    done = run(TRAIN_CNN, "--out", str(tmp_path / "loss.png"))
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= 0.985
+    rows = dict(re.findall(r"^  (\S.*\S) {2,}(\w+) \S*f32→f32 32F host numpy$", done.stdout, re.MULTILINE))
+    assert {name for name in rows if name.startswith("conv")} == {
+        "conv 1", "conv 2", "conv 3", "conv gradient 2", "conv gradient 3",
+        "conv update 1", "conv update 2", "conv update 3",
+    }  # fmt: skip
+    assert set(rows.values()) == {
+        "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "norm_fwd", "norm_bwd", "activation_fwd", "activation_bwd",
+        "pooling_fwd", "pooling_bwd", "matmul", "softmax_fwd", "softmax_bwd",
+    }  # fmt: skip
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert (tmp_path / "loss.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_transformer_block_is_right_in_16_bits(dtype: str):
+    (example,) = (path for path in EXAMPLES if path.stem == "11_transformer_block")
+    done = run(example, "--dtype", dtype, "--seed", "1")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.count("against slopes") == 7  # x and six weights
