@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import emit_conv, emit_conv80, evt
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass import emit_conv, emit_conv80, evt, headers
 from dispatch.cutlass.emit_conv import ConvSpec, problem_words
 from dispatch.cutlass.emit_conv80 import MultistageConvSpec
 from dispatch.cutlass.visitors import Operand
@@ -17,6 +18,12 @@ from dispatch.ops.cutlass_conv.config import LARGE, MEDIUM
 from dispatch.ops.cutlass_conv.cutlass import spec_of
 from dispatch.ops.cutlass_conv.multistage import spec_of as multistage_spec
 from dispatch.ops.cutlass_conv.problem import words_of
+
+try:
+    headers.find()
+    MISSING = ""
+except headers.HeadersMissing as missing:
+    MISSING = str(missing)
 
 SPEC = ConvSpec(
     arch=Arch(90),
@@ -147,3 +154,13 @@ def test_a_line_is_an_image_of_one_row():
     values = words_of(line, 132)
     made = [values[word.name] for word in problem_words(2)]
     assert made == [2, 1, 33, 16, 24, 1, 5, 16, 1, *line.y_shape[2:], 0, 2, 0, 1, 1, 3, 1, 2, 1]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.timeout(900)  # ten seconds of one core, which a busy machine makes many times that
+def test_a_kernel_compiles():
+    """The leanest of all. The others of the rows' cases were compiled when they were written, and are on a GPU."""
+    spec = replace(PLAIN, mode="bwd_data", strided=True, small=True)
+    code = compiler.request(emit_conv80.emit(spec), spec.target, "test: a gradient under a stride").result()
+    for symbol in (b"\0gemm\0", b"\0fill\0", b"\0scale\0"):
+        assert symbol in code
