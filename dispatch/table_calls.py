@@ -1,7 +1,8 @@
 """The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours. Rows, and nothing else.
 
 `table.py` names this file and reads it when it is first asked. A GPU row stands here because its cases pass on hardware;
-what cuDNN refuses is said by the rules, or has no row: bf16 has no reduction and no dropout, i8 no gradient.
+what cuDNN refuses is said by the rules, or has no row: bf16 has no dropout, i8 no gradient. Sums over rows and columns
+go by a graph where cuDNN has an engine for it; those rows have run nowhere yet.
 """
 
 # fmt: off
@@ -20,8 +21,8 @@ from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
 from dispatch.ops.dropout.rules import one_axis
 from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
 from dispatch.ops.pooling.rules import images, whole_max
-from dispatch.ops.reduction import cudnn_reduce, numpy_reduce
-from dispatch.ops.reduction.rules import eight_axes, shrinks
+from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, numpy_reduce
+from dispatch.ops.reduction.rules import eight_axes, lines, partial, shrinks, sums
 from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
 from dispatch.ops.rnn.rules import bytes_by_16, dense_sequences
 from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
@@ -42,6 +43,7 @@ ACTIVATION_FWD  = ("cudnn", "cudnnActivationForward",     cudnn_activation)
 ACTIVATION_BWD  = ("cudnn", "cudnnActivationBackward",    cudnn_activation)
 POOLING_FWD     = ("cudnn", "cudnnPoolingForward",        cudnn_pooling)
 POOLING_BWD     = ("cudnn", "cudnnPoolingBackward",       cudnn_pooling)
+SUMS            = ("cudnn", "cudnnBackendExecute",        cudnn_sums)
 REDUCE          = ("cudnn", "cudnnReduceTensor",          cudnn_reduce)
 DROPOUT_STATES  = ("cudnn", "cudnnSetDropoutDescriptor",  cudnn_dropout)
 DROPOUT_FWD     = ("cudnn", "cudnnDropoutForward",        cudnn_dropout)
@@ -78,6 +80,10 @@ GPU_ROWS = (
     Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
     Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
     Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_BWD,      H200),
+    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
+    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
+    Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, variant="sums"),
+    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
     Row("reduce",          (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
     Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
     Row("reduce",          (F32,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
@@ -116,6 +122,7 @@ NUMPY: dict[Any, Any] = {
     cudnn_activation: numpy_activation,
     cudnn_pooling: numpy_pooling,
     cudnn_reduce: numpy_reduce,
+    cudnn_sums: numpy_reduce,
     cudnn_dropout: numpy_dropout,
     cudnn_rnn: numpy_rnn,
     cudnn_ctc: numpy_ctc,

@@ -17,6 +17,7 @@ from dispatch.ops.matmul.trial import ROUNDOFF, Memory, Mismatch, poison
 from dispatch.plans import prepare
 from dispatch.request import run
 from dispatch.row import refusals
+from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Trial:
 def carry_out(row: Row, case: Case, device: Device, rng: np.random.Generator) -> str:
     """Run a case through its row twice, recorded and plain, and check it; or give the words that the row refuses with.
 
-    Raises Mismatch for a wrong result, for another row than this one, and for a refusal that is not the row's.
+    Raises Mismatch for a wrong result, for another row than this one or one before it that takes the same, and for a
+    refusal that is not the row's.
     """
     trial = case.trial(device, rng)
     why = refusals(row, trial.request, trial.request.signature())
@@ -112,7 +114,8 @@ def carry_out(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
         if not why or tuple(why) != dict(error.refusals)[row.name]:
             raise
         return why[0]
-    if (call.row.name == row.name) is bool(why):
+    first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
+    if (call.row == row) if why else (call.row != first):
         raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {why or 'nothing against it'}")
     trial.check(call())  # the recorded call
     again = case.trial(device, rng)

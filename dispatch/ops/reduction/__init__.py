@@ -1,7 +1,7 @@
 """Reductions over any axes: sums, products, extremes with their places, norms: `reduce`.
 
-`ReduceRequest` is the request; `cudnn_reduce` and `numpy_reduce` carry it out, `reference` says what is right, `cases`
-what is tested.
+`ReduceRequest` is the request; `cudnn_reduce`, `cudnn_sums` and `numpy_reduce` carry it out, `reference` says what is
+right, `cases` what is tested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Tensor
 
-__all__ = ["ReduceOp", "ReduceRequest", "cases", "cudnn_reduce", "numpy_reduce", "reduce", "reference"]
+__all__ = ["ReduceOp", "ReduceRequest", "cases", "cudnn_reduce", "cudnn_sums", "numpy_reduce", "reduce", "reference"]
 
 ADD = ReduceOp.ADD
 
@@ -49,6 +49,13 @@ def cudnn_reduce(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
     from dispatch.ops.reduction import cudnn  # at first use: importing `dispatch` binds no library
 
     return cudnn.plan(request, lane, row)
+
+
+def cudnn_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
+    from dispatch.ops.reduction import cudnn  # at first use: importing `dispatch` binds no library
+
+    return cudnn.plan_sums(request, lane, row)
 
 
 def numpy_reduce(request: ReduceRequest, lane: Lane, row: Row) -> Plan:

@@ -1,7 +1,8 @@
-"""A ReduceRequest carried out by `cudnnReduceTensor`.
+"""A ReduceRequest carried out by `cudnnReduceTensor`, or by a graph of cuDNN's backend.
 
-Axes are merged as far as memory allows. Where some are kept, cuDNN 9.19 is slow in whatever order they are described:
-0.4 ms for the rows or the columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. Follows
+Axes are merged as far as memory allows. Where some are kept, cudnnReduceTensor of 9.19 is slow in whatever order they
+are described: 0.4 ms for the rows or the columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one
+number 0.03. That is what the graph is for. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
 """
 
@@ -10,20 +11,25 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
+from cudabind import driver
 from cudabind.sys import cudnn
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, Scratch, number
+from dispatch.cudnn.engines import Policy
 from dispatch.cudnn.handle import handle_of
+from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor
 from dispatch.keys import F32, F64
+from dispatch.ops.reduction.describe import describe
 from dispatch.ops.reduction.rules import axes_of
+from dispatch.request import Plan
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.ops.reduction.request import ReduceRequest
-    from dispatch.request import Plan
+    from dispatch.request import Argument
     from dispatch.row import Row
 
-__all__ = ["plan"]
+__all__ = ["plan", "plan_sums", "policy_of"]
 
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 INDICES = cudnn.cudnnReduceTensorIndices_t
@@ -53,3 +59,33 @@ def plan(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
         *(number(1, sums), x, Operand(0), number(0, sums), y, Operand(1)),
     )
     return CallPlan(lane, row, cudnn.cudnnReduceTensor, arguments, (scratch,))
+
+
+def policy_of(request: ReduceRequest, row: Row) -> Policy:
+    """Nothing is multiplied, so nothing can become TF32, though the engine's notes speak of tensor cores."""
+    del request, row
+    return Policy(workspace=WORKSPACE)
+
+
+def plan_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+    """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
+    out = request.layout_of("out")
+    if out.size == 0:
+        return NothingPlan(row)
+    graph, places = describe(request)
+    made = bind(request, lane, row, graph, places, policy_of(request, row))
+    return SumsPlan(lane, row, made, out.size * out.dtype.itemsize)
+
+
+class SumsPlan(Plan):
+    """A graph that sums into zeros: the kernels that cuDNN compiles add the parts of a sum to what is there."""
+
+    __slots__ = ("_lane", "_nbytes", "_plan")
+
+    def __init__(self, lane: CudaLane, row: Row, made: Plan, nbytes: int) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane, self._plan, self._nbytes = lane, made, nbytes
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        driver.cuMemsetD8Async(arguments[1], 0, self._nbytes, self._lane.target.value)
+        self._plan.enqueue(arguments)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.cudnn.axes import Axis, describable, merge
+from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
     from dispatch.ops.reduction.request import ReduceRequest
     from dispatch.tensor import Layout
 
-__all__ = ["axes_of", "eight_axes", "shrinks"]
+__all__ = ["axes_of", "eight_axes", "lines", "partial", "shrinks", "sums"]
 
 MAX_AXES = 8
+SUMS = (ReduceOp.ADD, ReduceOp.AVG, ReduceOp.NORM1)
 
 
 def axes_of(request: ReduceRequest) -> list[Axis]:
@@ -60,3 +62,28 @@ def eight_axes(request: ReduceRequest) -> str:
     if request.indices and not (layouts["index"].is_contiguous and layouts["out"].is_contiguous):
         return "needs out and index dense in row-major order, has other strides"
     return ""
+
+
+def sums(request: ReduceRequest) -> str:
+    """What adds up: ADD, AVG and NORM1. A graph's extremes are left out, for none says what becomes of a NaN."""
+    if request.reduce in SUMS:
+        return ""
+    return f"needs {', '.join(op.name for op in SUMS)}, has {request.reduce.name}"
+
+
+def lines(request: ReduceRequest) -> str:
+    """x dense, and the axes that are reduced, once merged, its innermost ones, its outermost ones, or all."""
+    if reason := describable(request.layout_of("x"), request.layout_of("out")):
+        return reason
+    axes = axes_of(request)
+    dense, step = True, 1
+    for axis in reversed(axes):
+        dense, step = dense and axis.strides[0] == step, step * axis.extent
+    if not dense or not 1 <= len(axes) <= 2 or any(axis.strides[1] != 1 for axis in axes if not axis.group):
+        return f"needs the rows or the columns of a dense matrix, has x {request.x.layout}, axes {request.reduced}"
+    return ""
+
+
+def partial(request: ReduceRequest) -> str:
+    """Some axis is kept: to one number, cudnnReduceTensor is as fast as any."""
+    return "" if request.layout_of("out").size > 1 else "needs two sums or more, has one"

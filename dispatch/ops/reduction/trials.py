@@ -15,6 +15,7 @@ from dispatch.cudnn.trial import Trial, distinct, place, poison, rounded, unit
 from dispatch.keys import I8, U32
 from dispatch.ops.reduction.formulas import evaluate, rows_of
 from dispatch.ops.reduction.request import WITH_INDICES, ReduceOp, ReduceRequest
+from dispatch.ops.reduction.rules import SUMS, sums
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
@@ -66,6 +67,11 @@ class ReduceCase:
         indices = "-indices" if self.indices else ""
         return f"{self.dtypes[0]}-{self.dtypes[1]}-{self.reduce.name}{indices}-{self.name}"
 
+    def request(self, device: Device, rng: np.random.Generator) -> ReduceRequest:
+        """The request alone."""
+        request: ReduceRequest = self.trial(device, rng).request  # type: ignore[assignment]  # what `trial` made
+        return request
+
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands: products stay near 1, and what has a place is there once."""
         if self.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
@@ -113,12 +119,13 @@ def bound(request: ReduceRequest, expected: Results) -> Array:
 
 def cases(row: Row) -> list[ReduceCase]:
     """Every form in turn with what it may be reduced to, and the plain ones with all of them and their places."""
-    ops = list(ReduceOp)
+    summing = sums in row.rules
+    ops = [op for op in ReduceOp if not summing or op in SUMS]
     found = []
     for number, form in enumerate(FORMS):
         for turn, reduce in enumerate(ops):
-            if form[0] in ("rows", "two of four") or turn % 3 == number % 3:
+            if summing or form[0] in ("rows", "two of four") or turn % 3 == number % 3:
                 found.append(ReduceCase(*form, row.dtypes, reduce, False))
         chosen = WITH_INDICES if form[0] in ("rows", "two of four") else (WITH_INDICES[number % 3],)
-        found += [ReduceCase(*form, row.dtypes, reduce, True) for reduce in chosen if not form[4]]
+        found += [ReduceCase(*form, row.dtypes, reduce, True) for reduce in chosen if not form[4] and not summing]
     return found

@@ -23,7 +23,7 @@ from dispatch.keys import BF16, HOST, I8
 from dispatch.row import refusals
 
 HOME = dp.device("host")
-ROOMS = ("conv", "sdpa", "norm")
+ROOMS = ("conv", "sdpa", "norm", "reduction")
 FEW = sys.argv[2:] == ["few"]
 
 
@@ -53,7 +53,12 @@ def check(target):
     taken, refused = Counter(), []
     for row in dp.TABLE:
         name = row.call.__module__.rpartition(".")[2]
-        if row.arch == HOST or name not in ROOMS or (FEW and row.dtypes[0] not in (BF16, I8)):
+        if (
+            row.arch == HOST
+            or row.function != "cudnnBackendExecute"
+            or name not in ROOMS
+            or (FEW and row.dtypes[0] not in (BF16, I8))
+        ):
             continue
         describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("describe", "cudnn"))
         for case, request in requests_of(row):

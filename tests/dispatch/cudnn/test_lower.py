@@ -3,8 +3,8 @@
 cuDNN's run-time compiler is linked to libcuda, which is only where a driver is; a stub of its symbols lets cuDNN load.
 Engines are then asked for a GPU that is not there, and their kernels compiled: h200.json is what cuDNN 9.19 said of an
 H200 (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION), with two keys that 9.28 asks for beside them, the width of the H200's
-memory bus and 0 for a whole device. A case of each row of bf16 takes 10 s; all of them, 5 minutes of processor time, are asked
-for where CUDNN_DEVICE_PROPERTIES names a file of properties (seen with 9.19.1 and this one: every case has an engine).
+memory bus and 0 for a whole device. A case of each row of bf16 takes 10 s; all of them, 6 minutes of processor time,
+are asked for where CUDNN_DEVICE_PROPERTIES names a file of properties (9.19.1 with this one has an engine for each).
 """
 
 import json
@@ -20,7 +20,7 @@ from cudabind.errors import LibraryNotFound
 
 HERE = Path(__file__).parent
 PROPERTIES = "CUDNN_DEVICE_PROPERTIES"
-OPS = {"conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd"}
+OPS = {"conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd", "reduce"}
 # What loads a kernel succeeds with a handle of nothing; what would run one fails with CUDA_ERROR_NO_DEVICE.
 LOADS = ("cuKernelGetFunction", "cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuModuleGetFunction")
 SUCCEEDS = ("cuKernelSetAttribute", "cuKernelGetAttribute", "cuLibraryUnload", "cuModuleUnload")

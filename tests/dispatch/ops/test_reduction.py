@@ -7,11 +7,14 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
+from dispatch.cudnn.reference import evaluate
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST, U32
+from dispatch.keys import BF16, HOST, U32, Arch
 from dispatch.ops.reduction import ReduceOp, ReduceRequest, cases, reduce, reference
+from dispatch.ops.reduction.describe import describe
 from dispatch.ops.reduction.rules import axes_of, shrinks
+from dispatch.select import select
 
 ROWS = [row for row in TABLE if row.op == "reduce" and row.on(HOST)]
 R = ReduceOp
@@ -48,7 +51,11 @@ def looped(x, axes, of):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases_or_refuses_those_that_reduce_nothing(row, dev, rng):
     refused = {case.name for case in cases(row) if carry_out(row, case, dev, rng)}
-    assert refused == {"one element", "axis of one"}
+    nothing = {"one element", "axis of one"}
+    if row.variant == "sums":  # rows and columns of a dense matrix
+        nothing |= {"middle", "two of four", "six axes", "gaps"}
+        nothing |= set() if row.dtypes[0] is BF16 else {"vector", "no row"}  # there is no other row for bf16
+    assert refused == nothing
 
 
 @pytest.mark.parametrize("op", list(R))
@@ -126,3 +133,29 @@ def test_axes_are_merged_but_never_across_what_is_kept(dev):
     assert [(axis.extent, axis.group) for axis in axes_of(request)] == [(6, 0), (20, 1)]
     request = ReduceRequest(dev.zeros((2, 3, 4, 5)), (1, 2))
     assert [(axis.extent, axis.group) for axis in axes_of(request)] == [(2, 0), (12, 1), (5, 0)]
+
+
+@pytest.mark.parametrize("op", [R.ADD, R.AVG, R.NORM1])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((7, 5), 1), ((7, 5), 0), ((2, 3, 4), (1, 2)), ((2, 3, 4), (0, 1)), ((6,), None)], ids=str
+)
+def test_the_graph_of_sums_computes_them(shape, axes, op, dev, rng):
+    x = rng.standard_normal(shape).astype(np.float32)
+    request = ReduceRequest(dev.array(x), axes, op)
+    graph, places = describe(request)
+    (x_uid,) = (uid for uid, place in places.items() if place == 0)
+    dims = graph.wire(x_uid).dims
+    matrix = x.astype(float).reshape(dims[3], dims[1])  # (1, columns, 1, rows), columns innermost
+    (found,) = evaluate(graph, {x_uid: matrix.T.reshape(dims)}).values()
+    expected = looped(x.astype(float), tuple(range(x.ndim)) if axes is None else np.atleast_1d(axes), PLAIN[op])
+    assert np.allclose(found.ravel(), expected.ravel())
+
+
+def test_sums_of_rows_and_columns_go_by_a_graph_and_the_rest_by_the_older_call(dev):
+    x, image = dev.zeros((8, 6)), dev.zeros((2, 3, 5, 4))
+    for request in (ReduceRequest(x, 0), ReduceRequest(x, 1, R.AVG), ReduceRequest(image, (0, 1, 2), R.NORM1)):
+        assert select(request, Arch(90)).function == "cudnnBackendExecute"
+    others = [ReduceRequest(x, 0, R.MAX), ReduceRequest(x), ReduceRequest(image, (1, 2)), ReduceRequest(x[:, :4], 1)]
+    for request in others:
+        assert select(request, Arch(90)).function == "cudnnReduceTensor"
+    assert select(ReduceRequest(x, 0), Arch(75)).function == "cudnnReduceTensor"

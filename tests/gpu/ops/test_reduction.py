@@ -26,6 +26,20 @@ def test_sums_and_extremes_are_those_of_torch(axes, rng):
         np.testing.assert_allclose(reduce(ours, axes, op=op, keepdims=True).numpy(), expected, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(4096, 4096), (7, 40009), (40009, 7), (513, 255)], ids=str)
+def test_sums_of_rows_and_columns_start_from_zero_each_time(shape, axis, dtype, gpu, rng):
+    """Into memory that holds something else, plain, recorded and replayed."""
+    x = gpu.array(rng.standard_normal(shape), dtype)
+    exact = x.numpy().astype(np.float64)
+    out = gpu.array(np.full(shape[1 - axis], np.nan, np.float32))
+    bound = 2.0**-24 * (4 + 4 * np.sqrt(shape[axis])) * np.abs(exact).sum(axis)
+    for _ in range(4):
+        reduce(x, axis, out=out)
+        assert (np.abs(out.numpy() - exact.sum(axis)) <= bound).all()
+
+
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
 def test_of_equal_elements_the_first_has_the_place(op, gpu):
     x = gpu.array(np.array([[3, 1, 3, 1], [2, 2, 2, 2]], np.float32))
