@@ -32,7 +32,6 @@ class GemmSpec:
         scheduler: "persistent" or "stream_k".
         tf32: whether f32 operands are rounded to TF32, which is what tensor cores multiply.
         fast_accumulation: fp8 only: sums stay in the tensor cores' own precision.
-        swizzle: how many tiles wide the stripes are in which the scheduler walks over D.
         epilogue: the tree, and what its operands are.
     """
 
@@ -50,7 +49,6 @@ class GemmSpec:
     operands: tuple[tuple[str, Operand], ...] = ()
     tf32: bool = False
     fast_accumulation: bool = False
-    swizzle: int = 1
 
     @property
     def accumulator(self) -> Dtype:
@@ -74,7 +72,8 @@ class Source:
 # fmt: off
 GEMM_WORDS = (
     Word("m"), Word("n"), Word("k"), Word("batches"), Word("multiprocessors"), Word("clusters"),
-    Word("workspace", "pointer"), Word("a", "pointer"), Word("a.pitch"), Word("a.batch"),
+    Word("swizzle"), Word("raster"), Word("workspace", "pointer"),
+    Word("a", "pointer"), Word("a.pitch"), Word("a.batch"),
     Word("b", "pointer"), Word("b.pitch"), Word("b.batch"), Word("c", "pointer"), Word("c.pitch"), Word("c.batch"),
     Word("out", "pointer"), Word("out.pitch"), Word("out.batch"),
 )
@@ -111,6 +110,20 @@ template <class T> struct larger {
 template <class T> struct smaller {
   CUTLASS_HOST_DEVICE T operator()(T const& x, T const& y) const { return x < y || x != x ? x : y; }
 };
+template <> struct larger<float> {
+  CUTLASS_HOST_DEVICE float operator()(float x, float y) const {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+  }
+};
+template <> struct smaller<float> {
+  CUTLASS_HOST_DEVICE float operator()(float x, float y) const {
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+  }
+};
 template <class T, int N> struct larger<cutlass::Array<T, N>> {
   CUTLASS_HOST_DEVICE cutlass::Array<T, N> operator()(
       cutlass::Array<T, N> const& x, cutlass::Array<T, N> const& y) const {
@@ -132,6 +145,9 @@ template <class T, int N> struct smaller<cutlass::Array<T, N>> {
 // The first operand is the largest magnitude so far.
 template <class T> struct magnitude {
   CUTLASS_HOST_DEVICE T operator()(T const& x, T const& y) const { return larger<T>{}(x, y < T(0) ? -y : y); }
+};
+template <> struct magnitude<float> {
+  CUTLASS_HOST_DEVICE float operator()(float x, float y) const { return larger<float>{}(x, ::fabsf(y)); }
 };
 template <class T, int N> struct magnitude<cutlass::Array<T, N>> {
   CUTLASS_HOST_DEVICE cutlass::Array<T, N> operator()(
@@ -213,6 +229,8 @@ extern "C" __global__ void fill(cudabind::Words<WORDS> in, Gemm::Params* params,
   arguments.epilogue.thread = ARGUMENTS;
   arguments.hw_info.sm_count = int(in.integer(multiprocessors_));
   arguments.hw_info.max_active_clusters = int(in.integer(clusters_));
+  arguments.scheduler.max_swizzle_size = int(in.integer(swizzle_));
+  arguments.scheduler.raster_order = decltype(arguments.scheduler.raster_order)(int(in.integer(raster_)));
   *params = Gemm::to_underlying_arguments(arguments, in.pointer(workspace_));
   dim3 const grid = Gemm::get_grid_shape(*params);
   int64_t const facts[] = {
@@ -245,8 +263,6 @@ def emit(spec: GemmSpec) -> Source:
     stream_k = spec.scheduler == "stream_k"
     kernel = KERNEL.replace("WORDS", str(len(words))).replace("ARGUMENTS", tree.arguments)
     kernel = kernel.replace("SOURCE", C_ARGUMENTS if spec.c is not None else "")
-    if spec.swizzle != 1:
-        kernel = kernel.replace("  *params =", f"  arguments.scheduler.max_swizzle_size = {spec.swizzle};\n  *params =")
     kernel = kernel.replace("WORKSPACE", STREAM_K_WORKSPACE if stream_k else "0, 0")
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
     support = SUPPORT + (WHOLE if spec.d is I32 else "")

@@ -311,8 +311,12 @@ def amax(x: Node | float, name: str) -> Node:
 
 
 def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
-    """x · scale for an fp8 or i8 D, with the largest magnitude of x before it as the output `name`."""
-    return amax(x, name) * scale
+    """x · scale for an fp8 or i8 D, with the largest magnitude of x before it as the output `name`.
+
+    A scale for each column (`row`) or each row (`col`) goes with a magnitude for each; any other with one for all.
+    """
+    over = {"row": "m", "col": "n"}.get(scale.kind, "mn") if isinstance(scale, Leaf) else "mn"
+    return reduce(x, name, "amax", over=over) * scale
 
 
 def linear_combination(*, with_source: bool) -> Node:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatch.cutlass.config import Config
 
-__all__ = ["specs", "warm"]
+__all__ = ["finish", "specs", "warm"]
 
 
 def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
@@ -61,12 +61,19 @@ def warm(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = 
     futures: dict[Future[bytes], str] = {}
     for label, spec in specs(op) if chosen is None else chosen:
         futures[compiler.request(emit(spec), spec.target, label)] = label
-    bar = _progress(len(futures))
-    for future in as_completed(futures):
+    finish(futures)
+    for future in futures:
         future.result()
+    return len(futures)
+
+
+def finish(futures: Iterable[Future[bytes]]) -> None:
+    """Wait for kernels, with a bar where a person watches; what failed says so when its result is asked for."""
+    waited = set(futures)
+    bar = _progress(len(waited))
+    for _ in as_completed(waited):
         bar.update(1)
     bar.close()
-    return len(futures)
 
 
 class _NoBar:

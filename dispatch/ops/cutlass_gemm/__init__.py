@@ -2,7 +2,8 @@
 
 `cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan`, `multistage_plan` and
 `numpy_plan` carry it out, `reference` says what is right. The rooms: request (what may be asked), layout and rules
-(for the table), cutlass and multistage (on a GPU), host, trials (what is tested). The kernels: `dispatch.cutlass`.
+(for the table), cutlass, tune, rival and multistage (on a GPU), host, trials (what is tested). Kernels come from
+`dispatch.cutlass`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def cutlass_gemm(
     out_dtype: Any = None,
     fast_accum: bool = False,
     config: Config | None = None,
+    autotune: bool = False,
 ) -> Any:
     """Multiply a (…, m, k) by b (…, k, n) and apply an epilogue tree, on the current stream; returns without waiting.
 
@@ -75,6 +77,5 @@ def cutlass_gemm(
     first call for a kernel compiles it (15 to 40 s; later ones load it from disk). Raises BadRequest for operands that
     do not fit, NoRow where no kernel takes the request, CompileFailed where NVRTC refuses one.
     """
-    return run(
-        CutlassGemmRequest(a, b, c, out, epilogue, operands or (), alpha, beta, compute, out_dtype, fast_accum, config)
-    )
+    choices = (compute, out_dtype, fast_accum, config, autotune)
+    return run(CutlassGemmRequest(a, b, c, out, epilogue, operands or (), alpha, beta, *choices))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.cutlass import compile as compiler
-from dispatch.cutlass.config import choose
+from dispatch.cutlass.config import RASTERS, choose
 from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.evt import Reduce, walk
 from dispatch.cutlass.launch import Launch, module
@@ -21,12 +21,15 @@ from dispatch.request import Argument, Plan
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from dispatch.cutlass.config import Config
+    from dispatch.cutlass.emit import Source
     from dispatch.lane import CudaLane
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.row import Row
 
-__all__ = ["CutlassPlan", "fixed_words", "plan", "spec_of"]
+__all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "multiprocessors", "plan", "spec_of"]
 
 BYTES_K = 128  # of a tile along k: a line of the swizzle
 INFINITY = 0x7F800000
@@ -35,7 +38,29 @@ START = {"max": INFINITY | 1 << 31, "min": INFINITY}  # f32 bits; other reductio
 
 def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
     """Bind a request to a lane: choose the kernel, compile or load it, learn its parameters."""
-    return CutlassPlan(request, lane, row)
+    if request.autotune and request.config is None:
+        from dispatch.ops.cutlass_gemm import tune
+
+        return tune.plan(request, lane, row)
+    return CutlassPlan(request, lane, row, chosen(request, lane))
+
+
+def chosen(request: CutlassGemmRequest, lane: CudaLane) -> Config:
+    """The configuration of a request: its own, or the one that suits its extents."""
+    return choose(request.m, request.n, request.k, request.batches, multiprocessors(lane), request.config)
+
+
+def multiprocessors(lane: CudaLane) -> int:
+    """How many multiprocessors the lane's GPU has."""
+    return int(lane.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
+
+
+def compiled(request: CutlassGemmRequest, row: Row, config: Config) -> tuple[Source, str, Future[bytes]]:
+    """The source of a request's kernel, its id and its future cubin."""
+    spec = spec_of(request, Arch(90), config)
+    source = emit(spec)
+    future = compiler.request(source, spec.target, f"{row.name} {config.kernel}: {request.tree}")
+    return source, compiler.kernel_id(source, spec.target), future
 
 
 def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec:
@@ -57,30 +82,27 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
         operands=tuple(operands_of(request).items()),
         tf32=request.compute is Compute.COMPUTE_32F_FAST_TF32,
         fast_accumulation=request.fast_accum,
-        swizzle=config.swizzle,
     )
 
 
 class CutlassPlan(Plan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_starts", "_values", "config", "spec")
+    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_starts", "_values", "config", "kernel", "spec")
 
-    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
+    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
         lane.refuse_capture("a CUTLASS kernel")
-        device = lane.device
-        processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        self.config = choose(request.m, request.n, request.k, request.batches, processors, request.config)
-        self.spec = spec_of(request, Arch(90), self.config)
-        source = emit(self.spec)
-        future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
-        loaded = module(lane.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        self.config = config
+        self.spec = spec_of(request, Arch(90), config)
+        source, self.kernel, future = compiled(request, row, config)
+        loaded = module(lane.device, self.kernel, future.result(), source.words)
         self._number = _whole if request.d_dtype is I32 else _float
         self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = fixed_words(request, processors)
-        self._launch = Launch(loaded, lane, self._values, self.config.cluster)
+        self._values = fixed_words(request, multiprocessors(lane))
+        self._values |= {"swizzle": config.swizzle, "raster": RASTERS.index(config.raster)}
+        self._launch = Launch(loaded, lane, self._values, config.cluster)
         reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
         sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
         self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)

@@ -45,7 +45,8 @@ class CutlassGemmRequest(Request):
         alpha, beta: the scalars of those names.
         compute: COMPUTE_32F_FAST_TF32 for f32 operands, which only run in TF32; else None.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
-        config: tile, cluster and schedule; None for what suits the extents.
+        config: tile, cluster, schedule and order; None for what suits the extents.
+        autotune: without a config: time kernels and cuBLASLt once, keep the fastest, and remember it on disk.
     """
 
     op: ClassVar[str] = "cutlass_gemm"
@@ -61,6 +62,7 @@ class CutlassGemmRequest(Request):
     out_dtype: Any = None
     fast_accum: bool = False
     config: Config | None = None
+    autotune: bool = False
 
     def __post_init__(self) -> None:
         given = self.operands
@@ -154,7 +156,7 @@ class CutlassGemmRequest(Request):
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))
         given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
-        choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config)
+        choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, self.autotune)
         return (*layouts, given, *choices)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
@@ -192,7 +194,7 @@ class CutlassGemmRequest(Request):
     def describe(self) -> str:
         choices = {f.name: getattr(self, f.name) for f in fields(self) if f.name in ("compute", "config")}
         words = [f"{name}={value}" for name, value in choices.items() if value is not None]
-        words += ["fast_accum"] if self.fast_accum else []
+        words += [name for name in ("fast_accum", "autotune") if getattr(self, name)]
         c = "" if self.c is None else f" + {self.c.layout}"
         text = f"cutlass_gemm {self.a.layout} x {self.b.layout}{c} -> {self.d_dtype}, epilogue {self.tree}"
         return ", ".join([text, *words])

@@ -1,7 +1,7 @@
 """The cases that the rows of cutlass_gemm are tried with, random epilogue trees, and how far a result may be off.
 
-Tests parametrize over `cases(row)` and `tree_cases()` and run `case.trial(device, rng)`. A case names its kernel's
-configuration, so that all extents of a row share a few kernels. This file calls no library.
+Tests parametrize over `cases(row)`, `tree_cases()` and `quantized_cases()` and run `case.trial(device, rng)`. A case
+names its kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.cutlass import evt
 from dispatch.cutlass.bounds import errors_of
 from dispatch.cutlass.config import Config
-from dispatch.keys import BF16, F32, F64, FP8, I8, Dtype
+from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
 from dispatch.ops.cutlass_gemm import host
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 from dispatch.ops.matmul.trial import ROUNDOFF, Mismatch
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["SUMS", "Case", "Trial", "cases", "random_matrix", "random_tree", "stored", "tree_cases"]
+__all__ = [
+    "SUMS",
+    "Case",
+    "Trial",
+    "cases",
+    "quantized_cases",
+    "random_matrix",
+    "random_tree",
+    "stored",
+    "tree_cases",
+]
 
 TREES = 48
 SUMS = {
@@ -213,6 +223,7 @@ def cases(row: Row) -> list[Case]:
             Case(f"order {orders}", dtypes, (136, 72, 56), config, orders=orders)
             for orders in ("rrrr", "ccrr", "crrr", "rcrc")
         ]
+        found.append(Case("order rccc with c", dtypes, (136, 72, 56), config, orders="rccc", c=True))
     return found
 
 
@@ -292,3 +303,19 @@ def tree_cases(dtypes: Sequence[Dtype] = (BF16, BF16, BF16, BF16)) -> list[Case]
         a, b, c, d = dtypes
         found.append(Case(f"tree {number}", (a, b, c, d), (200, 152, 72), config, tree=tree))
     return found
+
+
+# A scale for all, for each column and for each row, with the magnitudes that go with it.
+QUANTIZED = {
+    "by one scale": (evt.quantize(evt.relu(evt.accumulator()), evt.scalar("scale"), "top"), F8E4M3),
+    "by columns": (evt.quantize(evt.accumulator() + evt.row("bias"), evt.row("scale"), "top"), F8E4M3),
+    "by rows": (evt.quantize(evt.silu(evt.accumulator()), evt.col("scale"), "top"), I8),
+}
+
+
+def quantized_cases() -> list[Case]:
+    """Trees that end in fp8 or i8, with what the next scale is made from."""
+    return [
+        Case(f"quantized {name}", (BF16, BF16, BF16, d), (200, 144, 72), FAVORITES[1], tree=tree)
+        for name, (tree, d) in QUANTIZED.items()
+    ]

@@ -48,6 +48,14 @@ def test_quantize_takes_the_magnitude_before_the_scale():
     assert tree == evt.Binary("mul", evt.Reduce(evt.accumulator(), "amax", "amax", "mn"), evt.scalar("scale"))
 
 
+def test_quantize_by_channels_takes_a_magnitude_of_each():
+    columns = evt.quantize(evt.accumulator(), evt.row("scale"), "top")
+    rows = evt.quantize(evt.accumulator(), evt.col("scale"), "top")
+    assert [tree.x for tree in (columns, rows)] == [
+        evt.reduce(evt.accumulator(), "top", "amax", over=over) for over in ("m", "n")
+    ]
+
+
 @pytest.mark.parametrize(
     ("build", "expected"),
     [

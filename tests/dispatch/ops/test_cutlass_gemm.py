@@ -10,7 +10,7 @@ from dispatch.cutlass import evt
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
-from dispatch.ops.cutlass_gemm.trials import cases, tree_cases
+from dispatch.ops.cutlass_gemm.trials import cases, quantized_cases, tree_cases
 
 ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -28,7 +28,7 @@ def test_a_row_passes_its_cases(row, case, dev, rng):
     trial.check(dp.run(trial.request))
 
 
-@pytest.mark.parametrize("case", tree_cases(), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
 def test_a_random_tree_passes(case, dev, rng):
     trial = case.trial(dev, rng)
     trial.check(dp.run(trial.request))

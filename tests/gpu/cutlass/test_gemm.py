@@ -9,7 +9,7 @@ from dispatch.cutlass.config import CONFIGS, Config
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
-from dispatch.ops.cutlass_gemm.trials import Trial, cases, tree_cases
+from dispatch.ops.cutlass_gemm.trials import Trial, cases, quantized_cases, tree_cases
 
 ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -33,7 +33,7 @@ def test_a_row_passes_its_cases(row, case, gpu, rng):
     again.check(dp.run(again.request))  # the plain call, at other addresses: the same parameters but for those
 
 
-@pytest.mark.parametrize("case", tree_cases(), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
 def test_a_random_tree_passes(case, gpu, rng):
     trial = case.trial(gpu, rng)
     for _ in range(3):  # reductions start anew each time
@@ -79,6 +79,14 @@ def test_a_matrix_may_be_shared_by_the_batch(gpu, rng):
     Trial("shared b", CutlassGemmRequest(many, b, config=config)).check(cutlass_gemm(many, b, config=config, alpha=1.0))
     many = gpu.array(rng.standard_normal((3, 48, 136)), "bf16").mT
     Trial("shared a", CutlassGemmRequest(a, many, config=config)).check(cutlass_gemm(a, many, config=config, alpha=1.0))
+
+
+def test_c_may_be_d_itself(gpu, rng):
+    a, b = halves(gpu, rng, 300, 136, 72)
+    c = gpu.array(rng.standard_normal((300, 136)), "bf16")
+    config = Config((128, 128), (2, 1))
+    trial = Trial("in place", CutlassGemmRequest(a, b, c=c, out=c, alpha=0.5, beta=-1.0, config=config))
+    trial.check(dp.run(trial.request))  # once: a second run has another C
 
 
 def test_stream_k_is_right_run_after_run(gpu, rng):

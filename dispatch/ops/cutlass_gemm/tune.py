@@ -1,0 +1,108 @@
+"""Autotune of cutlass_gemm: CUTLASS's candidates and cuBLASLt race, and the winner is remembered on disk.
+
+cutlass.py sends requests with `autotune` here. The memory is the one of matmul's autotune (`dispatch.tuning`); an
+outcome names the row and the kernel that won. Where the table refuses a request nothing is timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cutlass.compile import CompileFailed
+from dispatch.cutlass.config import CONFIGS, Config, candidates
+from dispatch.cutlass.warm import finish
+from dispatch.ops.cutlass_gemm import rival
+from dispatch.ops.cutlass_gemm.cutlass import CutlassPlan, compiled, multiprocessors
+from dispatch.tuning import Algorithm, fastest
+
+if TYPE_CHECKING:
+    from dispatch.lane import CudaLane
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.request import Argument, Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Tensor
+
+__all__ = ["contenders", "outcome", "plan", "recall", "store_key"]
+
+CUBLASLT = "cublasLtMatmul"
+
+
+def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """The plan of the fastest kernel for a request: the one remembered, or the one that wins now."""
+    key = store_key(request)
+    known = lane.algorithms.get(request.op, key)
+    found = None if known is None else _remembered(request, lane, row, known)
+    if found is not None:
+        return found
+    lane.refuse_capture("a request that is to be tuned")
+    plans = contenders(request, lane, row)
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        plans[number].enqueue(arguments)
+
+    winner = plans[fastest(lane, request, run, len(plans))]
+    lane.algorithms.put(request.op, key, outcome(winner))
+    return winner
+
+
+def contenders(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> list[Plan]:
+    """A plan for each candidate that compiles, the one chosen without timing first; cuBLASLt's comes last."""
+    configs = candidates(request.m, request.n, request.k, request.batches, multiprocessors(lane))
+    finish([compiled(request, row, config)[2] for config in dict.fromkeys(c.kernel for c in configs)])
+    plans: list[Plan] = [CutlassPlan(request, lane, row, configs[0])]
+    for config in configs[1:]:
+        try:
+            plans.append(CutlassPlan(request, lane, row, config))
+        except CompileFailed:  # noqa: PERF203 - a tree whose operands leave no room for a large tile
+            continue
+    other = rival.plan(request, lane)
+    return plans if other is None else [*plans, other]
+
+
+def outcome(winner: Plan) -> Algorithm:
+    """What is remembered: the row and the kernel by name, and what finds the kernel again."""
+    facts: dict[str, Any] = {"row": winner.row.name, "kernel": CUBLASLT}
+    if isinstance(winner, CutlassPlan):
+        facts |= {"kernel": str(winner.config), "config": winner.config, "id": winner.kernel}
+    return Algorithm(json.dumps(facts).encode(), 0)
+
+
+def recall(known: Algorithm) -> tuple[Config | None, str] | None:
+    """The configuration (None for cuBLASLt) and the kernel's id of an outcome; None for what says neither."""
+    try:
+        facts = json.loads(known.blob)
+        if facts["kernel"] == CUBLASLT:
+            return None, ""
+        tile, cluster, *rest = facts["config"]
+        config = Config(tuple(tile), tuple(cluster), *rest)
+        return (config, str(facts["id"])) if config in CONFIGS else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _remembered(request: CutlassGemmRequest, lane: CudaLane, row: Row, known: Algorithm) -> Plan | None:
+    """The plan of an earlier outcome; None where the kernel is another by now, or cuBLASLt has none any more."""
+    recalled = recall(known)
+    if recalled is None:
+        return None
+    config, kernel = recalled
+    if config is None:
+        return rival.plan(request, lane)
+    made = CutlassPlan(request, lane, row, config)
+    return made if made.kernel == kernel else None
+
+
+def store_key(request: CutlassGemmRequest) -> str:
+    """The request in words, and a digest of all that its plan depends on."""
+    named: dict[str, Tensor | None] = {"a": request.a, "b": request.b, "c": request.c, "out": request.out}
+    named |= {name: x for name, x in request.given.items() if hasattr(x, "layout")}  # type: ignore[misc]
+    layouts = [
+        (name, str(x.dtype), x.shape, x.layout.strides, x.layout.alignment)
+        for name, x in named.items()
+        if x is not None
+    ]
+    rest = (request.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
+    digest = hashlib.sha256(repr((layouts, rest)).encode()).hexdigest()[:16]
+    return f"{request.describe()} {digest}"

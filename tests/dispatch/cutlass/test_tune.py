@@ -1,0 +1,111 @@
+"""Autotune without a GPU: what is remembered, and how cuBLASLt is asked for the same product."""
+
+import json
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.cutlass import evt
+from dispatch.cutlass.config import Config
+from dispatch.keys import Epilogue
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference, rival, tune
+from dispatch.tuning import Algorithm, AlgorithmCache
+
+DEV = dp.device("host")
+ALPHA = evt.linear_combination(with_source=False)
+
+
+def request(tree=None, c=None, **options):
+    rng = np.random.default_rng(3)
+    a, b = DEV.array(rng.standard_normal((16, 24)), "f32"), DEV.array(rng.standard_normal((32, 24)), "f32").T
+    given = {"bias": DEV.array(rng.standard_normal(32), "f32")} if "bias" in str(tree) else {}
+    c = None if c is None else DEV.array(rng.standard_normal((16, 32)), "f32")
+    options |= {"compute": dp.Compute.COMPUTE_32F_FAST_TF32, "autotune": True}
+    return CutlassGemmRequest(a, b, c=c, epilogue=tree, operands=given, **options)
+
+
+FUSED = {
+    "plain": (None, None, Epilogue.NONE),
+    "with c": (None, True, Epilogue.NONE),
+    "accumulator": (evt.accumulator(), None, Epilogue.NONE),
+    "relu": (evt.relu(ALPHA), None, Epilogue.RELU),
+    "bias": (ALPHA + evt.row("bias"), None, Epilogue.BIAS),
+    "gelu of bias": (evt.gelu_tanh(evt.accumulator() + evt.row("bias")), None, Epilogue.GELU_BIAS),
+    "relu of c and bias": (evt.relu(evt.linear_combination(with_source=True) + evt.row("bias")), 1, Epilogue.RELU_BIAS),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_matmul_is_asked_for_what_means_the_same(name):
+    tree, c, epilogue = FUSED[name]
+    options = {"alpha": 0.5, "beta": -2.0 if c else None}
+    asked = request(tree, c, **options)
+    twin = rival.matmul_of(asked, DEV.zeros((16, 32), "f32"))
+    assert (twin.epilogue, twin.autotune) == (epilogue, True)
+    expected = reference(asked)["out"]
+    np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_arguments_of_matmul_are_those_of_the_request(name):
+    tree, c, _ = FUSED[name]
+    asked = request(tree, c, alpha=0.5, beta=-2.0 if c else None)
+    out = DEV.zeros((16, 32), "f32")
+    names = ("a", "b", "c", "out", *asked.kinds)
+    named = dict(zip(names, asked.arguments({"out": out}), strict=True))
+    bias = "bias" if "bias" in asked.kinds else ""
+    twin = rival.matmul_of(asked, out)
+    assert rival.arguments_of(named, bias, source="beta" in asked.kinds) == twin.arguments({})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        evt.gelu(evt.accumulator()),
+        evt.silu(evt.accumulator()),
+        evt.relu(evt.accumulator()) * 2,
+        evt.amax(evt.accumulator(), "top"),
+        evt.accumulator() + evt.source(),
+    ],
+    ids=str,
+)
+def test_what_cublaslt_does_not_fuse_has_no_rival(tree):
+    assert rival.matmul_of(request(tree, c=True if "c)" in str(tree) else None), None) is None
+
+
+def test_autotune_is_part_of_the_key_and_named():
+    assert request().key() != CutlassGemmRequest(request().a, request().b, compute=request().compute).key()
+    assert "autotune" in request().describe()
+
+
+def test_a_request_is_remembered_by_layouts_and_tree():
+    assert tune.store_key(request()) == tune.store_key(request())
+    keys = {tune.store_key(request(tree)) for tree in (None, evt.relu(ALPHA), evt.relu(evt.accumulator()))}
+    assert len(keys) == 3
+
+
+class Won:
+    """A plan that has won."""
+
+    def __init__(self, row):
+        self.row = row
+
+
+def test_the_outcome_names_row_and_kernel_and_survives_the_disk(tmp_path):
+    row = dp.TABLE.of("matmul")[0]
+    outcome = tune.outcome(Won(row))
+    assert json.loads(outcome.blob) == {"row": row.name, "kernel": "cublasLtMatmul"}
+    AlgorithmCache("GPU", "cublasLt-1", tmp_path).put("cutlass_gemm", "key", outcome)
+    assert tune.recall(AlgorithmCache("GPU", "cublasLt-1", tmp_path).get("cutlass_gemm", "key")) == (None, "")
+
+
+def test_a_remembered_configuration_is_one_of_the_stated_set_or_none():
+    def kept(config):
+        return Algorithm(json.dumps({"row": "r", "kernel": "k", "config": config, "id": "1f"}).encode(), 0)
+
+    config = Config((128, 256), (2, 1), swizzle=4, raster="along_m")
+    assert tune.recall(kept(config)) == (config, "1f")
+    assert tune.recall(kept([[128, 255], [2, 1]])) is None
+    assert tune.recall(kept("nonsense")) is None
+    assert tune.recall(Algorithm(b"\xff", 0)) is None

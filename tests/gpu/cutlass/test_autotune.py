@@ -1,0 +1,68 @@
+"""Autotune of cutlass_gemm on the GPU: kernels of CUTLASS and cuBLASLt race once, and the winner is remembered."""
+
+import json
+
+import pytest
+
+import dispatch as dp
+from dispatch import lane as lanes
+from dispatch.cutlass import evt
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
+from dispatch.ops.cutlass_gemm.trials import Trial
+from dispatch.tuning import AlgorithmCache
+
+ALPHA = evt.linear_combination(with_source=False)
+TREES = {"plain": None, "relu": evt.relu(ALPHA), "silu, which cuBLASLt has not": evt.silu(ALPHA)}
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A GPU whose autotune remembers nothing yet; compiled kernels are found where they always are."""
+    device = dp.device("cuda:0")
+    if device.arch != 90:
+        pytest.skip(f"needs sm_90, this GPU is {device.arch}")
+    memory = AlgorithmCache(device.model, "of this test", tmp_path)
+    monkeypatch.setattr(lanes, "algorithms", lambda _gpu, _library: memory)
+    device.forget_plans()
+    return device
+
+
+def request(gpu, rng, extents, tree, **options):
+    m, n, k = extents
+    a, b = gpu.array(rng.standard_normal((m, k)), "bf16"), gpu.array(rng.standard_normal((n, k)), "bf16").T
+    return CutlassGemmRequest(a, b, epilogue=tree, autotune=True, **options)
+
+
+@pytest.mark.parametrize("extents", [(2048, 2048, 1024), (64, 1024, 2048)], ids=str)
+@pytest.mark.parametrize("name", TREES)
+def test_the_winner_is_right_and_is_remembered(name, extents, gpu, rng, monkeypatch):
+    asked = request(gpu, rng, extents, TREES[name])
+    trial = Trial(name, asked)
+    trial.check(dp.run(asked))
+    known = gpu.lane().algorithms.get("cutlass_gemm", tune.store_key(asked))
+    facts = json.loads(known.blob)
+    print(f"{extents} {name}: {facts['kernel']}, of row {facts['row']}")
+    assert facts["kernel"] == "cublasLtMatmul" or facts["row"] in {row.name for row in dp.TABLE.of("cutlass_gemm")}
+    assert "silu" not in name or facts["kernel"] != "cublasLtMatmul"
+
+    def race(*_):
+        raise AssertionError("what was remembered was timed again")
+
+    monkeypatch.setattr(tune, "fastest", race)
+    gpu.forget_plans()
+    trial.check(dp.run(asked))
+    call = dp.prepare(asked)
+    assert call.row.name == facts["row"]
+    trial.check(call())
+
+
+def test_every_candidate_is_right(gpu, rng):
+    """Each order of tiles is another walk over D: none may leave a tile out."""
+    asked = request(gpu, rng, (2312, 4616, 136), None)
+    trial = Trial("candidate", asked)
+    row = dp.prepare(CutlassGemmRequest(asked.a, asked.b)).row
+    lane = gpu.lane()
+    for plan in tune.contenders(asked, lane, row):
+        outputs = lane.outputs(asked)
+        plan.enqueue(asked.arguments(outputs))
+        trial.check(asked.result(outputs))
