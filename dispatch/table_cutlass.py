@@ -33,7 +33,7 @@ from dispatch.ops.cutlass_grouped_gemm import numpy_plan as grouped_numpy
 from dispatch.ops.cutlass_grouped_gemm.rules import by_16_bytes as by_16
 from dispatch.ops.cutlass_grouped_gemm.rules import k_dense as b_k_dense
 from dispatch.ops.cutlass_grouped_gemm.rules import no_fast_accum as no_fast
-from dispatch.ops.cutlass_grouped_gemm.rules import rows_dense
+from dispatch.ops.cutlass_grouped_gemm.rules import one_order, rows_dense
 from dispatch.ops.cutlass_grouped_gemm.rules import some_elements as some_groups
 from dispatch.row import Row
 
@@ -88,7 +88,7 @@ GPU_ROWS = (
     Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  M_I,  SM80, None, ANY_VERSION, *CUT80, H200),
 )
 
-GROUPED = (by_16, rows_dense, some_groups, no_fast)
+GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
 GROUPED_8 = (by_16, rows_dense, some_groups, b_k_dense)
 GROUPED_CUT = ("cutlass", "GemmUniversal", grouped_plan)
 GROUPED_ROWS = (

@@ -1,7 +1,7 @@
 """The source of a grouped GEMM for Hopper: one kernel for products of many sizes, told on the device.
 
 It differs from emit.py's kernels in that addresses, steps and extents of the groups are arrays in device memory, which
-a third entry point, `arrange`, writes from the groups' ends. Nothing here calls a library.
+`arrange` writes from the groups' ends and `place` from what the host says. Nothing here calls a library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from dispatch.cutlass.evt import Node
     from dispatch.keys import Arch, Dtype
 
-__all__ = ["GroupedSpec", "emit"]
+__all__ = ["PLACED", "GroupedSpec", "emit"]
+
+PLACED = 32  # groups that `place` takes at a time: their words fit in a launch's 4 KB of arguments
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class GroupedSpec:
         return f"sm_{int(self.arch)}a"
 
 
-# What `arrange` writes: for each group the extents, then the addresses of A, B and D, then their steps.
+# What `arrange` and `place` write: for each group the extents, then the addresses of A, B and D, then their steps.
 WORDS = (
     Word("groups"),
     Word("multiprocessors"),
@@ -108,6 +110,19 @@ extern "C" __global__ void arrange(
   }
 }
 
+// The same, a few groups at a time, from what the host knows: each group's extents, addresses and steps.
+struct Placed { int64_t words[PLACED][9]; };
+extern "C" __global__ void place(
+    __grid_constant__ Placed const placed, int64_t first, int64_t count, int64_t groups, Extents* shapes,
+    int64_t* arrays) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    int64_t const* words = placed.words[i];
+    int64_t const g = first + i;
+    shapes[g] = cute::make_shape(int(words[0]), int(words[1]), int(words[2]));
+    for (int64_t array = 0; array < 6; ++array) { arrays[array * groups + g] = words[3 + array]; }
+  }
+}
+
 extern "C" __global__ void scale(float*, int64_t, float) {}
 """
 
@@ -120,7 +135,9 @@ def emit(spec: GroupedSpec) -> Source:
         raise Refused(f"needs an epilogue of scalars for groups, has {', '.join(others)}")
     tree = lower(spec.epilogue, operands, spec.d, None)
     words = (*WORDS, *tree.words)
-    kernel = KERNEL.replace("COUNT", str(len(words))).replace("ARGUMENTS", tree.arguments)
+    kernel = (
+        KERNEL.replace("COUNT", str(len(words))).replace("ARGUMENTS", tree.arguments).replace("PLACED", str(PLACED))
+    )
     places = ", ".join(f"{word.name.replace('.', '_')}_ = {place}" for place, word in enumerate(words))
     tile = ", ".join(f"cute::_{extent}" for extent in spec.tile)
     cluster = ", ".join(f"cute::_{extent}" for extent in (*spec.cluster, 1))

@@ -1,62 +1,98 @@
-"""Grouped products by one CUTLASS kernel: D = tree(A[rows of group g] · B[g]) for groups of any number of rows.
+"""Grouped products by one CUTLASS kernel: rows of one matrix in groups, or products of any extents.
 
-`cutlass_grouped_gemm` is the request function, `CutlassGroupedGemmRequest` the request; `cutlass_plan` and `numpy_plan`
-carry it out, `reference` says what is right. The rooms: request, rules, cutlass (on a GPU), host, trials.
+`cutlass_grouped_gemm` is the request function, `CutlassGroupedGemmRequest` and `CutlassSeveralGemmRequest` are the
+requests; `cutlass_plan` and `numpy_plan` carry them out, `reference` says what is right. The rooms: request and several
+(what may be asked), rules, cutlass (on a GPU), host, trials.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dispatch.errors import BadRequest
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 from dispatch.request import run
+from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.cutlass.evt import Node
     from dispatch.lane import CudaLane, Lane
     from dispatch.request import Plan
     from dispatch.row import Row
-    from dispatch.tensor import Array, Tensor
+    from dispatch.tensor import Array
 
-__all__ = ["CutlassGroupedGemmRequest", "cutlass_grouped_gemm", "cutlass_plan", "numpy_plan", "reference"]
+    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+
+__all__ = [
+    "CutlassGroupedGemmRequest",
+    "CutlassSeveralGemmRequest",
+    "cutlass_grouped_gemm",
+    "cutlass_plan",
+    "numpy_plan",
+    "reference",
+]
 
 
-def cutlass_plan(request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def cutlass_plan(request: Requests, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in a grouped CUTLASS kernel, which is compiled where it is in no cache."""
     from dispatch.ops.cutlass_grouped_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
 
     return cutlass.plan(request, lane, row)
 
 
-def numpy_plan(_request: CutlassGroupedGemmRequest, _lane: Lane, row: Row) -> Plan:
+def numpy_plan(request: Requests, _lane: Lane, row: Row) -> Plan:
     """A plan that computes with NumPy, group by group."""
     from dispatch.ops.cutlass_grouped_gemm import host
 
-    return host.plan(row)
+    return host.plan(request, row)
 
 
-def reference(request: CutlassGroupedGemmRequest) -> dict[str, Array]:
-    """What a request's output is in float64."""
+def reference(request: Requests) -> dict[str, Array]:
+    """What a request's outputs are in float64, by name."""
     from dispatch.ops.cutlass_grouped_gemm import host
 
-    return host.reference(request)
+    return host.several(request) if isinstance(request, CutlassSeveralGemmRequest) else host.reference(request)
 
 
 def cutlass_grouped_gemm(
-    a: Tensor,
-    b: Tensor,
-    ends: Tensor,
+    a: Tensor | Sequence[Tensor],
+    b: Tensor | Sequence[Tensor],
+    ends: Tensor | Sequence[int] | None = None,
     *,
-    out: Tensor | None = None,
+    out: Tensor | Sequence[Tensor] | None = None,
     epilogue: Node | None = None,
     alpha: Tensor | float = 1.0,
     out_dtype: Any = None,
     fast_accum: bool = False,
-) -> Tensor:
-    """Multiply rows of a (total, k), in groups, by b (groups, k, n), on the current stream; returns without waiting.
+) -> Any:
+    """Multiply groups, on the current stream, by one kernel; returns without waiting.
 
-    The arguments are the fields of `CutlassGroupedGemmRequest`. Returns D (total, n). Raises BadRequest for operands
-    that do not fit, NoRow where no kernel takes the request.
+    With tensors: rows of a (total, k), in groups that end before the rows `ends`, by b (groups, k, n); `ends` is an
+    i32 tensor of the device, or numbers of the host. Returns D (total, n). With sequences of matrices: each of a by the
+    one of b, of any extents. Returns a tuple of D. The other arguments are the fields of `CutlassGroupedGemmRequest`.
+    Raises BadRequest for operands that do not fit, NoRow where no kernel takes the request.
     """
-    result: Tensor = run(CutlassGroupedGemmRequest(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum))
-    return result
+    choices = (epilogue, alpha, out_dtype, fast_accum)
+    if not isinstance(a, Tensor):
+        if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
+            raise BadRequest("a", "a sequence", "sequences for b and out as well, and no ends")
+        return run(CutlassSeveralGemmRequest(tuple(a), tuple(b), None if out is None else tuple(out), *choices))
+    if not isinstance(ends, Tensor):
+        ends = _told(a, ends)
+    return run(CutlassGroupedGemmRequest(a, b, ends, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
+
+
+def _told(a: Tensor, ends: Sequence[int] | None) -> Tensor:
+    """Ends that the host knows, checked and copied to the device."""
+    numbers = np.asarray(() if ends is None else ends)
+    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    if not whole or (np.diff(numbers, prepend=0) < 0).any() or numbers[-1] > a.shape[0]:
+        raise BadRequest(
+            "ends", repr(ends), f"whole numbers that do not fall, at most {a.shape[0]}", "np.cumsum(sizes)"
+        )
+    return a.device.array(numbers, "i32")

@@ -1,7 +1,8 @@
-"""A CutlassGroupedGemmRequest carried out by a grouped kernel: one small kernel that arranges the groups, then it.
+"""The requests of cutlass_grouped_gemm carried out by a grouped kernel, and a small one that says where all lies.
 
-The table's GPU rows end here, by `plan`. The groups' extents never come to the host: `arrange` reads where they end and
-writes the arrays that the kernel reads, in memory of the plan's own.
+The table's GPU rows end here, by `plan`. Groups of rows are told by where they end, which never comes to the host:
+`arrange` reads it. Products that share nothing are told by the host, as arguments of `place`. Both write the arrays
+that the grouped kernel reads, in memory of the plan's own.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ from typing import TYPE_CHECKING
 
 from cudabind import driver
 from dispatch.cutlass import compile as compiler
-from dispatch.cutlass.emit_grouped import GroupedSpec, emit
+from dispatch.cutlass.emit_grouped import PLACED, GroupedSpec, emit
 from dispatch.cutlass.launch import Launch, module
 from dispatch.cutlass.visitors import Operand
 from dispatch.keys import F32, U8, Arch
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
+from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 from dispatch.request import Argument, Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from dispatch.lane import CudaLane
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
     from dispatch.row import Row
     from dispatch.tensor import Tensor
 
-__all__ = ["GroupedPlan", "plan", "spec_of"]
+    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+
+__all__ = ["GroupedPlan", "SeveralPlan", "chunks", "plan", "spec_of"]
 
 TILE, CLUSTER = (128, 128), (2, 1)
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
@@ -33,20 +39,23 @@ SHAPE_BYTES = 12  # three extents of a group
 THREADS = 256
 
 
-def plan(request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: Requests, lane: CudaLane, row: Row) -> Plan:
     """Bind a request to a lane: compile or load the kernel, learn its parameters."""
+    if isinstance(request, CutlassSeveralGemmRequest):
+        return SeveralPlan(request, lane, row)
     return GroupedPlan(request, lane, row)
 
 
-def spec_of(request: CutlassGroupedGemmRequest, arch: Arch) -> GroupedSpec:
-    """The kernel of a request."""
+def spec_of(request: Requests, arch: Arch) -> GroupedSpec:
+    """The kernel of a request, which is the same for both."""
+    a, b = (x[0] if isinstance(x, tuple) else x for x in (request.a, request.b))
     return GroupedSpec(
         arch=arch,
-        a=request.a.dtype,
-        b=request.b.dtype,
+        a=a.dtype,
+        b=b.dtype,
         d=request.d_dtype,
-        orders=(order_of(request.a), order_of(request.b)),
-        tile=(*TILE, 1024 // request.a.dtype.bits),
+        orders=(order_of(a), order_of(b)),
+        tile=(*TILE, 1024 // a.dtype.bits),
         cluster=CLUSTER,
         epilogue=request.tree,
         operands=(("alpha", Operand("scalar", F32)),) if "alpha" in str(request.tree) else (),
@@ -54,12 +63,13 @@ def spec_of(request: CutlassGroupedGemmRequest, arch: Arch) -> GroupedSpec:
     )
 
 
-class GroupedPlan(Plan):
-    """One kernel for one set of layouts and any ends of groups."""
+class _Plan(Plan):
+    """What both have in common: the kernel, and memory for the arrays that it reads."""
 
-    __slots__ = ("_arrange", "_fixed", "_lane", "_launch", "_memory", "_values", "spec")
+    __slots__ = ("_lane", "_launch", "_memory", "_place", "_values", "spec")
+    entry: bytes  # of the small kernel
 
-    def __init__(self, request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> None:
+    def __init__(self, request: Requests, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
         lane.refuse_capture("a CUTLASS kernel")
@@ -69,7 +79,7 @@ class GroupedPlan(Plan):
         source = emit(self.spec)
         future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
         loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
-        self._arrange = loaded.function(b"arrange")
+        self._place = loaded.function(self.entry)
         groups = request.groups
         self._memory: Tensor = lane.empty((groups * (8 * len(ARRAYS) + SHAPE_BYTES),), (1,), U8)
         places = {name: self._memory.ptr + 8 * groups * index for index, name in enumerate(ARRAYS)}
@@ -81,11 +91,35 @@ class GroupedPlan(Plan):
             "alpha": 0 if not hasattr(request.alpha, "ptr") else 1,
         }
         self._launch = Launch(loaded, lane, self._values, CLUSTER)
+
+    def _small(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
+        """Launch the small kernel; its arguments are read before this returns."""
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        stream = self._lane.target.value or 0
+        driver.cuLaunchKernel(self._place, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+
+    def _grouped(self, alpha: Argument) -> None:
+        values = dict(self._values)
+        if type(alpha) is int:
+            values["alpha"] = alpha
+        else:
+            values["alpha.value"] = int(struct.unpack("<I", struct.pack("<f", alpha.real))[0])
+        self._launch.enqueue(values, self._lane.target.value or 0)
+
+
+class GroupedPlan(_Plan):
+    """One kernel for one set of layouts and any ends of groups."""
+
+    __slots__ = ("_fixed",)
+    entry = b"arrange"
+
+    def __init__(self, request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(request, lane, row)
         out = request.missing().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
         steps = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
         self._fixed = (
-            groups,
+            request.groups,
             request.n,
             request.k,
             *steps,
@@ -95,15 +129,52 @@ class GroupedPlan(Plan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         a, b, ends, out, alpha = arguments
-        stream = self._lane.target.value or 0
         groups, n, k, a_step, b_step, b_group, d_step = self._fixed
         numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, out, d_step)
-        words = [ctypes.c_int64(int(x.real)) for x in (*numbers, self._values["shapes"], self._values["addresses_a"])]
-        pointers = (ctypes.c_void_p * len(words))(*(ctypes.addressof(word) for word in words))
-        driver.cuLaunchKernel(self._arrange, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
-        values = dict(self._values)
-        if type(alpha) is int:
-            values["alpha"] = alpha
+        words = (*numbers, self._values["shapes"], self._values["addresses_a"])
+        self._small([ctypes.c_int64(int(word.real)) for word in words])
+        self._grouped(alpha)
+
+
+class SeveralPlan(_Plan):
+    """One kernel for one set of layouts at any addresses."""
+
+    __slots__ = ("_groups",)
+    entry = b"place"
+
+    def __init__(self, request: CutlassSeveralGemmRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(request, lane, row)
+        made = request.missing()
+        steps = [[pitch(t.shape, t.layout.strides) for t in tensors] for tensors in (request.a, request.b)]
+        if request.out is None:
+            steps.append([pitch(shape, strides) for shape, strides, _ in made.values()])
         else:
-            values["alpha.value"] = int(struct.unpack("<I", struct.pack("<f", alpha.real))[0])
-        self._launch.enqueue(values, stream)
+            steps.append([pitch(t.shape, t.layout.strides) for t in request.out])
+        self._groups = tuple(zip(request.extents, *steps, strict=True))
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        *addresses, alpha = arguments
+        count = len(self._groups)
+        a, b, out = (addresses[i * count : (i + 1) * count] for i in range(3))
+        # As many groups at a time as a launch takes by value: a recorded launch then holds them, too.
+        fixed = [ctypes.c_int64(x) for x in (count, self._values["shapes"], self._values["addresses_a"])]
+        for first, number, words in chunks(self._groups, a, b, out):
+            self._small([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
+        self._grouped(alpha)
+
+
+def chunks(
+    groups: Sequence[tuple[tuple[int, int, int], int, int, int]],
+    a: Sequence[Argument],
+    b: Sequence[Argument],
+    out: Sequence[Argument],
+) -> Iterator[tuple[int, int, ctypes.Array[ctypes.c_int64]]]:
+    """The first group, how many, and nine words for each, in the order of `place`: extents, addresses, steps."""
+    for first in range(0, len(groups), PLACED):
+        part = range(first, min(first + PLACED, len(groups)))
+        words = (ctypes.c_int64 * (9 * PLACED))()
+        for place, g in enumerate(part):
+            extents, *steps = groups[g]
+            addresses = (int(x[g].real) for x in (a, b, out))
+            words[9 * place : 9 * place + 9] = [*extents, *addresses, *steps]
+        yield first, len(part), words

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+    from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
     from dispatch.request import Operands
     from dispatch.row import Row
     from dispatch.tensor import Array
 
-__all__ = ["NumpyGroupedGemm", "plan", "products", "reference"]
+__all__ = ["NumpyGroupedGemm", "NumpySeveralGemm", "plan", "products", "reference", "several"]
 
 
 def products(request: CutlassGroupedGemmRequest, precision: type) -> Iterator[tuple[slice, Array, Array]]:
@@ -44,9 +45,18 @@ def reference(request: CutlassGroupedGemmRequest, precision: type = np.float64) 
     return {"out": out}
 
 
-def plan(row: Row) -> Plan:
+def several(request: CutlassSeveralGemmRequest, precision: type = np.float64) -> dict[str, Array]:
+    """Each D, unrounded."""
+    operands = {"alpha": np.asarray(request.alpha)}
+    pairs = zip(request.a, request.b, strict=True)
+    exact: Iterator[Array] = (np.asarray(a).astype(precision) @ np.asarray(b).astype(precision) for a, b in pairs)
+    return {f"out[{g}]": evaluate(request.tree, x, operands, None)["out"] for g, x in enumerate(exact)}
+
+
+def plan(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    return NumpyGroupedGemm(row, capture_safe=False)
+    made = NumpySeveralGemm if hasattr(request, "extents") else NumpyGroupedGemm
+    return made(row, capture_safe=False)
 
 
 class NumpyGroupedGemm(Plan):
@@ -60,3 +70,14 @@ class NumpyGroupedGemm(Plan):
         values = reference(request, np.float32)["out"]
         for rows, _, _ in products(request, np.float32):
             target[rows] = rounded(values[rows], request.d_dtype)
+
+
+class NumpySeveralGemm(Plan):
+    """The tree over each product in float32, rounded once on the way out."""
+
+    __slots__ = ()
+
+    def run(self, request: CutlassSeveralGemmRequest, outputs: Operands) -> None:
+        """Compute a request into its outputs, or those made for it."""
+        for target, values in zip(request.result(outputs), several(request, np.float32).values(), strict=True):
+            np.asarray(target)[...] = rounded(values, request.d_dtype)

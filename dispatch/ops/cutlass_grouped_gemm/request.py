@@ -19,9 +19,12 @@ from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from dispatch.device import Device
+    from collections.abc import Iterator
 
-__all__ = ["CutlassGroupedGemmRequest"]
+    from dispatch.device import Device
+    from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
+
+__all__ = ["CutlassGroupedGemmRequest", "padded", "validate_tree"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "ends", "out")
@@ -70,6 +73,14 @@ class CutlassGroupedGemmRequest(Request):
     def shape(self) -> Shape:
         return (self.a.shape[0], self.n)
 
+    @property
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Each matrix given, by its name."""
+        for name in ("a", "b", "out"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
     @cached_property
     def tree(self) -> Node:
         """The epilogue, which scales by alpha where none was given."""
@@ -108,8 +119,7 @@ class CutlassGroupedGemmRequest(Request):
     def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         if self.out is not None:
             return {}
-        step = 128 // self.d_dtype.bits
-        return {"out": (self.shape, (-(-self.n // step) * step, 1), self.d_dtype)}
+        return {"out": padded(self.shape, self.d_dtype)}
 
     def result(self, outputs: Operands) -> Any:
         return outputs.get("out", self.out)
@@ -129,6 +139,12 @@ class CutlassGroupedGemmRequest(Request):
         )
 
 
+def padded(shape: Shape, dtype: Dtype) -> tuple[Shape, Shape, Dtype]:
+    """A matrix to be made, its rows at multiples of 16 bytes, as tensor maps need them."""
+    step = 128 // dtype.bits
+    return shape, (-(-shape[1] // step) * step, 1), dtype
+
+
 def _validate(request: CutlassGroupedGemmRequest) -> None:
     """Raise BadRequest for what no kernel could carry out."""
     for name in TENSORS:
@@ -142,7 +158,7 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
         raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], where each group ends", "np.cumsum(sizes)")
     if isinstance(request.alpha, Tensor) and request.alpha.size != 1:
         raise BadRequest("alpha", str(request.alpha.layout), "a number, or a tensor of one element")
-    _validate_tree(request)
+    validate_tree(request)
     request.device.check(*(tensor for _, tensor, _ in request.tensors()))
     for name, tensor, _ in request.tensors():
         if tensor.device is not request.device:
@@ -157,7 +173,8 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
             raise BadRequest("out", f"memory that overlaps {name}", "memory of its own")
 
 
-def _validate_tree(request: CutlassGroupedGemmRequest) -> None:
+def validate_tree(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+    """Raise BadRequest for an epilogue that reads or writes more than the accumulator and alpha."""
     if request.epilogue is not None and not isinstance(request.epilogue, Node):
         raise BadRequest("epilogue", repr(request.epilogue), "a tree of dispatch.cutlass.evt, or None")
     try:

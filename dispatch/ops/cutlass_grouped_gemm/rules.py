@@ -1,6 +1,6 @@
 """What a row of cutlass_grouped_gemm asks of a request beyond its dtypes: what tensor maps can step through.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They hold for both requests.
 """
 
 from __future__ import annotations
@@ -12,33 +12,43 @@ from dispatch.ops.cutlass_gemm.rules import lines_by_16
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+    from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 
-__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "rows_dense", "some_elements"]
+    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+
+__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_order", "rows_dense", "some_elements"]
 
 
-def by_16_bytes(request: CutlassGroupedGemmRequest) -> str:
+def by_16_bytes(request: Requests) -> str:
     """Each group of each matrix starts at a multiple of 16 bytes, and so does each line."""
-    matrices = (("a", request.a), ("b", request.b), ("out", request.out))
-    wrong = [reason for name, tensor in matrices if tensor is not None and (reason := lines_by_16(name, tensor))]
+    wrong = [reason for name, tensor in request.matrices if (reason := lines_by_16(name, tensor))]
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def rows_dense(request: CutlassGroupedGemmRequest) -> str:
+def rows_dense(request: Requests) -> str:
     """A group is some rows of A and D."""
-    wrong = [name for name, t in (("a", request.a), ("out", request.out)) if t is not None and order_of(t) != "row"]
+    wrong = [name for name, tensor in request.matrices if name[0] != "b" and order_of(tensor) != "row"]
     return f"needs dense rows, has {' and '.join(wrong)} with dense columns" if wrong else ""
 
 
-def k_dense(request: CutlassGroupedGemmRequest) -> str:
+def k_dense(request: Requests) -> str:
     """Hopper's tensor cores read fp8 along k only."""
-    return "" if order_of(request.b) == "column" else "needs b column-major (k dense), has rows"
+    wrong = [name for name, tensor in request.matrices if name[0] == "b" and order_of(tensor) != "column"]
+    return f"needs b column-major (k dense), has {' and '.join(wrong)} with rows" if wrong else ""
 
 
-def some_elements(request: CutlassGroupedGemmRequest) -> str:
+def one_order(request: Requests) -> str:
+    """A kernel is made for B with dense rows or for one with dense columns."""
+    orders = {order_of(tensor) for name, tensor in request.matrices if name[0] == "b"}
+    return "needs b of one order, has some with dense rows and some with dense columns" if len(orders) > 1 else ""
+
+
+def some_elements(request: Requests) -> str:
     """Nothing is launched for nothing; a single group may be empty, as only the device knows."""
-    return "" if request.k and request.groups and all(request.shape) else "needs extents of 1 or more, has none"
+    fine = all(all(tensor.shape) for _, tensor in request.matrices) and request.groups
+    return "" if fine else "needs extents of 1 or more, has none"
 
 
-def no_fast_accum(request: CutlassGroupedGemmRequest) -> str:
+def no_fast_accum(request: Requests) -> str:
     """Fast accumulation is a choice of fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""

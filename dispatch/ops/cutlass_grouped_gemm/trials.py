@@ -1,6 +1,7 @@
 """The cases that the rows of cutlass_grouped_gemm are tried with, and how far a result may be off.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. This file calls no library.
+Tests parametrize over `cases(row)` and `several_cases(row)` and run `case.trial(device, rng)`. This file calls no
+library.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from dispatch.keys import FP8, Dtype
 from dispatch.ops.cutlass_gemm.trials import SUMS, random_matrix, stored
 from dispatch.ops.cutlass_grouped_gemm import host
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 from dispatch.ops.matmul.trial import Mismatch
 
 if TYPE_CHECKING:
     from dispatch.cutlass.evt import Node
     from dispatch.device import Device
     from dispatch.row import Row
+    from dispatch.tensor import Array, Tensor
 
-__all__ = ["GroupedCase", "GroupedTrial", "cases"]
+__all__ = ["GroupedCase", "GroupedTrial", "SeveralCase", "SeveralTrial", "cases", "several_cases"]
 
 # fmt: off
 SIZES = {
@@ -82,12 +85,8 @@ class GroupedTrial:
         self.name, self.request = name, request
         self.expected = host.reference(request)["out"]
         self.allowed = np.zeros(request.shape)
-        share = (8 + 4 * np.sqrt(request.k)) * SUMS["fp8" if request.a.dtype in FP8 else "f32"]
-        operands = {"alpha": np.asarray(request.alpha, np.float64)}
         for rows, a, b in host.products(request, np.float64):
-            error = share * (np.abs(a) @ np.abs(b))
-            found = errors_of(request.tree, a @ b, error, operands, None)["out"]
-            self.allowed[rows] = stored(found, self.expected[rows], request.d_dtype)
+            self.allowed[rows] = _allowed(request, a, b, self.expected[rows])
 
     def check(self, result: Any) -> None:
         """Raise Mismatch where D is further off than its bound, or written behind the last group."""
@@ -100,6 +99,76 @@ class GroupedTrial:
                 f"{self.name}: wrong in {wrong.sum()} of {got.size} places; at {place} it is {got[place]}, expected"
                 f" {self.expected[place]} within {self.allowed[place]:.3g} ({self.request.describe()})"
             )
+
+
+def _allowed(
+    request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, a: Array, b: Array, expected: Array
+) -> Array:
+    """How far each element of a group's D may be off."""
+    a_dtype = next(iter(request.matrices))[1].dtype
+    share = (8 + 4 * np.sqrt(a.shape[1])) * SUMS["fp8" if a_dtype in FP8 else "f32"]
+    operands = {"alpha": np.asarray(request.alpha, np.float64)}
+    found = errors_of(request.tree, a @ b, share * (np.abs(a) @ np.abs(b)), operands, None)["out"]
+    return stored(found, expected, request.d_dtype)
+
+
+# fmt: off
+EXTENTS = {
+    "all varying": ((64, 64, 64), (1, 136, 80), (300, 8, 272), (37, 53, 16), (128, 264, 144)),
+    "alike":       ((48, 72, 96),) * 3,
+    "many":        tuple((1 + 9 * (g % 5), 16 + 8 * (g % 3), 16 * (1 + g % 4)) for g in range(70)),
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class SeveralCase:
+    """Products of these extents, by all that is chosen about them but the numbers in them."""
+
+    name: str
+    dtypes: tuple[Dtype, ...]
+    extents: tuple[tuple[int, int, int], ...]
+    order: str = "c"
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def trial(self, device: Device, rng: np.random.Generator) -> SeveralTrial:
+        """A request with what must come out of it."""
+        a, b, _, d = self.dtypes
+        request = CutlassSeveralGemmRequest(
+            tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
+            tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
+            tuple(random_matrix(device, rng, (m, n), d, "r") for m, n, _ in self.extents),
+            alpha=-0.5,
+        )
+        return SeveralTrial(self.id, request)
+
+
+class SeveralTrial:
+    """A request, its float64 reference, and the bound of each element."""
+
+    def __init__(self, name: str, request: CutlassSeveralGemmRequest) -> None:
+        self.name, self.request = name, request
+        self.expected = list(host.several(request).values())
+        pairs = zip(request.a, request.b, self.expected, strict=True)
+        self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
+
+    def check(self, results: tuple[Tensor, ...]) -> None:
+        """Raise Mismatch where a D is further off than its bound."""
+        for g, (result, expected, allowed) in enumerate(zip(results, self.expected, self.allowed, strict=True)):
+            wrong = ~(np.abs(result.numpy().astype(np.float64) - expected) <= allowed)
+            if wrong.any():
+                raise Mismatch(
+                    f"{self.name}: D {g} {self.request.extents[g]} is wrong in {wrong.sum()} of {wrong.size} places"
+                    f" ({self.request.describe()})"
+                )
+
+
+def several_cases(row: Row) -> list[SeveralCase]:
+    """All extents with one kernel, which is that of `cases`."""
+    return [SeveralCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
 
 
 def cases(row: Row) -> list[GroupedCase]:

@@ -6,12 +6,20 @@ import pytest
 import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST
-from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, cutlass_grouped_gemm, reference
-from dispatch.ops.cutlass_grouped_gemm.trials import cases
+from dispatch.keys import HOST, Arch
+from dispatch.ops.cutlass_grouped_gemm import (
+    CutlassGroupedGemmRequest,
+    CutlassSeveralGemmRequest,
+    cutlass_grouped_gemm,
+    reference,
+)
+from dispatch.ops.cutlass_grouped_gemm.cutlass import chunks, spec_of
+from dispatch.ops.cutlass_grouped_gemm.trials import cases, several_cases
 
 ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == HOST]
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+CASES = [
+    pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in (*cases(row), *several_cases(row))
+]
 
 
 @pytest.fixture
@@ -82,3 +90,94 @@ def test_a_bad_request_says_what_is_wrong(options, message, dev):
 def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev):
     with pytest.raises(NoRow, match=reason):
         dp.run(small(dev, **options(dev)))
+
+
+def test_ends_may_be_numbers_of_the_host(dev):
+    a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((2, 16, 8)), "bf16")
+    for ends in ([2, 6], np.array([2, 6]), (2, 6)):
+        assert (cutlass_grouped_gemm(a, b, ends).numpy().astype(float) == 16).all()
+
+
+@pytest.mark.parametrize("ends", [[4, 2], [2, 7], [-1, 6], [2.0, 6.0], [[2, 6]], None], ids=str)
+def test_ends_that_the_host_knows_are_looked_at(ends, dev):
+    a, b = dev.zeros((6, 16), "bf16"), dev.zeros((2, 16, 8), "bf16")
+    with pytest.raises(BadRequest, match="whole numbers that do not fall, at most 6"):
+        cutlass_grouped_gemm(a, b, ends)
+
+
+def pairs(dev, rng, *extents):
+    a = [dev.array(rng.standard_normal((m, k)), "bf16") for m, _, k in extents]
+    return a, [dev.array(rng.standard_normal((n, k)), "bf16").T for _, n, k in extents]
+
+
+def test_products_of_any_extents_are_numpys(dev, rng):
+    a, b = pairs(dev, rng, (3, 8, 16), (5, 24, 32))
+    first, second = cutlass_grouped_gemm(a, b, alpha=2.0, out_dtype="f32")
+    assert (first.shape, second.shape) == ((3, 8), (5, 24))
+    for got, x, y in ((first, a[0], b[0]), (second, a[1], b[1])):
+        np.testing.assert_allclose(got.numpy(), 2 * x.numpy().astype(float) @ y.numpy().astype(float), rtol=1e-4)
+
+
+def test_both_requests_have_one_kernel(dev, rng):
+    a, b = pairs(dev, rng, (8, 16, 8), (16, 8, 24))
+    rows = CutlassGroupedGemmRequest(
+        dev.zeros((6, 16), "bf16"), dev.zeros((2, 8, 16), "bf16").mT, dev.array([2, 6], "i32")
+    )
+    assert spec_of(rows, Arch(90)) == spec_of(CutlassSeveralGemmRequest(tuple(a), tuple(b)), Arch(90))
+
+
+def test_the_host_tells_of_each_group_extents_addresses_and_steps():
+    groups = [((g + 1, g + 2, g + 3), 16 * g, 24 * g, 8 * g) for g in range(70)]
+    told = list(chunks(groups, range(100, 170), range(200, 270), range(300, 370)))
+    assert [(first, count) for first, count, _ in told] == [(0, 32), (32, 32), (64, 6)]
+    words = np.array([list(words) for _, _, words in told]).reshape(-1, 9)[:70]
+    assert words[:, :3].tolist() == [[g + 1, g + 2, g + 3] for g in range(70)]
+    assert words[:, 3:6].tolist() == [[100 + g, 200 + g, 300 + g] for g in range(70)]
+    assert words[:, 6:].tolist() == [[16 * g, 24 * g, 8 * g] for g in range(70)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b, _: (a[:1], b, None), "as many of each"),
+        (lambda _a, _b, _d: ([], [], None), "one at least"),
+        (lambda a, b, _: (a, [b[1], b[0]], None), r"16 rows, as a\[0\] has columns"),
+        (lambda a, b, d: ([a[0], d.zeros((5, 32), "f16")], b, None), r"a\[1\].*bf16, as the first one is"),
+        (lambda a, b, d: (a, b, [d.zeros((3, 8), "bf16")]), "1 of out"),
+        (lambda a, b, d: (a, b, [d.zeros((3, 8), "bf16"), d.zeros((5, 8), "bf16")]), r"shape \(5, 24\)"),
+        (lambda a, b, _: (a, [b[0], [1]], None), "a Tensor of two axes"),
+        (lambda a, b, d: (a, b, [d.zeros((3, 8), "bf16")] * 2), r"shape \(5, 24\)"),
+    ],
+)
+def test_bad_products_say_what_is_wrong(change, message, dev, rng):
+    a, b, out = change(*pairs(dev, rng, (3, 8, 16), (5, 24, 32)), dev)
+    with pytest.raises(BadRequest, match=message):
+        CutlassSeveralGemmRequest(tuple(a), tuple(b), out)
+
+
+def test_one_memory_for_two_outputs_is_refused(dev, rng):
+    a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
+    whole = dev.zeros((6, 8), "bf16")
+    with pytest.raises(BadRequest, match=r"overlaps out\[1\]"):
+        CutlassSeveralGemmRequest(tuple(a), tuple(b), (whole[:4], whole[2:]))
+
+
+def test_products_with_b_in_two_orders_are_refused(dev, rng):
+    a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
+    with pytest.raises(NoRow, match="needs b of one order"):
+        cutlass_grouped_gemm(a, [b[0], dev.zeros((16, 8), "bf16")])
+
+
+def test_a_matrix_of_products_is_replaced_by_its_name(dev, rng):
+    a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
+    call = dp.prepare(CutlassSeveralGemmRequest(tuple(a), tuple(b)))
+    other = dev.array(np.ones((4, 16)), "bf16")
+    changed = call(**{"a[1]": other})
+    np.testing.assert_allclose(
+        changed[1].numpy().astype(float),
+        other.numpy().astype(float) @ b[1].numpy().astype(float),
+        rtol=2**-7,
+        atol=0.05,
+    )
+    with pytest.raises(BadRequest, match="no operand"):
+        call(**{"a[2]": other})

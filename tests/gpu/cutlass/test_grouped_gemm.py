@@ -5,10 +5,13 @@ import pytest
 
 import dispatch as dp
 from dispatch.keys import HOST
-from dispatch.ops.cutlass_grouped_gemm.trials import GroupedTrial, cases
+from dispatch.ops.cutlass_grouped_gemm import cutlass_grouped_gemm
+from dispatch.ops.cutlass_grouped_gemm.trials import GroupedTrial, cases, several_cases
 
 ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch != HOST]
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+CASES = [
+    pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in (*cases(row), *several_cases(row))
+]
 
 
 @pytest.fixture
@@ -38,3 +41,30 @@ def test_a_replay_reads_where_the_groups_end_then(gpu, rng):
         request.out.copy_from(np.full(request.out.shape, 7.0))
         request.ends.copy_from(np.sort(rng.integers(0, total + 1, request.groups)))
         GroupedTrial("other ends", request).check(call())
+
+
+def test_ends_may_be_told_by_the_host(gpu, rng):
+    row = next(row for row in ROWS if row.dtypes[0].name == "bf16")
+    request = cases(row)[0].request(gpu, rng)
+    ends = request.ends.numpy().tolist()
+    got = cutlass_grouped_gemm(request.a, request.b, ends, alpha=request.alpha, out=request.out)
+    GroupedTrial("ends of the host", request).check(got)
+
+
+def test_products_are_placed_anew_where_their_memory_is_another(gpu, rng):
+    """The addresses are arguments of the recorded call, in launches of 32 groups each."""
+    row = next(row for row in ROWS if row.dtypes[0].name == "bf16")
+    many = next(case for case in several_cases(row) if case.name == "many")
+    for _ in range(3):
+        trial = many.trial(gpu, rng)
+        call = dp.prepare(trial.request)
+        for _ in range(2):
+            trial.check(call())
+
+
+def test_outputs_are_made_where_none_are_given(gpu, rng):
+    a = [gpu.array(rng.standard_normal((m, 64)), "bf16") for m in (3, 150)]
+    b = [gpu.array(rng.standard_normal((n, 64)), "bf16").T for n in (20, 72)]
+    for got, x, y in zip(cutlass_grouped_gemm(a, b), a, b, strict=True):
+        exact = x.numpy().astype(float) @ y.numpy().astype(float)
+        np.testing.assert_allclose(got.numpy().astype(float), exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max())

@@ -1,0 +1,177 @@
+"""CutlassSeveralGemmRequest: products that share nothing but their dtypes and orders, as one kernel.
+
+Every extent may differ from product to product, and each matrix lies where it likes. The host knows the extents, so
+that they are validated here. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cutlass.evt import Node, accumulator, scalar
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, FP8, Dtype
+from dispatch.ops.cutlass_grouped_gemm.request import padded, validate_tree
+from dispatch.ops.matmul.validate import overlap
+from dispatch.request import Argument, Operands, Request, Signature, Use
+from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.device import Device
+
+__all__ = ["CutlassSeveralGemmRequest"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CutlassSeveralGemmRequest(Request):
+    """D[g] = tree(A[g] · B[g]) for matrices of any extents; all of a place have one dtype and one order.
+
+    Attributes:
+        a, b: matrices (m, k) and (k, n) of each product, rows of a dense.
+        out: D of each, (m, n) of `out_dtype`, rows dense; None for memory of their own.
+        epilogue, alpha, out_dtype, fast_accum: as in `CutlassGroupedGemmRequest`.
+    """
+
+    op: ClassVar[str] = "cutlass_grouped_gemm"
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
+    out: tuple[Tensor, ...] | None = None
+    epilogue: Node | None = None
+    alpha: Tensor | float = 1.0
+    out_dtype: Any = None
+    fast_accum: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "out"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, tuple(given))
+        _validate(self)
+
+    @property
+    def groups(self) -> int:
+        return len(self.a)
+
+    @property
+    def extents(self) -> tuple[tuple[int, int, int], ...]:
+        """(m, n, k) of each product."""
+        return tuple((a.shape[0], b.shape[1], a.shape[1]) for a, b in zip(self.a, self.b, strict=True))
+
+    @property
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Each matrix given, by its name."""
+        for name in ("a", "b", "out"):
+            for place, tensor in enumerate(getattr(self, name) or ()):
+                yield f"{name}[{place}]", tensor
+
+    @cached_property
+    def tree(self) -> Node:
+        """The epilogue, which scales by alpha where none was given."""
+        return self.epilogue if self.epilogue is not None else scalar("alpha") * accumulator()
+
+    @cached_property
+    def d_dtype(self) -> Dtype:
+        """The dtype of each D: that of `out`, `out_dtype`, or A's (bf16 for fp8)."""
+        if self.out is not None:
+            return self.out[0].dtype
+        if self.out_dtype is not None:
+            return Dtype.of(self.out_dtype)
+        return BF16 if self.a[0].dtype in FP8 else self.a[0].dtype
+
+    @property
+    def device(self) -> Device:
+        return self.a[0].device
+
+    def signature(self) -> Signature:
+        return Signature((self.a[0].dtype, self.b[0].dtype, self.d_dtype, self.d_dtype))
+
+    def key(self) -> tuple[Any, ...]:
+        alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
+        layouts = tuple(tensor.layout for _, tensor in self.matrices)
+        return (self.groups, layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        outs = self._outputs(outputs)
+        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha)
+        return (*(t.ptr for t in self.a), *(t.ptr for t in self.b), *(t.ptr for t in outs), alpha)
+
+    def tensors(self) -> tuple[Use, ...]:
+        uses = [(name, tensor, name.startswith("out")) for name, tensor in self.matrices]
+        return (*uses, ("alpha", self.alpha, False)) if isinstance(self.alpha, Tensor) else tuple(uses)
+
+    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        if self.out is not None:
+            return {}
+        return {f"out[{g}]": padded((m, n), self.d_dtype) for g, (m, n, _) in enumerate(self.extents)}
+
+    def result(self, outputs: Operands) -> tuple[Tensor, ...]:
+        return self._outputs(outputs)
+
+    def _outputs(self, outputs: Operands) -> tuple[Tensor, ...]:
+        return self.out if self.out is not None else tuple(outputs[f"out[{g}]"] for g in range(self.groups))
+
+    def replace(self, **operands: Tensor) -> CutlassSeveralGemmRequest:
+        changed: dict[str, Any] = {}
+        if "alpha" in operands:
+            changed["alpha"] = operands.pop("alpha")
+        known = {f"{name}[{g}]" for name in ("a", "b", "out") for g in range(self.groups)}
+        for name in operands:
+            if name not in known:
+                raise BadRequest(name, "no operand of this request", "a[0], b[0], out[0] and so on, or alpha")
+        for name in ("a", "b", "out"):
+            before = getattr(self, name) or (None,) * self.groups
+            after = tuple(operands.get(f"{name}[{g}]", tensor) for g, tensor in enumerate(before))
+            if any(tensor is not None for tensor in after):
+                changed[name] = after
+        return replace(self, **changed)
+
+    def describe(self) -> str:
+        fast = ", fast_accum" if self.fast_accum else ""
+        extents = ", ".join("x".join(map(str, found)) for found in self.extents[:4])
+        more = ", …" if self.groups > 4 else ""
+        return (
+            f"cutlass_grouped_gemm {self.groups} of {self.a[0].dtype} x {self.b[0].dtype} -> {self.d_dtype}"
+            f" ({extents}{more}), epilogue {self.tree}{fast}"
+        )
+
+
+def _validate(request: CutlassSeveralGemmRequest) -> None:
+    """Raise BadRequest for what no kernel could carry out."""
+    a, b, out = request.a, request.b, request.out
+    if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
+        counts = f"{len(a)} of a, {len(b)} of b" + ("" if out is None else f", {len(out)} of out")
+        raise BadRequest("a", counts, "as many of each, and one at least")
+    for name, tensor in request.matrices:
+        layout = getattr(tensor, "layout", None)  # what users give may be anything
+        if layout is None or tensor.ndim != 2:
+            raise BadRequest(name, str(layout or f"a {type(tensor).__name__}"), "a Tensor of two axes")
+        first = getattr(request, name.partition("[")[0])[0]
+        if tensor.dtype is not first.dtype:
+            raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, as the first one is")
+    for place, (one, other) in enumerate(zip(a, b, strict=True)):
+        if one.shape[1] != other.shape[0]:
+            raise BadRequest(f"b[{place}]", str(other.layout), f"{one.shape[1]} rows, as a[{place}] has columns")
+    if isinstance(request.alpha, Tensor) and request.alpha.size != 1:
+        raise BadRequest("alpha", str(request.alpha.layout), "a number, or a tensor of one element")
+    validate_tree(request)
+    _validate_memory(request)
+
+
+def _validate_memory(request: CutlassSeveralGemmRequest) -> None:
+    uses = request.tensors()
+    request.device.check(*(tensor for _, tensor, _ in uses))
+    for name, tensor, _ in uses:
+        if tensor.device is not request.device:
+            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {request.device!r}, as a is")
+    for place, (out, (m, n, _)) in enumerate(zip(request.out or (), request.extents, strict=False)):
+        if out.shape != (m, n) or out.layout.readonly:
+            raise BadRequest(f"out[{place}]", str(out.layout), f"shape ({m}, {n}) in memory that may be written")
+        for name, tensor, _ in uses:
+            if tensor is not out and overlap(out, tensor):
+                raise BadRequest(f"out[{place}]", f"memory that overlaps {name}", "memory of its own")
