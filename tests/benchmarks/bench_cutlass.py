@@ -1,4 +1,4 @@
-"""CUTLASS kernels compiled by NVRTC against torch: bf16 and fp8 products, an epilogue tree, and convolution.
+"""CUTLASS kernels compiled by NVRTC against torch: products, in groups and with an epilogue tree, and convolution.
 
 GPU time alone counts: each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph,
 replayed between events, in turns with the others; medians of the rounds. Then what a warm call costs the host, and what
@@ -23,17 +23,15 @@ from timing import gpu_race
 import dispatch as dp
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass import evt
-from dispatch.cutlass.config import Config
+from dispatch.cutlass.config import LARGE, Config, candidates, choose
 from dispatch.cutlass.emit import emit
 from dispatch.cutlass.store import folder
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference
 
 L2_BYTES = 120 << 20
 ROUNDS = {True: 5, False: 15}
-LARGE = Config((128, 256), (2, 1))
-STRIPES = LARGE._replace(swizzle=4)
-CONFIGS = (LARGE, STRIPES, Config((128, 128), (2, 1), "pingpong"))
-FP8_CONFIGS = (LARGE, STRIPES, Config((128, 128), (2, 1), "pingpong"))
+CONFIGS = (LARGE, LARGE._replace(swizzle=4), Config((128, 128), (2, 1), "pingpong"))
+MULTIPROCESSORS = 132  # of an H100 or H200
 TARGETS = (
     Target("bf16 4096 / torch.mm", "bf16 4096", 0.97, at_least=True),
     Target("bf16 8192 / torch.mm", "bf16 8192", 0.97, at_least=True),
@@ -41,6 +39,7 @@ TARGETS = (
     Target("tree / torch eager", "tree 16384x4096x512", 1.3, at_least=True),
     Target("tree / torch.compile", "compiled tree 16384x4096x512", 1.1, at_least=True),
     Target("convolution / cuDNN", "conv 32x256x56x56 3x3", 0.85, at_least=True),
+    *(Target(f"grouped {groups} / torch", f"grouped {groups}", 1.0, at_least=True) for groups in (8, 64, 128)),
     Target("warm call, host µs", "host us", 3.0, at_least=False),
     Target("load from disk, ms", "disk ms", 60.0, at_least=False),
 )
@@ -73,7 +72,7 @@ def product(size: int, kind: str, rounds: int) -> dict[str, Any]:
 
     runs: dict[str, Any] = {"torch": by_torch}
     expected = (a[0].float() @ b[0].float()).cpu().numpy()
-    for config in CONFIGS if kind == "bf16" else FP8_CONFIGS:
+    for config in candidates(size, size, size, 1, MULTIPROCESSORS):
         requests = [
             CutlassGemmRequest(
                 a=foreign(a[i]),
@@ -91,10 +90,18 @@ def product(size: int, kind: str, rounds: int) -> dict[str, Any]:
         if not off < 0.02:
             raise AssertionError(f"{kind} {size} {config} is off by {off}")
         runs[str(config)] = lambda i, enqueue=enqueue: enqueue[i]()
+    if kind == "bf16":
+        lt = [
+            ours(dp.MatmulRequest(foreign(a[i]), foreign(b[i]), out=foreign(out[i]), autotune=True))
+            for i in range(count)
+        ]
+        runs["cuBLASLt"] = lambda i: lt[i]()
     seconds, how = gpu_race(runs, sets=count, repeats=4 * count, rounds=rounds)
     rates = {name: 2 * size**3 / statistics.median(values) / 1e12 for name, values in seconds.items()}
-    best = max((name for name in rates if name != "torch"), key=rates.__getitem__)
-    return {"tflops": rates, "best": best, "ratio": rates[best] / rates["torch"], "timed by": how}
+    best = max((name for name in rates if name not in ("torch", "cuBLASLt")), key=rates.__getitem__)
+    chosen = str(choose(size, size, size, 1, MULTIPROCESSORS))
+    ratio = rates[best] / rates["torch"]
+    return {"tflops": rates, "best": best, "chosen": chosen, "ratio": ratio, "timed by": how}
 
 
 def foreign(tensor: Any) -> dp.Tensor:
@@ -161,6 +168,39 @@ def tree(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     return {"us": us, "best": best, "ratios": ratios, "timed by": how}
 
 
+MOE = ((8, 8192, 4096, 4096), (64, 16384, 2048, 2048), (128, 4096, 1536, 4096))  # groups, rows, n, k
+
+
+def grouped(groups: int, rows: int, n: int, k: int, rounds: int) -> dict[str, Any]:
+    """Rows in groups of uneven sizes, as a router makes them, against torch's grouped product."""
+    import torch
+
+    count = sets_for(2 * (rows * k + groups * n * k + rows * n))
+    cuts = np.sort(np.random.default_rng(1).integers(0, rows + 1, groups - 1))
+    ends = torch.tensor([*cuts, rows], dtype=torch.int32, device="cuda")
+    a = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    b = [torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16).mT for _ in range(count)]
+    out = [torch.empty(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    enqueue = [
+        ours(dp.CutlassGroupedGemmRequest(foreign(a[i]), foreign(b[i]), foreign(ends), out=foreign(out[i])))
+        for i in range(count)
+    ]
+    runs: dict[str, Any] = {"cutlass": lambda i: enqueue[i]()}
+    enqueue[0]()
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        wanted = a[0][begin:end].float() @ b[0][group].float()
+        if end > begin and not torch.allclose(out[0][begin:end].float(), wanted, rtol=0.02, atol=0.02 * k**0.5):
+            raise AssertionError(f"group {group} of {groups} is wrong")
+        begin = end
+    peer = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+    if peer is not None:
+        runs["torch"] = lambda i: peer(a[i], b[i], offs=ends)
+    seconds, how = gpu_race(runs, sets=count, repeats=4 * count, rounds=rounds)
+    us = {name: statistics.median(values) * 1e6 for name, values in seconds.items()}
+    return {"us": us, "timed by": how} | ({"ratio": us["torch"] / us["cutlass"]} if "torch" in us else {})
+
+
 def host_side(device: dp.Device) -> dict[str, float]:
     """What a warm call costs the host, what a kernel costs to read from disk, and to learn its parameters."""
     a, b = device.zeros((256, 256), "bf16"), device.zeros((256, 256), "bf16").T
@@ -221,10 +261,19 @@ def on_gpu(quick: bool, report: Report) -> None:
         report.put(f"{kind} {size}", found)
         figures[f"{kind} {size}"] = found["ratio"]
         rates = found["tflops"]
-        lines.append(
-            (f"{kind} {size}", f"{rates['torch']:.0f}", f"{rates[found['best']]:.0f}", f"{found['ratio']:.3f}")
-        )
-    table(("product", "torch TFLOP/s", "ours", "ratio"), lines)
+        names = ("torch", "cuBLASLt", found["chosen"], found["best"])
+        values = (f"{rates[name]:.0f}" if name in rates else "-" for name in names)
+        lines.append((f"{kind} {size}", *values, f"{found['ratio']:.3f}", found["best"]))
+    table(("product", "torch TFLOP/s", "cuBLASLt", "chosen", "best", "best/torch", "which"), lines)
+    lines = []
+    for shape in MOE:
+        found = grouped(*shape, rounds)
+        name = f"groups {shape[0]} of {shape[1]}, {shape[2]}x{shape[3]}"
+        report.put(name, found)
+        if "ratio" in found:
+            figures[f"grouped {shape[0]}"] = found["ratio"]
+        lines.append((name, *(f"{found['us'].get(peer, math.nan):.0f}" for peer in ("torch", "cutlass"))))
+    table(("grouped product", "torch us", "ours us"), lines)
     lines = []
     for m, n, k in ((16384, 4096, 512), (8192, 4096, 1024), (4096, 4096, 4096)):
         found = tree(m, n, k, rounds)
