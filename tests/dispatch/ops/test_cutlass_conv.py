@@ -226,3 +226,21 @@ def test_the_choice_without_timing(host):
     with pytest.raises(BadRequest, match="one of"):
         best((1, 8, 7, 7), (8, 8, 1, 1), config=Config((96, 96)))
     assert len(set(CONFIGS)) == len(CONFIGS)
+
+
+def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
+    from dispatch.cutlass.emit_conv import emit
+    from dispatch.ops.cutlass_conv import ahead
+    from dispatch.ops.cutlass_conv.cutlass import spec_of
+
+    texts = {source.text for _, source, _ in ahead.sources()}
+    assert len(texts) == 3 * 4 + 2 * 4 + 2 * 3
+    assert len(list(ahead.sources("cutlass_conv_bwd_filter"))) == 2 * 3
+    x, w = zeros(host, 8, 16, 14, 14), zeros(host, 64, 16, 3, 3)
+    dy = zeros(host, 8, 64, 12, 12)
+    for request in (
+        dp.CutlassConvFwdRequest(x, w),
+        dp.CutlassConvBwdDataRequest(dy, w),
+        dp.CutlassConvBwdFilterRequest(dy, x, w_extents=(3, 3)),
+    ):
+        assert emit(spec_of(request, Arch(90), choose(request, 132))).text in texts
