@@ -49,6 +49,7 @@ class Request(ABC):
     """
 
     op: ClassVar[str]
+    advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
     bound: Any = None  # lane.py keeps its last binding here, so that running the same request again costs no look-up
 
     @property

@@ -72,10 +72,8 @@ def no_row(
     """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
     tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
     change = nearest(tried, arch)
-    if refused:  # a library said no to what its rows take: every one takes most where both operands are dense along k
-        change = (
-            f"{next(iter(refused)).name} with a row-major and b column-major, or with extents that are multiples of 16"
-        )
+    if refused and request.advice:  # a library said no to what its rows take
+        change = f"{next(iter(refused)).name} with {request.advice}"
     return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
 
 
@@ -98,7 +96,7 @@ def _weight(reason: str) -> int:
         wanted, _, given = reason.removeprefix("needs dtypes (").partition("), has (")
         pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=False)
         return 2 + 2 * sum(one != other for one, other in pairs)
-    if "gives CUBLAS" in reason or "finds no algorithm" in reason:
+    if not reason.startswith("needs "):
         return 20  # the library itself refused: no change of words helps
     if ", has sm_" in reason or ", has host" in reason:
         return 100  # another machine

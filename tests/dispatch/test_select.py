@@ -16,8 +16,12 @@ import dispatch as dp
 from dispatch import Arch, Compute, Dtype, Epilogue, MatmulRequest, ScaleMode, Scales
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
+from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.matmul import reference
-from dispatch.select import candidates, reasons, select
+from dispatch.ops.norm import NormFwdRequest
+from dispatch.ops.reduction import ReduceRequest
+from dispatch.ops.sdpa import SdpaFwdRequest
+from dispatch.select import candidates, no_row, reasons, select
 
 RNG = np.random.default_rng(5)
 E, C = Epilogue, Compute
@@ -255,3 +259,33 @@ def test_an_explanation_reads_well():
 def blocks() -> Scales:
     mode = ScaleMode.VEC32_UE8M0
     return Scales(a=home().empty((128, 4), "e8m0"), b=home().empty((128, 4), "e8m0"), a_mode=mode, b_mode=mode)
+
+
+def test_a_library_s_refusal_comes_with_what_helps_for_its_op():
+    """Every request that a library refuses says what the library takes of its own op, and none what another op needs."""
+    host = dp.device("host")
+    image, filters = host.zeros((2, 8, 5, 5), "f16"), host.zeros((8, 8, 3, 3), "f16")
+    head = host.zeros((1, 2, 64, 64), "f16")
+    requests = [
+        MatmulRequest(host.zeros((4, 4)), host.zeros((4, 4))),
+        ConvFwdRequest(image, filters),
+        SdpaFwdRequest(head, head, head),
+        NormFwdRequest(image, host.zeros((5,), "f16")),
+    ]
+    said = []
+    for request in requests:
+        row = select(request, SM90)
+        error = no_row(request, SM90, refused={row: "cudnnBackendFinalize makes no plan"})
+        assert error.nearest == f"{row.name} with {request.advice}"
+        assert dict(error.refusals)[row.name] == ("cudnnBackendFinalize makes no plan",)
+        said.append(request.advice)
+    assert len(set(said)) == len(requests)
+    assert [text for text in said if "column-major" in text] == said[:1]
+
+
+def test_without_advice_the_nearest_row_is_one_that_no_library_refused():
+    host = dp.device("host")
+    request = ReduceRequest(host.zeros((8, 6)), 0)
+    first = select(request, SM90)
+    error = no_row(request, SM90, refused={first: "cuDNN takes no such graph"})
+    assert not error.nearest.startswith(first.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.layouts import dense_strides, lies_dense
@@ -46,6 +46,7 @@ class Activation(IntEnum):
 class ConvRequest(OperandRequest):
     """What the three have in common: steps, groups, and the numbers that results are scaled with."""
 
+    advice: ClassVar[str] = "dense operands with channels last, multiples of 8 channels, and fewer limits on engines"
     pad: Padding
     stride: int | tuple[int, ...]
     dilation: int | tuple[int, ...]

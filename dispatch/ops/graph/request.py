@@ -36,6 +36,7 @@ class GraphRequest(Request):
     """
 
     op: ClassVar[str] = "cudnn_graph"
+    advice: ClassVar[str] = "fewer operations: one product or convolution, pointwise modes behind it, a reduction last"
     graph: Graph
     named: tuple[tuple[str, int], ...]
     given: tuple[Tensor | None, ...]

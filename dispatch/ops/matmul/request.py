@@ -45,6 +45,7 @@ class MatmulRequest(Request):
     """
 
     op: ClassVar[str] = "matmul"
+    advice: ClassVar[str] = "a row-major and b column-major, or extents that are multiples of 16"  # both dense along k
     a: Tensor
     b: Tensor
     c: Tensor | None = None

@@ -52,6 +52,7 @@ class SdpaRequest(OperandRequest):
     `ragged_offsets` makes offsets from lengths.
     """
 
+    advice: ClassVar[str] = "heads of 64 or 128, one mask at a time, TOP_LEFT, and no limit of workspace"
     q: Tensor
     k: Tensor
     v: Tensor
