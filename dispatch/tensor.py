@@ -218,6 +218,16 @@ class Tensor:
             raise BadRequest("mT", str(self.layout), "at least two axes")
         return self._view(np.swapaxes(self.layout.frame(), -1, -2))
 
+    def transpose(self, *axes: int | tuple[int, ...]) -> Tensor:
+        """The view with the axes in another order, as NumPy has it; all reversed where none is named.
+
+        `x.transpose(0, 3, 1, 2)` of an array (N, H, W, C) is one (N, C, H, W) whose channels are last in memory.
+        """
+        try:
+            return self._view(self.layout.frame().transpose(*axes))
+        except (ValueError, TypeError) as error:
+            raise BadRequest("axes", str(axes), f"each axis of {self.layout} once", str(error)) from None
+
     def __getitem__(self, index: Any) -> Tensor:
         """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
         entries = index if isinstance(index, tuple) else (index,)

@@ -85,11 +85,17 @@ def test_writing_through_a_view_shows_in_the_whole(dev):
 def test_transposes_are_views(dev, rng):
     values = numbers(rng, (2, 3, 4), "f32")
     tensor = dev.array(values)
-    for view, expected in ((tensor.T, values.T), (tensor.mT, values.swapaxes(1, 2))):
+    pairs = [(tensor.T, values.T), (tensor.mT, values.swapaxes(1, 2)), (tensor.transpose(), values.transpose())]
+    pairs += [(tensor.transpose(axes), values.transpose(axes)) for axes in ((1, 2, 0), (-1, 0, 1))]
+    for view, expected in [*pairs, (tensor.transpose(0, 2, 1), values.transpose(0, 2, 1))]:
         assert (view.shape, view.strides, view.ptr) == (expected.shape, expected.strides, tensor.ptr)
         np.testing.assert_array_equal(view.numpy(), expected)
     with pytest.raises(BadRequest):
         _ = dev.zeros((3,)).mT
+    for axes in ((0, 1), (0, 0, 1), (0, 1, 3), ("a", 1, 2)):
+        with pytest.raises(BadRequest) as caught:
+            tensor.transpose(*axes)
+        assert caught.value.operand == "axes"
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (24,), (2, -1), (1, 24, 1), (2, 3, 2, 2)])
