@@ -124,7 +124,7 @@ class Block:
 
 def by_head(x: dp.Tensor) -> dp.Tensor:
     """(B·S, heads · D) as (B, heads, S, D): a view, for attention takes its operands wherever they lie."""
-    return x.reshape(BATCH, SEQUENCE, -1).mT.reshape(BATCH, -1, HEAD, SEQUENCE).mT
+    return x.reshape(BATCH, SEQUENCE, -1, HEAD).transpose(0, 2, 1, 3)
 
 
 def rotations() -> np.ndarray:
