@@ -54,6 +54,7 @@ class Lane:
         self.device: Device = stream.device
         self.closed = False
         self.prepared = False  # whether there were prepared calls, whose graphs hold this lane's addresses
+        self.at_close: list[Callable[[], None]] = []  # what rooms that hold something for this lane let go of with it
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts,
         self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common
@@ -113,7 +114,13 @@ class Lane:
             raise Closed(f"this lane of {self.device} was closed with its thread or supervisor")
 
     def close(self) -> None:
-        """End the lane; its plans and graphs are let go."""
+        """End the lane; its plans and graphs are let go, then what was kept for them, the latest first."""
+        self.lose()
+        while self.at_close:
+            self.at_close.pop()()
+
+    def lose(self) -> None:
+        """End the lane of a device that is lost: nothing is given back to a library, which could not take it."""
         self.closed = True
         order.epoch += 1  # bound calls look again, and find it closed
         self.forget()
@@ -127,8 +134,6 @@ class Lane:
     def release(self) -> None:
         """Let go of all that can be made again, memory included; prepared calls keep what they need."""
         self.forget()
-
-    lose = close
 
     def run_into(self, request: Request, outputs: Operands) -> None:
         """Enqueue a request with memory for the outputs that it leaves open."""

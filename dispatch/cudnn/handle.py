@@ -34,8 +34,8 @@ class Scratch(NamedTuple):
 class Handle:
     """A `cudnnHandle_t` on the stream of one lane.
 
-    Guarantees: destroyed exactly once, as its lane goes. Only where the whole device was closed or lost first is
-    nothing destroyed, for then there is no context left to do it in.
+    Guarantees: destroyed exactly once, as its lane is closed or goes. Only where the device is lost, or a lane goes
+    unclosed after its device, is nothing destroyed, for then there is no context left to do it in.
     """
 
     __slots__ = ("_between", "_device", "_scratch", "_stream", "_target", "c_handle")
@@ -80,11 +80,16 @@ class Handle:
             storage = known[size] = lane.device.allocate(size, lane.stream)
         return Scratch(ctypes.c_void_p(storage.base), storage)
 
+    def close(self) -> None:
+        """Destroy it; a second call does nothing."""
+        if self.c_handle.value and self._device.fault is None:
+            self._device.activate()
+            cudnn.cudnnDestroy.unchecked(self.c_handle)
+        self.c_handle.value = None
+
     def __del__(self) -> None:
-        if sys.is_finalizing() or not self.c_handle.value or not self._device.alive or self._device.fault is not None:
-            return
-        self._device.activate()
-        cudnn.cudnnDestroy.unchecked(self.c_handle)
+        if not sys.is_finalizing() and self._device.alive:
+            self.close()
 
 
 _handles: weakref.WeakKeyDictionary[CudaLane, Handle] = weakref.WeakKeyDictionary()
@@ -97,6 +102,7 @@ def handle_of(lane: CudaLane) -> Handle:
         found = _handles.get(lane)
     if found is None:
         found = Handle(lane)
+        lane.at_close.append(found.close)
         with _lock:
             _handles[lane] = found
     return found

@@ -10,6 +10,7 @@ import pytest
 import dispatch as dp
 from cudabind.errors import CublasLtError, CudaDriverError
 from dispatch.errors import BadRequest, DeadlineExceeded, NoRow, OutOfMemory, StaleTensor, WorkerFailed
+from dispatch.lane import HostLane
 from dispatch.seat import Seat
 from dispatch.stream import current
 from dispatch.worker import OUT_OF_MEMORY
@@ -193,3 +194,22 @@ def test_a_wake_up_before_the_rest_is_not_lost_and_a_second_one_does_no_harm():
     seat.rest(-1)  # would never end if the wake-up were lost
     seat.rest(0)
     assert not seat.asleep
+
+
+def test_what_is_kept_for_a_lane_goes_as_it_is_closed_the_latest_first_and_once(probe):
+    gone: list[str] = []
+
+    def keep() -> None:
+        current.lane.at_close.extend(lambda name=name: gone.append(name) for name in ("first", "second"))
+
+    with dp.Supervisor("host", streams=1) as sup:
+        sup.submit(probe(keep)).result(PATIENCE)
+        assert gone == []
+    assert gone == ["second", "first"]
+
+
+def test_a_lane_that_is_lost_gives_nothing_back():
+    lane = HostLane(dp.device("host").stream())
+    lane.at_close.append(lambda: pytest.fail("a library was called after the device was lost"))
+    lane.lose()
+    assert lane.closed

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dispatch
+from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.trial import carry_out
 from dispatch.keys import HOST
 from dispatch.ops.conv import Activation, ConvFwdRequest, cases
@@ -119,3 +120,16 @@ def test_workers_have_handles_of_their_own(isolation, rng):
             futures = [supervisor.submit(ConvFwdRequest(x, w, pad=1)) for _ in range(6)]
             for future in futures:
                 assert np.abs(future.result(timeout=60).numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_a_lane_s_handle_goes_as_the_lane_is_closed(rng):
+    device = dispatch.device("cuda:0")
+    lane = device.lane(device.stream())
+    x, w = (device.array(rng.standard_normal(shape).astype(np.float32)) for shape in ((2, 8, 9, 9), (4, 8, 3, 3)))
+    lane.run(ConvFwdRequest(x, w, pad=1))
+    handle = handle_of(lane)
+    assert handle.c_handle.value
+    lane.close()
+    assert not handle.c_handle.value
+    handle.close()  # a second time does nothing
+    assert np.isfinite(dispatch.conv_fwd(x, w, pad=1).numpy()).all()  # by the handle of another lane
