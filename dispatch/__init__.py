@@ -34,9 +34,24 @@ from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from dispatch.ops.activation import ActivationMode, activation, activation_bwd
-    from dispatch.ops.conv import Activation, conv_bwd_data, conv_bwd_filter, conv_fwd, conv_transpose
-    from dispatch.ops.ctc import ctc_loss
+    from dispatch.ops.activation import (
+        ActivationBwdRequest,
+        ActivationMode,
+        ActivationRequest,
+        activation,
+        activation_bwd,
+    )
+    from dispatch.ops.conv import (
+        Activation,
+        ConvBwdDataRequest,
+        ConvBwdFilterRequest,
+        ConvFwdRequest,
+        conv_bwd_data,
+        conv_bwd_filter,
+        conv_fwd,
+        conv_transpose,
+    )
+    from dispatch.ops.ctc import CtcRequest, ctc_loss
     from dispatch.ops.cutlass_conv import (
         CutlassConvBwdDataRequest,
         CutlassConvBwdFilterRequest,
@@ -47,21 +62,45 @@ if TYPE_CHECKING:
     )
     from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
     from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, cutlass_grouped_gemm
-    from dispatch.ops.dropout import dropout, dropout_bwd, dropout_states
-    from dispatch.ops.norm import NormMode, norm_bwd, norm_fwd
-    from dispatch.ops.pooling import PoolingMode, pooling, pooling_bwd
-    from dispatch.ops.reduction import ReduceOp, reduce
-    from dispatch.ops.rnn import Network, RnnMode, pack_weights, rnn, rnn_bwd_data, rnn_bwd_weights, unpack_weights
-    from dispatch.ops.sdpa import Diagonal, sdpa_bwd, sdpa_fwd
-    from dispatch.ops.softmax import SoftmaxAlgorithm, softmax, softmax_bwd
+    from dispatch.ops.dropout import (
+        DropoutBwdRequest,
+        DropoutRequest,
+        DropoutStatesRequest,
+        dropout,
+        dropout_bwd,
+        dropout_states,
+    )
+    from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode, norm_bwd, norm_fwd
+    from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, pooling, pooling_bwd
+    from dispatch.ops.reduction import ReduceOp, ReduceRequest, reduce
+    from dispatch.ops.rnn import (
+        Network,
+        RnnBwdDataRequest,
+        RnnBwdWeightsRequest,
+        RnnMode,
+        RnnRequest,
+        pack_weights,
+        rnn,
+        rnn_bwd_data,
+        rnn_bwd_weights,
+        unpack_weights,
+    )
+    from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, ragged_offsets, sdpa_bwd, sdpa_fwd
+    from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, softmax, softmax_bwd
 
 __all__ = [
     "TABLE",
     "Activation",
+    "ActivationBwdRequest",
     "ActivationMode",
+    "ActivationRequest",
     "Arch",
     "BoundCall",
     "Compute",
+    "ConvBwdDataRequest",
+    "ConvBwdFilterRequest",
+    "ConvFwdRequest",
+    "CtcRequest",
     "CutlassConvBwdDataRequest",
     "CutlassConvBwdFilterRequest",
     "CutlassConvFwdRequest",
@@ -69,20 +108,35 @@ __all__ = [
     "CutlassGroupedGemmRequest",
     "Device",
     "Diagonal",
+    "DropoutBwdRequest",
+    "DropoutRequest",
+    "DropoutStatesRequest",
     "Dtype",
     "Epilogue",
     "Future",
     "MatmulRequest",
     "Network",
+    "NormBwdRequest",
+    "NormFwdRequest",
     "NormMode",
+    "PoolingBwdRequest",
     "PoolingMode",
+    "PoolingRequest",
     "ReduceOp",
+    "ReduceRequest",
     "Request",
+    "RnnBwdDataRequest",
+    "RnnBwdWeightsRequest",
     "RnnMode",
+    "RnnRequest",
     "Row",
     "ScaleMode",
     "Scales",
+    "SdpaBwdRequest",
+    "SdpaFwdRequest",
     "SoftmaxAlgorithm",
+    "SoftmaxBwdRequest",
+    "SoftmaxRequest",
     "Stream",
     "Supervisor",
     "Tensor",
@@ -114,6 +168,7 @@ __all__ = [
     "pooling",
     "pooling_bwd",
     "prepare",
+    "ragged_offsets",
     "reduce",
     "register",
     "rnn",
@@ -131,11 +186,27 @@ register = TABLE.register
 
 # The ops beyond matmul by their rooms, which are imported when a name is first used: `import dispatch` stays quick.
 _ROOMS = {
-    "dispatch.ops.conv": ("Activation", "conv_bwd_data", "conv_bwd_filter", "conv_fwd", "conv_transpose"),
-    "dispatch.ops.norm": ("NormMode", "norm_bwd", "norm_fwd"),
-    "dispatch.ops.sdpa": ("Diagonal", "sdpa_bwd", "sdpa_fwd"),
-    "dispatch.ops.activation": ("ActivationMode", "activation", "activation_bwd"),
-    "dispatch.ops.ctc": ("ctc_loss",),
+    "dispatch.ops.activation": (
+        "ActivationBwdRequest",
+        "ActivationMode",
+        "ActivationRequest",
+        "activation",
+        "activation_bwd",
+    ),
+    "dispatch.ops.conv": (
+        "Activation",
+        "ConvBwdDataRequest",
+        "ConvBwdFilterRequest",
+        "ConvFwdRequest",
+        "conv_bwd_data",
+        "conv_bwd_filter",
+        "conv_fwd",
+        "conv_transpose",
+    ),
+    "dispatch.ops.ctc": (
+        "CtcRequest",
+        "ctc_loss",
+    ),
     "dispatch.ops.cutlass_conv": (
         "CutlassConvBwdDataRequest",
         "CutlassConvBwdFilterRequest",
@@ -144,21 +215,68 @@ _ROOMS = {
         "cutlass_conv_bwd_filter",
         "cutlass_conv_fwd",
     ),
-    "dispatch.ops.cutlass_gemm": ("CutlassGemmRequest", "cutlass_gemm"),
-    "dispatch.ops.cutlass_grouped_gemm": ("CutlassGroupedGemmRequest", "cutlass_grouped_gemm"),
-    "dispatch.ops.dropout": ("dropout", "dropout_bwd", "dropout_states"),
-    "dispatch.ops.pooling": ("PoolingMode", "pooling", "pooling_bwd"),
-    "dispatch.ops.reduction": ("ReduceOp", "reduce"),
+    "dispatch.ops.cutlass_gemm": (
+        "CutlassGemmRequest",
+        "cutlass_gemm",
+    ),
+    "dispatch.ops.cutlass_grouped_gemm": (
+        "CutlassGroupedGemmRequest",
+        "cutlass_grouped_gemm",
+    ),
+    "dispatch.ops.dropout": (
+        "DropoutBwdRequest",
+        "DropoutRequest",
+        "DropoutStatesRequest",
+        "dropout",
+        "dropout_bwd",
+        "dropout_states",
+    ),
+    "dispatch.ops.norm": (
+        "NormBwdRequest",
+        "NormFwdRequest",
+        "NormMode",
+        "norm_bwd",
+        "norm_fwd",
+    ),
+    "dispatch.ops.pooling": (
+        "PoolingBwdRequest",
+        "PoolingMode",
+        "PoolingRequest",
+        "pooling",
+        "pooling_bwd",
+    ),
+    "dispatch.ops.reduction": (
+        "ReduceOp",
+        "ReduceRequest",
+        "reduce",
+    ),
     "dispatch.ops.rnn": (
         "Network",
+        "RnnBwdDataRequest",
+        "RnnBwdWeightsRequest",
         "RnnMode",
+        "RnnRequest",
         "pack_weights",
         "rnn",
         "rnn_bwd_data",
         "rnn_bwd_weights",
         "unpack_weights",
     ),
-    "dispatch.ops.softmax": ("SoftmaxAlgorithm", "softmax", "softmax_bwd"),
+    "dispatch.ops.sdpa": (
+        "Diagonal",
+        "SdpaBwdRequest",
+        "SdpaFwdRequest",
+        "ragged_offsets",
+        "sdpa_bwd",
+        "sdpa_fwd",
+    ),
+    "dispatch.ops.softmax": (
+        "SoftmaxAlgorithm",
+        "SoftmaxBwdRequest",
+        "SoftmaxRequest",
+        "softmax",
+        "softmax_bwd",
+    ),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

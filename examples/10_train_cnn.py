@@ -21,13 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dispatch as dp
-from dispatch import Epilogue, MatmulRequest, NormMode, SoftmaxAlgorithm
-from dispatch.ops.activation import ActivationBackwardRequest, ActivationRequest
-from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
-from dispatch.ops.norm import NormBwdRequest, NormFwdRequest
-from dispatch.ops.pooling import PoolingBackwardRequest, PoolingRequest
-from dispatch.ops.reduction import ReduceOp, ReduceRequest
-from dispatch.ops.softmax import SoftmaxBackwardRequest, SoftmaxRequest
 
 HERE = Path(__file__).resolve().parent
 STAGES = ((16, False), (32, True), (32, True))  # filters of a stage, and whether it halves the image
@@ -37,7 +30,7 @@ RATES = ((0.5, 0.1), (0.8, 0.02), (1.0, 0.004))  # up to which share of the epoc
 DECAY = 1e-2  # less leaves some splits of the scans below the goal
 EPSILON = 1e-5
 GOAL = 0.985
-BATCH_NORM, LOG = NormMode.BATCH_NORM, SoftmaxAlgorithm.LOG
+BATCH_NORM, LOG = dp.NormMode.BATCH_NORM, dp.SoftmaxAlgorithm.LOG
 Requests = dict[str, dp.Request]  # by what each is for, in the order in which they run
 
 
@@ -110,18 +103,18 @@ class Stage:
     def forward(self) -> Requests:
         """What computes y from x. The ReLU works in place, for all that its gradient needs is where y is above 0."""
         requests: Requests = {
-            "conv": ConvFwdRequest(self.x, self.w, pad=1, out=self.convolved),
+            "conv": dp.ConvFwdRequest(self.x, self.w, pad=1, out=self.convolved),
             "norm": self.norm(),
-            "relu": ActivationRequest(self.active, out=self.active),
+            "relu": dp.ActivationRequest(self.active, out=self.active),
         }
         if self.pool:
-            requests["pool"] = PoolingRequest(self.active, 2, out=self.y)
+            requests["pool"] = dp.PoolingRequest(self.active, 2, out=self.y)
         return requests
 
-    def norm(self) -> NormFwdRequest:
+    def norm(self) -> dp.NormFwdRequest:
         """The normalization of a batch, which also gives the next running statistics, in memory of their own."""
         mean, variance = self.running
-        return NormFwdRequest(
+        return dp.NormFwdRequest(
             self.convolved, self.scale.tensor, self.shift.tensor, mean, variance, mode=BATCH_NORM, epsilon=EPSILON,
             training=True, out=self.active, mean_out=self.mean, inv_variance_out=self.inverse,
         )  # fmt: skip
@@ -130,20 +123,20 @@ class Stage:
         """What computes the gradients from dy; the first stage has no use for that of its x."""
         requests: Requests = {}
         if self.pool:
-            requests["pool gradient"] = PoolingBackwardRequest(self.active, self.y, self.dy, 2, out=self.dactive)
-        requests["relu gradient"] = ActivationBackwardRequest(self.active, self.active, self.dactive, out=self.dactive)
-        requests["norm gradient"] = NormBwdRequest(
+            requests["pool gradient"] = dp.PoolingBwdRequest(self.active, self.y, self.dy, 2, out=self.dactive)
+        requests["relu gradient"] = dp.ActivationBwdRequest(self.active, self.active, self.dactive, out=self.dactive)
+        requests["norm gradient"] = dp.NormBwdRequest(
             self.dactive, self.convolved, self.scale.tensor, self.inverse, self.mean, mode=BATCH_NORM, epsilon=EPSILON,
             dx=self.dconvolved, dscale=self.scale.gradient, dbias=self.shift.gradient,
         )  # fmt: skip
         if self.dx is not None:
-            requests["conv gradient"] = ConvBwdDataRequest(self.dconvolved, self.w, pad=1, out=self.dx)
+            requests["conv gradient"] = dp.ConvBwdDataRequest(self.dconvolved, self.w, pad=1, out=self.dx)
         return requests
 
     def update(self, rate: float) -> Requests:
         """The step of the filters, which are summed into as their gradient is computed."""
         keep = 1 - rate * DECAY
-        return {"conv update": ConvBwdFilterRequest(self.dconvolved, self.x, self.w, pad=1, alpha=-rate, beta=keep)}
+        return {"conv update": dp.ConvBwdFilterRequest(self.dconvolved, self.x, self.w, pad=1, alpha=-rate, beta=keep)}
 
     def fused(self, x: dp.Tensor) -> dp.Request:
         """The stage up to its ReLU as one convolution, with the running statistics folded into filters and bias."""
@@ -151,7 +144,7 @@ class Stage:
         factor = self.scale.value / np.sqrt(variance + EPSILON)
         w = self.device.array(self.w.numpy() * factor[:, None, None, None])
         bias = self.device.array(self.shift.value - mean * factor)
-        return ConvFwdRequest(x, w, bias=bias, pad=1, activation=Activation.RELU_FWD)
+        return dp.ConvFwdRequest(x, w, bias=bias, pad=1, activation=dp.Activation.RELU_FWD)
 
 
 class Head:
@@ -163,7 +156,7 @@ class Head:
         self.w_1 = device.array(rng.standard_normal((features, HIDDEN)) * np.sqrt(2 / features), "f32")
         self.w_2 = device.array(rng.standard_normal((HIDDEN, DIGITS)) / np.sqrt(HIDDEN), "f32")
         self.bias_1, self.bias_2 = Vector(device, np.zeros(HIDDEN)), Vector(device, np.zeros(DIGITS))
-        mask, _ = dp.aux_shape(Epilogue.RELU_AUX_BIAS, (n, HIDDEN))
+        mask, _ = dp.aux_shape(dp.Epilogue.RELU_AUX_BIAS, (n, HIDDEN))
         self.mask = device.empty(mask, "u8")  # where the ReLU was open: a bit for each element
         self.hidden, self.dhidden = (device.empty((n, HIDDEN)) for _ in range(2))
         self.logits, self.dlogits, self.log_p, self.dlog_p = (device.empty((n, DIGITS)) for _ in range(4))
@@ -171,43 +164,45 @@ class Head:
     def forward(self) -> Requests:
         """What computes the logarithms of the odds."""
         return {
-            "hidden": MatmulRequest(
+            "hidden": dp.MatmulRequest(
                 self.x, self.w_1, bias=self.bias_1.tensor, aux=self.mask, out=self.hidden,
-                epilogue=Epilogue.RELU_AUX_BIAS,
+                epilogue=dp.Epilogue.RELU_AUX_BIAS,
             ),
-            "logits": MatmulRequest(
-                self.hidden, self.w_2, bias=self.bias_2.tensor, out=self.logits, epilogue=Epilogue.BIAS
+            "logits": dp.MatmulRequest(
+                self.hidden, self.w_2, bias=self.bias_2.tensor, out=self.logits, epilogue=dp.Epilogue.BIAS
             ),
-            "softmax": SoftmaxRequest(self.logits, algorithm=LOG, out=self.log_p),
+            "softmax": dp.SoftmaxRequest(self.logits, algorithm=LOG, out=self.log_p),
         }  # fmt: skip
 
     def backward(self) -> Requests:
         """What computes the gradients; that of a ReLU and of the bias before it come with a product."""
         return {
-            "softmax gradient": SoftmaxBackwardRequest(self.log_p, self.dlog_p, algorithm=LOG, out=self.dlogits),
-            "logits gradient": MatmulRequest(
+            "softmax gradient": dp.SoftmaxBwdRequest(self.log_p, self.dlog_p, algorithm=LOG, out=self.dlogits),
+            "logits gradient": dp.MatmulRequest(
                 self.dlogits, self.w_2.T, aux=self.mask, bgrad=self.bias_1.gradient, out=self.dhidden,
-                epilogue=Epilogue.DRELU_BGRAD,
+                epilogue=dp.Epilogue.DRELU_BGRAD,
             ),
-            "hidden gradient": MatmulRequest(self.dhidden, self.w_1.T, out=self.dx),
+            "hidden gradient": dp.MatmulRequest(self.dhidden, self.w_1.T, out=self.dx),
         }  # fmt: skip
 
     def update(self, rate: float) -> Requests:
         """The steps of both matrices; the gradient of the last bias is the sum of dlogits, and comes with its step."""
         keep = 1 - rate * DECAY
         return {
-            "logits update": MatmulRequest(
+            "logits update": dp.MatmulRequest(
                 self.hidden.T, self.dlogits, bgrad=self.bias_2.gradient, out=self.w_2, alpha=-rate, beta=keep,
-                epilogue=Epilogue.BGRADB,
+                epilogue=dp.Epilogue.BGRADB,
             ),
-            "hidden update": MatmulRequest(self.x.T, self.dhidden, out=self.w_1, alpha=-rate, beta=keep),
+            "hidden update": dp.MatmulRequest(self.x.T, self.dhidden, out=self.w_1, alpha=-rate, beta=keep),
         }  # fmt: skip
 
     def classify(self, x: dp.Tensor, sup: dp.Supervisor) -> np.ndarray:
         """The likeliest digit of each scan; the largest logit is found on the device, too."""
-        hidden = MatmulRequest(x, self.w_1, bias=self.bias_1.tensor, epilogue=Epilogue.RELU_BIAS)
-        logits = MatmulRequest(sup.submit(hidden).result(), self.w_2, bias=self.bias_2.tensor, epilogue=Epilogue.BIAS)
-        largest = ReduceRequest(sup.submit(logits).result(), axes=1, reduce=ReduceOp.MAX, indices=True)
+        hidden = dp.MatmulRequest(x, self.w_1, bias=self.bias_1.tensor, epilogue=dp.Epilogue.RELU_BIAS)
+        logits = dp.MatmulRequest(
+            sup.submit(hidden).result(), self.w_2, bias=self.bias_2.tensor, epilogue=dp.Epilogue.BIAS
+        )
+        largest = dp.ReduceRequest(sup.submit(logits).result(), axes=1, reduce=dp.ReduceOp.MAX, indices=True)
         _, places = sup.submit(largest).result()
         return np.asarray(places)
 
@@ -273,7 +268,7 @@ class Network:
         for stage in self.stages:
             x = sup.submit(stage.fused(x)).result()
             if stage.pool:
-                x = sup.submit(PoolingRequest(x, 2)).result()
+                x = sup.submit(dp.PoolingRequest(x, 2)).result()
         return self.head.classify(x.reshape(len(scans), -1), sup)
 
 

@@ -1,6 +1,6 @@
 """Activations, element by element, and their gradients: `activation` and `activation_bwd`.
 
-`ActivationRequest` and `ActivationBackwardRequest` are the requests; `cudnn_activation` and `numpy_activation` carry
+`ActivationRequest` and `ActivationBwdRequest` are the requests; `cudnn_activation` and `numpy_activation` carry
 them out, `reference` says what is right, `cases` what is tested.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode, ActivationRequest
+from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode, ActivationRequest
 from dispatch.request import run
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
 __all__ = [
-    "ActivationBackwardRequest",
+    "ActivationBwdRequest",
     "ActivationMode",
     "ActivationRequest",
     "activation",
@@ -48,18 +48,18 @@ def activation_bwd(
     x: Tensor, y: Tensor, dy: Tensor, *, mode: ActivationMode = RELU, coef: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
     """The gradient of `activation`: dx from x, its result y and the gradient dy, all of one shape, dtype and layout."""
-    result: Tensor = run(ActivationBackwardRequest(x, y, dy, mode, coef, out))
+    result: Tensor = run(ActivationBwdRequest(x, y, dy, mode, coef, out))
     return result
 
 
-def cudnn_activation(request: ActivationRequest | ActivationBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in `cudnnActivationForward` or `cudnnActivationBackward`."""
     from dispatch.ops.activation import cudnn  # at first use: importing `dispatch` binds no library
 
     return cudnn.plan(request, lane, row)
 
 
-def numpy_activation(request: ActivationRequest | ActivationBackwardRequest, lane: Lane, row: Row) -> Plan:
+def numpy_activation(request: ActivationRequest | ActivationBwdRequest, lane: Lane, row: Row) -> Plan:
     """A plan that computes with NumPy."""
     from dispatch.cudnn.formulas import numpy_plan
     from dispatch.ops.activation.formulas import evaluate
@@ -67,7 +67,7 @@ def numpy_activation(request: ActivationRequest | ActivationBackwardRequest, lan
     return numpy_plan(evaluate, request, lane, row)
 
 
-def reference(request: ActivationRequest | ActivationBackwardRequest) -> Results:
+def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
     """The output of a request in float64, by name."""
     from dispatch.cudnn.formulas import EXACT
     from dispatch.ops.activation.formulas import evaluate

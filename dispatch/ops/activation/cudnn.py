@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cudabind.sys import cudnn
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
 from dispatch.cudnn.tensors import Descriptor, tensor
-from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode
+from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode
 from dispatch.ops.activation.rules import axes_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["plan"]
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def plan(request: ActivationRequest | ActivationBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: ActivationRequest | ActivationBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.x.size == 0:
         return NothingPlan(row)
@@ -35,7 +35,7 @@ def plan(request: ActivationRequest | ActivationBackwardRequest, lane: CudaLane,
     extents = [axis.extent for axis in axes]
     described = [tensor(dtype, extents, [axis.strides[i] for axis in axes]) for i in range(len(layouts))]
     one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, request.coef)
-    if isinstance(request, ActivationBackwardRequest):
+    if isinstance(request, ActivationBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
         return CallPlan(lane, row, cudnn.cudnnActivationBackward, (function, one, *operands))

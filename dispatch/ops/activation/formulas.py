@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.cudnn.formulas import Results, values
-from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationMode
+from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode
 
 if TYPE_CHECKING:
     from dispatch.ops.activation.request import ActivationRequest
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "sigmoid"]
 
 
-def evaluate(request: ActivationRequest | ActivationBackwardRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: ActivationRequest | ActivationBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     x, coef = values(request.x, work), work.type(request.coef)
-    if isinstance(request, ActivationBackwardRequest):
+    if isinstance(request, ActivationBwdRequest):
         return {"out": values(request.dy, work) * slope(request.mode, x, values(request.y, work), coef)}
     return {"out": forward(request.mode, x, coef)}
 

@@ -1,4 +1,4 @@
-"""ActivationRequest and ActivationBackwardRequest: a function of every element, and its gradient.
+"""ActivationRequest and ActivationBwdRequest: a function of every element, and its gradient.
 
 Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
 """
@@ -16,7 +16,7 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
-__all__ = ["ActivationBackwardRequest", "ActivationMode", "ActivationRequest"]
+__all__ = ["ActivationBwdRequest", "ActivationMode", "ActivationRequest"]
 
 
 class ActivationMode(IntEnum):
@@ -81,7 +81,7 @@ class ActivationRequest(OperandRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class ActivationBackwardRequest(OperandRequest):
+class ActivationBwdRequest(OperandRequest):
     """dx = dy · f'(x), element by element: the gradient of `ActivationRequest`.
 
     Attributes:

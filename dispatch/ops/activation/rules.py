@@ -12,7 +12,7 @@ from dispatch.cudnn.axes import Axis, describable, merge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.ops.activation.request import ActivationBackwardRequest, ActivationRequest
+    from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
     from dispatch.tensor import Layout
 
 __all__ = ["axes_of", "five_axes", "one_layout"]
@@ -25,7 +25,7 @@ def axes_of(layouts: Sequence[Layout]) -> list[Axis]:
     return merge(layouts, [0] * len(layouts[0].shape))
 
 
-def five_axes(request: ActivationRequest | ActivationBackwardRequest) -> str:
+def five_axes(request: ActivationRequest | ActivationBwdRequest) -> str:
     """Strides above 0, and no more than five axes once merged."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):
@@ -34,7 +34,7 @@ def five_axes(request: ActivationRequest | ActivationBackwardRequest) -> str:
     return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
 
 
-def one_layout(request: ActivationBackwardRequest) -> str:
+def one_layout(request: ActivationBwdRequest) -> str:
     """The gradient wants all its tensors laid out alike."""
     first = request.x.layout
     for name in ("y", "dy", "out"):

@@ -15,7 +15,7 @@ from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison,
 from dispatch.ops.activation.formulas import evaluate
 from dispatch.ops.activation.request import (
     WITH_COEF,
-    ActivationBackwardRequest,
+    ActivationBwdRequest,
     ActivationMode,
     ActivationRequest,
 )
@@ -77,7 +77,7 @@ class ActivationCase:
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = ActivationBackwardRequest(x.view, y.view, dy.view, self.mode, coef, memory.view)
+        gradient = ActivationBwdRequest(x.view, y.view, dy.view, self.mode, coef, memory.view)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
@@ -94,7 +94,7 @@ def bound_forward(request: ActivationRequest, expected: Results) -> Array:
     return rounded((8 + 4 * x) * unit(dtype) * np.maximum(np.abs(y), 1), y, dtype)
 
 
-def bound_backward(request: ActivationBackwardRequest, expected: Results) -> Array:
+def bound_backward(request: ActivationBwdRequest, expected: Results) -> Array:
     """How far dx may be off: by the slope's error, as above, times dy.
 
     Which of x and y the slope is taken from is the library's choice; y was rounded to its dtype, by w, and the slope

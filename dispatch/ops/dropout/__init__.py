@@ -1,6 +1,6 @@
 """Dropout with a seed: `dropout_states` makes the random numbers, `dropout` draws a mask, `dropout_bwd` uses it again.
 
-`DropoutStatesRequest`, `DropoutRequest` and `DropoutBackwardRequest` are the requests; `cudnn_dropout` and
+`DropoutStatesRequest`, `DropoutRequest` and `DropoutBwdRequest` are the requests; `cudnn_dropout` and
 `numpy_dropout` carry them out, `reference` says what is right on the host, `cases` what is tested.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.dropout.request import DropoutBackwardRequest, DropoutRequest, DropoutStatesRequest
+from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest, DropoutStatesRequest
 from dispatch.request import run
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
 __all__ = [
-    "DropoutBackwardRequest",
+    "DropoutBwdRequest",
     "DropoutRequest",
     "DropoutStatesRequest",
     "cases",
@@ -55,22 +55,18 @@ def dropout(
 
 def dropout_bwd(dy: Tensor, reserve: Tensor, p: float = 0.5, *, out: Tensor | None = None) -> Tensor:
     """The gradient of `dropout`: dx from dy, the reserve space that the forward pass gave, and its p."""
-    result: Tensor = run(DropoutBackwardRequest(dy, reserve, p, out))
+    result: Tensor = run(DropoutBwdRequest(dy, reserve, p, out))
     return result
 
 
-def cudnn_dropout(
-    request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest, lane: CudaLane, row: Row
-) -> Plan:
+def cudnn_dropout(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in `cudnnSetDropoutDescriptor`, `cudnnDropoutForward` or `cudnnDropoutBackward`."""
     from dispatch.ops.dropout import cudnn  # at first use: importing `dispatch` binds no library
 
     return cudnn.plan(request, lane, row)
 
 
-def numpy_dropout(
-    request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest, lane: Lane, row: Row
-) -> Plan:
+def numpy_dropout(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: Lane, row: Row) -> Plan:
     """A plan that computes with NumPy."""
     from dispatch.cudnn.formulas import numpy_plan
     from dispatch.ops.dropout.formulas import evaluate
@@ -78,7 +74,7 @@ def numpy_dropout(
     return numpy_plan(evaluate, request, lane, row)
 
 
-def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest) -> Results:
+def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest) -> Results:
     """The outputs of a request of the host in float64, by name."""
     from dispatch.cudnn.formulas import EXACT
     from dispatch.ops.dropout.formulas import evaluate

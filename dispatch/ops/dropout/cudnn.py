@@ -15,7 +15,7 @@ from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.tensors import Descriptor, tensor
 from dispatch.errors import Refused
-from dispatch.ops.dropout.request import DropoutBackwardRequest, DropoutStatesRequest
+from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutStatesRequest
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -40,11 +40,11 @@ def states_bytes(device: Device) -> int:
     return known
 
 
-def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """The plan of any of the requests; nothing is launched where there is no element."""
     if isinstance(request, DropoutStatesRequest):
         return StatesPlan(lane, row)
-    source = request.dy if isinstance(request, DropoutBackwardRequest) else request.x
+    source = request.dy if isinstance(request, DropoutBwdRequest) else request.x
     if source.size == 0:
         return NothingPlan(row)
     flat = tensor(source.dtype, (source.size,), (1,))
@@ -53,7 +53,7 @@ def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest
     reserve = request.layout_of("reserve").size
     if size.value != reserve:
         raise Refused(f"cudnnDropoutGetReserveSpaceSize asks for {size.value} bytes, the request has {reserve}")
-    if isinstance(request, DropoutBackwardRequest):
+    if isinstance(request, DropoutBwdRequest):
         operands = (flat, Operand(0), flat, Operand(2), Operand(1), size)
         return DropoutPlan(lane, row, cudnn.cudnnDropoutBackward, operands, float(request.p), None)
     operands = (flat, Operand(0), flat, Operand(2), Operand(3), size)

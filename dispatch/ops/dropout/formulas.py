@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.cudnn.formulas import Results, values
-from dispatch.ops.dropout.request import DropoutBackwardRequest, DropoutStatesRequest, reserve_bytes
+from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutStatesRequest, reserve_bytes
 
 if TYPE_CHECKING:
     from dispatch.ops.dropout.request import DropoutRequest
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["draw", "evaluate", "mask_of"]
 
 
-def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBackwardRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype; those of the forward pass hold the state, too."""
     if isinstance(request, DropoutStatesRequest):
         return {"out": np.array([request.seed, 0], np.uint64).view(np.uint8)}
-    if isinstance(request, DropoutBackwardRequest):
+    if isinstance(request, DropoutBwdRequest):
         kept = mask_of(np.asarray(request.reserve), request.dy.size).reshape(request.dy.shape)
         return {"out": np.where(kept, values(request.dy, work) * _scale(request.p, work), work.type(0))}
     return _forward(request, work)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STATES_ALIGNMENT",
-    "DropoutBackwardRequest",
+    "DropoutBwdRequest",
     "DropoutRequest",
     "DropoutStatesRequest",
     "check_opaque",
@@ -155,7 +155,7 @@ class DropoutRequest(OperandRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class DropoutBackwardRequest(OperandRequest):
+class DropoutBwdRequest(OperandRequest):
     """dx = dy / (1 - p) where the forward pass kept x, else 0: the gradient of `DropoutRequest`.
 
     Attributes:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from dispatch.cudnn.axes import describable, merge
 
 if TYPE_CHECKING:
-    from dispatch.ops.dropout.request import DropoutBackwardRequest, DropoutRequest
+    from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest
 
 __all__ = ["one_axis"]
 
 
-def one_axis(request: DropoutRequest | DropoutBackwardRequest) -> str:
+def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
     """The mask counts elements in memory, so input and output are dense and laid out alike."""
     layouts = [request.layout_of(request.reads[0]), request.layout_of("out")]
     if reason := describable(*layouts):

@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.cudnn.trial import Memory, Mismatch, Trial, normal, place, poison, rounded, unit
 from dispatch.keys import U8
 from dispatch.ops.dropout.request import (
-    DropoutBackwardRequest,
+    DropoutBwdRequest,
     DropoutRequest,
     DropoutStatesRequest,
     reserve_bytes,
@@ -121,7 +121,7 @@ class DropoutCase:
             )
         ones = place(device, np.ones(self.shape, self.dtype.numpy), self.order)
         y, mask = run(DropoutRequest(ones.view, states, self.p))
-        gradient = DropoutBackwardRequest(x.view, mask, self.p, memory.view)
+        gradient = DropoutBwdRequest(x.view, mask, self.p, memory.view)
         expected = {"out": x.view.numpy().astype(np.float64) * scale * (y.numpy() != 0)}
         return Trial(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
 

@@ -1,6 +1,6 @@
 """Pooling over one, two or three axes of space, and its gradient: `pooling` and `pooling_bwd`.
 
-`PoolingRequest` and `PoolingBackwardRequest` are the requests; `cudnn_pooling` and `numpy_pooling` carry them out,
+`PoolingRequest` and `PoolingBwdRequest` are the requests; `cudnn_pooling` and `numpy_pooling` carry them out,
 `reference` says what is right, `cases` what is tested.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingMode, PoolingRequest
+from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest
 from dispatch.request import run
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
 __all__ = [
-    "PoolingBackwardRequest",
+    "PoolingBwdRequest",
     "PoolingMode",
     "PoolingRequest",
     "cases",
@@ -66,18 +66,18 @@ def pooling_bwd(
     out: Tensor | None = None,
 ) -> Tensor:
     """The gradient of `pooling`: dx from x, its result y and the gradient dy; the choices are those of the forward."""
-    result: Tensor = run(PoolingBackwardRequest(x, y, dy, window, mode, stride, padding, out))
+    result: Tensor = run(PoolingBwdRequest(x, y, dy, window, mode, stride, padding, out))
     return result
 
 
-def cudnn_pooling(request: PoolingRequest | PoolingBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_pooling(request: PoolingRequest | PoolingBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in `cudnnPoolingForward` or `cudnnPoolingBackward`."""
     from dispatch.ops.pooling import cudnn  # at first use: importing `dispatch` binds no library
 
     return cudnn.plan(request, lane, row)
 
 
-def numpy_pooling(request: PoolingRequest | PoolingBackwardRequest, lane: Lane, row: Row) -> Plan:
+def numpy_pooling(request: PoolingRequest | PoolingBwdRequest, lane: Lane, row: Row) -> Plan:
     """A plan that computes with NumPy."""
     from dispatch.cudnn.formulas import numpy_plan
     from dispatch.ops.pooling.formulas import evaluate
@@ -85,7 +85,7 @@ def numpy_pooling(request: PoolingRequest | PoolingBackwardRequest, lane: Lane, 
     return numpy_plan(evaluate, request, lane, row)
 
 
-def reference(request: PoolingRequest | PoolingBackwardRequest) -> Results:
+def reference(request: PoolingRequest | PoolingBwdRequest) -> Results:
     """The output of a request in float64, by name."""
     from dispatch.cudnn.formulas import EXACT
     from dispatch.ops.pooling.formulas import evaluate

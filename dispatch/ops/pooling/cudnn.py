@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cudabind.sys import cudnn
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
 from dispatch.cudnn.tensors import Descriptor, tensor
-from dispatch.ops.pooling.request import PoolingBackwardRequest
+from dispatch.ops.pooling.request import PoolingBwdRequest
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
@@ -26,7 +26,7 @@ __all__ = ["plan"]
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def plan(request: PoolingRequest | PoolingBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: PoolingRequest | PoolingBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no image."""
     if request.x.size == 0:
         return NothingPlan(row)
@@ -34,7 +34,7 @@ def plan(request: PoolingRequest | PoolingBackwardRequest, lane: CudaLane, row: 
     pool = _pooling(request.windows, request.mode)
     described = [_image(request.layout_of(name)) for name in (*request.reads, *request.writes)]
     one, zero = number(1, dtype), number(0, dtype)
-    if isinstance(request, PoolingBackwardRequest):
+    if isinstance(request, PoolingBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
         return CallPlan(lane, row, cudnn.cudnnPoolingBackward, (pool, one, *operands))

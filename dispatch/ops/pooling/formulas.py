@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from dispatch.cudnn.formulas import Results, values
-from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingMode
+from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["backward", "evaluate"]
 
 
-def evaluate(request: PoolingRequest | PoolingBackwardRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     if request.x.size == 0:
         return {"out": np.zeros(request.layout_of("out").shape, work)}
-    if isinstance(request, PoolingBackwardRequest):
+    if isinstance(request, PoolingBwdRequest):
         return {"out": backward(request, values(request.dy, work))}
     return {"out": forward(request, work)}
 
@@ -38,7 +38,7 @@ def _cut(x: Array, windows: Windows, fill: float) -> Array:
     return np.asarray(cut[steps])
 
 
-def _counts(request: PoolingRequest | PoolingBackwardRequest, work: np.dtype[Any]) -> Array:
+def _counts(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) -> Array:
     """What the averages divide by, for every place: the window's size, or its elements that are in the image."""
     windows = request.windows
     if request.mode is PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING:
@@ -57,7 +57,7 @@ def forward(request: PoolingRequest, work: np.dtype[Any]) -> Array:
     return np.asarray(_cut(x, request.windows, 0.0).sum(axis=space) / _counts(request, work))
 
 
-def backward(request: PoolingBackwardRequest, dy: Array) -> Array:
+def backward(request: PoolingBwdRequest, dy: Array) -> Array:
     """dx: every place of y gives its share to each element of its window, or all of it to the first of the largest."""
     windows, work = request.windows, dy.dtype
     axes = len(windows.window)

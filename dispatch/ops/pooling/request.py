@@ -1,4 +1,4 @@
-"""PoolingRequest and PoolingBackwardRequest: the largest or the average of windows, and their gradient; 1D, 2D, 3D.
+"""PoolingRequest and PoolingBwdRequest: the largest or the average of windows, and their gradient; 1D, 2D, 3D.
 
 Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
 """
@@ -16,7 +16,7 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
-__all__ = ["PoolingBackwardRequest", "PoolingMode", "PoolingRequest", "Steps", "Windows"]
+__all__ = ["PoolingBwdRequest", "PoolingMode", "PoolingRequest", "Steps", "Windows"]
 
 Steps = int | tuple[int, ...]
 
@@ -119,7 +119,7 @@ class PoolingRequest(OperandRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class PoolingBackwardRequest(OperandRequest):
+class PoolingBwdRequest(OperandRequest):
     """dx from dy: the gradient of `PoolingRequest`, added up where windows overlap.
 
     Attributes:

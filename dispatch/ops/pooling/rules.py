@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dispatch.cudnn.axes import describable
 
 if TYPE_CHECKING:
-    from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingRequest
+    from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingRequest
 
 __all__ = ["images", "whole_max"]
 
@@ -20,6 +20,6 @@ def whole_max(request: PoolingRequest) -> str:
     return "" if request.mode.is_max else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {request.mode.name}"
 
 
-def images(request: PoolingRequest | PoolingBackwardRequest) -> str:
+def images(request: PoolingRequest | PoolingBwdRequest) -> str:
     """Strides above 0."""
     return describable(*(request.layout_of(name) for name in (*request.reads, *request.writes)))

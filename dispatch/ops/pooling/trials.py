@@ -14,7 +14,7 @@ from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, distinct, normal, place, poison, rounded, unit
 from dispatch.keys import I8
 from dispatch.ops.pooling.formulas import backward, evaluate
-from dispatch.ops.pooling.request import PoolingBackwardRequest, PoolingMode, PoolingRequest, Steps
+from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -82,7 +82,7 @@ class PoolingCase:
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, shape))
         memory = self._lay(device, poison(self.dtype, self.shape))
-        gradient = PoolingBackwardRequest(x.view, y.view, dy.view, *fields, memory.view)
+        gradient = PoolingBwdRequest(x.view, y.view, dy.view, *fields, memory.view)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": self._bound(gradient, expected["out"])}, (memory,))
 
@@ -90,14 +90,14 @@ class PoolingCase:
         order = (0, *range(2, values.ndim), 1) if self.last else None
         return place(device, values, order, self.gap)
 
-    def _bound(self, request: PoolingRequest | PoolingBackwardRequest, expected: Array) -> Array:
+    def _bound(self, request: PoolingRequest | PoolingBwdRequest, expected: Array) -> Array:
         """How far a result may be off: a sum over a window, or over the windows that an element is in.
 
         For MAX, cuDNN 9.19 adds up gradients in dx itself, in any order: each addition rounds to its dtype.
         """
         terms = float(np.prod(request.windows.window))
         u = (4 + 2 * np.sqrt(terms)) * unit(self.dtype)
-        if isinstance(request, PoolingBackwardRequest):
+        if isinstance(request, PoolingBwdRequest):
             size = backward(request, np.abs(np.asarray(request.dy).astype(np.float64)))
             if self.mode is PoolingMode.MAX and not request.device.is_host:
                 steps = zip(request.windows.window, request.windows.stride, strict=True)

@@ -1,6 +1,6 @@
 """Recurrent networks, LSTM, GRU, ReLU and tanh: `rnn`, and its gradients `rnn_bwd_data` and `rnn_bwd_weights`.
 
-`RnnRequest`, `RnnBackwardDataRequest` and `RnnBackwardWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
+`RnnRequest`, `RnnBwdDataRequest` and `RnnBwdWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
 and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The rooms of this
 folder: network (what it is made of), weights (packing), request, cells and formulas (what is right), cudnn, rules,
 trials.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.ops.rnn.network import Network, RnnMode
-from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, RnnRequest
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.weights import pack_weights, unpack_weights, weight_shapes
 from dispatch.request import run
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Network",
-    "RnnBackwardDataRequest",
-    "RnnBackwardWeightsRequest",
+    "RnnBwdDataRequest",
+    "RnnBwdWeightsRequest",
     "RnnMode",
     "RnnRequest",
     "cases",
@@ -85,10 +85,10 @@ def rnn_bwd_data(
 ) -> Any:
     """The gradients of x and of the first states: (dx, dhx), for an LSTM (dx, dhx, dcx). It changes the reserve space.
 
-    The fields of `RnnBackwardDataRequest` document shapes and layouts.
+    The fields of `RnnBwdDataRequest` document shapes and layouts.
     """
     states = (hx, cx, dhy, dcy)
-    return run(RnnBackwardDataRequest(y, dy, weights, reserve, network, *states, lengths, compute, dropout))
+    return run(RnnBwdDataRequest(y, dy, weights, reserve, network, *states, lengths, compute, dropout))
 
 
 def rnn_bwd_weights(
@@ -103,7 +103,7 @@ def rnn_bwd_weights(
     dropout: float = 0.0,
 ) -> Tensor:
     """The gradient of the weight space, after `rnn_bwd_data` has run; `unpack_weights` gives it by name."""
-    result: Tensor = run(RnnBackwardWeightsRequest(x, y, reserve, network, hx, lengths, compute, dropout))
+    result: Tensor = run(RnnBwdWeightsRequest(x, y, reserve, network, hx, lengths, compute, dropout))
     return result
 
 

@@ -19,7 +19,7 @@ from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype
 from dispatch.ops.dropout.cudnn import states_bytes
 from dispatch.ops.rnn.network import Network, RnnMode
-from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, steps_first
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, steps_first
 
 if TYPE_CHECKING:
     from dispatch.device import Device
@@ -141,12 +141,12 @@ def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
     spaces = (made.workspace, scratch.c_ptr, made.reserve)
     arguments: tuple[Any, ...]
     sequences: tuple[Any, ...]
-    if isinstance(request, RnnBackwardDataRequest):
+    if isinstance(request, RnnBwdDataRequest):
         y, dy, weights, reserve, hx, cx, dhy, dcy, dx, dhx, dcx = map(Operand, range(11))
         states = (made.h, hx, dhy, dhx, made.c, cx, dcy, dcx)
         arguments = (made.rnn, None, made.y, y, dy, made.x, dx, *states, made.weights, weights, *spaces, reserve)
         return CallPlan(lane, row, cudnn.cudnnRNNBackwardData_v8, arguments, keep)
-    if isinstance(request, RnnBackwardWeightsRequest):
+    if isinstance(request, RnnBwdWeightsRequest):
         x, y, reserve, hx, dweights = map(Operand, range(5))
         sequences = (made.x, x, made.h, hx, made.y, y)
         arguments = (made.rnn, ADD, None, *sequences, made.weights, dweights, *spaces, reserve)

@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest
 from dispatch.ops.dropout.formulas import draw
 from dispatch.ops.rnn.cells import backward_step, forward_step
 from dispatch.ops.rnn.network import RnnMode
-from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, saved_sizes
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, saved_sizes
 from dispatch.ops.rnn.weights import named_views, pack, places
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype; the reserve space as it is then."""
     network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
     lengths = np.array(request.all_lengths())
-    if isinstance(request, RnnBackwardDataRequest):
+    if isinstance(request, RnnBwdDataRequest):
         buffer = _buffer(request.reserve, request, work)
         named = _named(network, request.weights, work)
         saved = saved_views(network, steps, batch, buffer)
@@ -66,7 +66,7 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
         first = (_state(request.dhy, request.hidden_shape(), work), _state(request.dcy, request.cell_shape(), work))
         results = backward_data(network, named, saved, lengths, dy, *first)
         return {**results, "reserve": buffer.view(np.uint8)}
-    if isinstance(request, RnnBackwardWeightsRequest):
+    if isinstance(request, RnnBwdWeightsRequest):
         buffer = _buffer(request.reserve, request, work)
         gradient = backward_weights(network, saved_views(network, steps, batch, buffer))
         where = places(network, request.x.dtype, request.device)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dispatch.tensor import Layout, Tensor
 
 __all__ = [
-    "RnnBackwardDataRequest",
-    "RnnBackwardWeightsRequest",
     "RnnBase",
+    "RnnBwdDataRequest",
+    "RnnBwdWeightsRequest",
     "RnnRequest",
     "reserve_bytes",
     "saved_sizes",
@@ -216,14 +216,14 @@ class RnnRequest(RnnBase):
 
 
 @dataclass(frozen=True, eq=False)
-class RnnBackwardDataRequest(RnnBase):
+class RnnBwdDataRequest(RnnBase):
     """The backward pass by the data: the gradients of x and of the first states.
 
     Attributes:
         y: what the forward pass gave.
         dy: the gradient of y, of y's shape, dtype and layout; it is not read behind the end of a sequence.
         weights, network, hx, cx, lengths, compute, dropout: those of the forward pass.
-        reserve: what the forward pass in training left. This pass changes it, and `RnnBackwardWeightsRequest` wants it
+        reserve: what the forward pass in training left. This pass changes it, and `RnnBwdWeightsRequest` wants it
             as this pass leaves it: run this one first, and once.
         dhy, dcy: the gradients of the last states; None for zeros.
         out: dx, (steps, sequences, input_size), laid out like y; 0 behind the end of a sequence.
@@ -276,12 +276,12 @@ class RnnBackwardDataRequest(RnnBase):
 
 
 @dataclass(frozen=True, eq=False)
-class RnnBackwardWeightsRequest(RnnBase):
+class RnnBwdWeightsRequest(RnnBase):
     """The backward pass by the weights, after that by the data.
 
     Attributes:
         x, y: what the forward pass read and gave.
-        reserve: as `RnnBackwardDataRequest` left it.
+        reserve: as `RnnBwdDataRequest` left it.
         network, hx, lengths, compute, dropout: those of the forward pass.
         out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` gives it by name.
     """

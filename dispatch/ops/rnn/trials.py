@@ -16,7 +16,7 @@ from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison,
 from dispatch.keys import Compute
 from dispatch.ops.rnn.formulas import backward_data, backward_weights, empty_saved, forward
 from dispatch.ops.rnn.network import Network, RnnMode
-from dispatch.ops.rnn.request import RnnBackwardDataRequest, RnnBackwardWeightsRequest, RnnRequest
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.weights import pack, pack_weights, places, weight_shapes
 from dispatch.request import run
 
@@ -189,10 +189,10 @@ class _Drawn:
             compute=self.case.compute,
         )
 
-    def _gradient(self) -> RnnBackwardDataRequest:
+    def _gradient(self) -> RnnBwdDataRequest:
         """The backward pass by the data behind a forward pass that has run."""
         y, *_, reserve = run(self._source(True))
-        return RnnBackwardDataRequest(
+        return RnnBwdDataRequest(
             *(y, self.dy.view, self.weights, reserve, self.network),
             **self._tensors("hx", "cx", "dhy", "dcy"),
             lengths=self.case.lengths,
@@ -212,7 +212,7 @@ class _Drawn:
         before = self._gradient()
         run(before)
         outputs = self._poisoned({"out": "dweights"})
-        request = RnnBackwardWeightsRequest(
+        request = RnnBwdWeightsRequest(
             *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute),
             out=outputs["out"].view,
         )

@@ -1,6 +1,6 @@
 """Softmax and log-softmax along one axis, and their gradients: `softmax` and `softmax_bwd`.
 
-`SoftmaxRequest` and `SoftmaxBackwardRequest` are the requests; `cudnn_softmax` and `numpy_softmax` carry them out,
+`SoftmaxRequest` and `SoftmaxBwdRequest` are the requests; `cudnn_softmax` and `numpy_softmax` carry them out,
 `reference` says what is right, `cases` what is tested.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBackwardRequest, SoftmaxRequest
+from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest
 from dispatch.request import run
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SoftmaxAlgorithm",
-    "SoftmaxBackwardRequest",
+    "SoftmaxBwdRequest",
     "SoftmaxRequest",
     "cases",
     "cudnn_softmax",
@@ -48,18 +48,18 @@ def softmax_bwd(
     y: Tensor, dy: Tensor, *, axis: int = -1, algorithm: SoftmaxAlgorithm = ACCURATE, out: Tensor | None = None
 ) -> Tensor:
     """The gradient of `softmax`: dx from its result y and the gradient dy, both of one shape and dtype."""
-    result: Tensor = run(SoftmaxBackwardRequest(y, dy, axis, algorithm, out))
+    result: Tensor = run(SoftmaxBwdRequest(y, dy, axis, algorithm, out))
     return result
 
 
-def cudnn_softmax(request: SoftmaxRequest | SoftmaxBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in `cudnnSoftmaxForward` or `cudnnSoftmaxBackward`."""
     from dispatch.ops.softmax import cudnn  # at first use: importing `dispatch` binds no library
 
     return cudnn.plan(request, lane, row)
 
 
-def numpy_softmax(request: SoftmaxRequest | SoftmaxBackwardRequest, lane: Lane, row: Row) -> Plan:
+def numpy_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, lane: Lane, row: Row) -> Plan:
     """A plan that computes with NumPy."""
     from dispatch.cudnn.formulas import numpy_plan
     from dispatch.ops.softmax.formulas import evaluate
@@ -67,7 +67,7 @@ def numpy_softmax(request: SoftmaxRequest | SoftmaxBackwardRequest, lane: Lane, 
     return numpy_plan(evaluate, request, lane, row)
 
 
-def reference(request: SoftmaxRequest | SoftmaxBackwardRequest) -> Results:
+def reference(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results:
     """The output of a request in float64, by name."""
     from dispatch.cudnn.formulas import EXACT
     from dispatch.ops.softmax.formulas import evaluate

@@ -12,7 +12,7 @@ from cudabind.sys import cudnn
 from dispatch.cudnn.axes import Axis
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
 from dispatch.cudnn.tensors import tensor
-from dispatch.ops.softmax.request import SoftmaxBackwardRequest
+from dispatch.ops.softmax.request import SoftmaxBwdRequest
 from dispatch.ops.softmax.rules import axes_of
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 CHANNEL = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_CHANNEL
 
 
-def plan(request: SoftmaxRequest | SoftmaxBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: SoftmaxRequest | SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.layout_of("out").size == 0:
         return NothingPlan(row)
-    if isinstance(request, SoftmaxBackwardRequest):
+    if isinstance(request, SoftmaxBwdRequest):
         return _backward(request, lane, row)
     return _forward(request, lane, row)
 
@@ -47,7 +47,7 @@ def _forward(request: SoftmaxRequest, lane: CudaLane, row: Row) -> Plan:
     return CallPlan(lane, row, cudnn.cudnnSoftmaxForward, arguments)
 
 
-def _backward(request: SoftmaxBackwardRequest, lane: CudaLane, row: Row) -> Plan:
+def _backward(request: SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
     layouts = (request.y.layout, request.dy.layout, request.layout_of("out"))
     mode, (y, dy, dx) = _describe(layouts, request.axis)
     dtype = request.y.dtype

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.cudnn.formulas import Results, values
-from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBackwardRequest
+from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest
 
 if TYPE_CHECKING:
     from dispatch.ops.softmax.request import SoftmaxRequest
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 
-def evaluate(request: SoftmaxRequest | SoftmaxBackwardRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: SoftmaxRequest | SoftmaxBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
-    return backward(request, work) if isinstance(request, SoftmaxBackwardRequest) else forward(request, work)
+    return backward(request, work) if isinstance(request, SoftmaxBwdRequest) else forward(request, work)
 
 
 def forward(request: SoftmaxRequest, work: np.dtype[Any]) -> Results:
@@ -34,7 +34,7 @@ def forward(request: SoftmaxRequest, work: np.dtype[Any]) -> Results:
     return {"out": powers / total}
 
 
-def backward(request: SoftmaxBackwardRequest, work: np.dtype[Any]) -> Results:
+def backward(request: SoftmaxBwdRequest, work: np.dtype[Any]) -> Results:
     """dx = y · (dy - Σ y · dy), or dy - exp(y) · Σ dy for the logarithm."""
     y, dy, axis = values(request.y, work), values(request.dy, work), request.axis
     if request.algorithm is SoftmaxAlgorithm.LOG:

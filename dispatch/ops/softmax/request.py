@@ -1,4 +1,4 @@
-"""SoftmaxRequest and SoftmaxBackwardRequest: softmax and log-softmax along one axis, and their gradient.
+"""SoftmaxRequest and SoftmaxBwdRequest: softmax and log-softmax along one axis, and their gradient.
 
 Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
 """
@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
-__all__ = ["SoftmaxAlgorithm", "SoftmaxBackwardRequest", "SoftmaxRequest"]
+__all__ = ["SoftmaxAlgorithm", "SoftmaxBwdRequest", "SoftmaxRequest"]
 
 
 class SoftmaxAlgorithm(IntEnum):
@@ -66,7 +66,7 @@ class SoftmaxRequest(OperandRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxBackwardRequest(OperandRequest):
+class SoftmaxBwdRequest(OperandRequest):
     """dx from y = softmax(x) (or its logarithm) and dy: the gradient of `SoftmaxRequest`.
 
     Attributes:

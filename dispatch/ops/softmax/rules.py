@@ -12,7 +12,7 @@ from dispatch.cudnn.axes import Axis, describable, merge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.ops.softmax.request import SoftmaxBackwardRequest, SoftmaxRequest
+    from dispatch.ops.softmax.request import SoftmaxBwdRequest, SoftmaxRequest
     from dispatch.tensor import Layout
 
 __all__ = ["axes_of", "four_axes"]
@@ -28,7 +28,7 @@ def axes_of(layouts: Sequence[Layout], axis: int) -> tuple[Axis, list[Axis]]:
     return summed, [found for found in axes if not found.group]
 
 
-def four_axes(request: SoftmaxRequest | SoftmaxBackwardRequest) -> str:
+def four_axes(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
     """Strides above 0, and no more than four axes beside the one that sums to 1, once merged."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):

@@ -14,7 +14,7 @@ from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison, rounded, unit
 from dispatch.keys import HALF
 from dispatch.ops.softmax.formulas import evaluate
-from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBackwardRequest, SoftmaxRequest
+from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
@@ -81,7 +81,7 @@ class SoftmaxCase:
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = SoftmaxBackwardRequest(y.view, dy.view, self.axis, self.algorithm, memory.view)
+        gradient = SoftmaxBwdRequest(y.view, dy.view, self.axis, self.algorithm, memory.view)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
@@ -111,7 +111,7 @@ def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
     return rounded((relative + kept) * y + tiny, y, request.x.dtype)
 
 
-def bound_backward(request: SoftmaxBackwardRequest, expected: Results) -> Array:
+def bound_backward(request: SoftmaxBwdRequest, expected: Results) -> Array:
     """How far dx may be off: a sum of n products walks like √n; then a product and a difference."""
     y, dy = (np.asarray(tensor).astype(np.float64) for tensor in (request.y, request.dy))
     dx = expected["out"]

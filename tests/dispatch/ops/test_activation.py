@@ -12,7 +12,7 @@ from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.ops.activation import (
-    ActivationBackwardRequest,
+    ActivationBwdRequest,
     ActivationMode,
     ActivationRequest,
     activation,
@@ -92,7 +92,7 @@ def test_a_refusal_names_operand_given_and_expected(fields, operand, given, expe
 def test_the_gradient_wants_one_shape_and_one_layout(dev):
     x = dev.zeros((3, 4))
     with pytest.raises(BadRequest, match="as x is"):
-        ActivationBackwardRequest(x, dev.zeros((4, 3)), x)
+        ActivationBwdRequest(x, dev.zeros((4, 3)), x)
     with pytest.raises(NoRow, match="needs dy with the strides of x"):
         activation_bwd(x, x, dev.zeros((4, 3)).T)
 

@@ -9,7 +9,7 @@ from dispatch.cudnn.trial import Mismatch, carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import F32, HOST
 from dispatch.ops.dropout import (
-    DropoutBackwardRequest,
+    DropoutBwdRequest,
     DropoutRequest,
     DropoutStatesRequest,
     cases,
@@ -101,7 +101,7 @@ REFUSED = [  # what is asked with x and a state, the operand that is named, what
     (lambda x, s: DropoutRequest(x, s, True),               "p",       "True",     "number"),
     (lambda x, s: DropoutRequest(x, s[:8]),                 "states",  "u8[8]",    "u8[16]"),
     (lambda x, _: DropoutRequest(x, x),                     "states",  "f32[40]",  "u8[16]"),
-    (DropoutBackwardRequest,             "reserve", "u8[16]",   "u8[8]"),
+    (DropoutBwdRequest,             "reserve", "u8[16]",   "u8[8]"),
     (lambda x, _: DropoutStatesRequest(x.device, -1),       "seed",    "-1",       "from 0"),
     (lambda x, s: DropoutStatesRequest(x.device, 1, s[1:]), "out",     "u8[15]",   "u8[16]"),
 ]
@@ -124,7 +124,7 @@ def test_states_and_masks_stand_at_addresses_that_their_words_have(dev):
     for ask in (
         lambda: DropoutRequest(x, memory[1:]),
         lambda: DropoutRequest(x, states, reserve=memory[1:9]),
-        lambda: DropoutBackwardRequest(x, memory[1:9]),
+        lambda: DropoutBwdRequest(x, memory[1:9]),
         lambda: DropoutStatesRequest(dev, 1, memory[1:]),
     ):
         with pytest.raises(BadRequest, match="an address at a multiple of 1 bytes; expected one of"):

@@ -11,7 +11,7 @@ from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.ops.pooling import (
-    PoolingBackwardRequest,
+    PoolingBwdRequest,
     PoolingMode,
     PoolingRequest,
     cases,
@@ -126,9 +126,9 @@ def test_a_refusal_names_operand_given_and_expected(shape, fields, operand, give
 def test_the_gradient_wants_what_the_forward_pass_gave(dev):
     x, y = dev.zeros((1, 1, 4, 4)), dev.zeros((1, 1, 2, 2))
     with pytest.raises(BadRequest, match="what the forward pass gave"):
-        PoolingBackwardRequest(x, x, y, 2)
+        PoolingBwdRequest(x, x, y, 2)
     with pytest.raises(BadRequest, match="as y is"):
-        PoolingBackwardRequest(x, y, x, 2)
+        PoolingBwdRequest(x, y, x, 2)
 
 
 def test_averages_of_whole_numbers_have_no_row(dev):

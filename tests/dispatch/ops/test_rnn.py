@@ -11,7 +11,7 @@ from dispatch.keys import HOST, Compute
 from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
-    RnnBackwardDataRequest,
+    RnnBwdDataRequest,
     RnnMode,
     RnnRequest,
     cases,
@@ -279,7 +279,7 @@ def test_a_reserve_space_of_another_pass_is_refused(dev):
     with pytest.raises(BadRequest, match="pass on what training=True gave"):
         rnn_bwd_data(y, y, weights, reserve[:-16], network)
     with pytest.raises(BadRequest, match="a dense u8 tensor"):
-        RnnBackwardDataRequest(y, y, weights, x, network)
+        RnnBwdDataRequest(y, y, weights, x, network)
 
 
 def test_tf32_is_taken_where_it_is_asked_for_and_f32_alone_has_it(dev):

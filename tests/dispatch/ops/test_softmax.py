@@ -11,7 +11,7 @@ from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F32, HOST
 from dispatch.ops.softmax import (
     SoftmaxAlgorithm,
-    SoftmaxBackwardRequest,
+    SoftmaxBwdRequest,
     SoftmaxRequest,
     cases,
     reference,
@@ -88,8 +88,8 @@ REFUSED = [  # what is asked with a maker of zeros, the operand that is named, w
     (lambda z: SoftmaxRequest(z(3), algorithm=1),        "algorithm", "1",          "SoftmaxAlgorithm"),
     (lambda z: SoftmaxRequest(z(3), out=z(4)),           "out",       "f32[4]",     "f32[3]"),
     (lambda z: SoftmaxRequest(z(3), out=z(3, dtype="f16")), "out",    "f16[3]",     "f32[3]"),
-    (lambda z: SoftmaxBackwardRequest(z(3), z(4)),       "dy",        "f32[4]",     "f32[3], as y"),
-    (lambda z: SoftmaxBackwardRequest(z(3), None),       "dy",        "NoneType",   "Tensor"),
+    (lambda z: SoftmaxBwdRequest(z(3), z(4)),       "dy",        "f32[4]",     "f32[3], as y"),
+    (lambda z: SoftmaxBwdRequest(z(3), None),       "dy",        "NoneType",   "Tensor"),
 ]
 # fmt: on
 

@@ -8,8 +8,8 @@ from dispatch.keys import HOST
 from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
-    RnnBackwardDataRequest,
-    RnnBackwardWeightsRequest,
+    RnnBwdDataRequest,
+    RnnBwdWeightsRequest,
     RnnMode,
     RnnRequest,
     cases,
@@ -134,10 +134,10 @@ def test_a_repeated_training_step_gives_the_same_gradients_each_time(gpu, rng):
     y, hy, reserve = dispatch.run(forward)
     forward = forward.replace(out=y, hy=hy, reserve=reserve)
     dy = gpu.array(rng.standard_normal(y.shape))
-    data = RnnBackwardDataRequest(y, dy, weights, reserve, network)
+    data = RnnBwdDataRequest(y, dy, weights, reserve, network)
     dx, dhx = dispatch.run(data)
     data = data.replace(out=dx, dhx=dhx)
-    slopes = RnnBackwardWeightsRequest(x, y, reserve, network)
+    slopes = RnnBwdWeightsRequest(x, y, reserve, network)
     slopes = slopes.replace(out=dispatch.run(slopes))
     first = [tensor.numpy() for tensor in (y, dx, dhx, slopes.out)]
     for _ in range(4):
