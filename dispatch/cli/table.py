@@ -58,6 +58,7 @@ def describe(row: Row) -> dict[str, Any]:
     return {
         "name": row.name,
         "op": row.op,
+        "variant": row.variant or None,
         "dtypes": [dtype.name for dtype in row.dtypes],
         "extra_dtypes": [[dtype.name for dtype in allowed] for allowed in row.extra],
         "compute": row.compute.name if row.compute is not None else None,
@@ -101,7 +102,7 @@ def _cells(row: Row, labels: dict[tuple[Epilogue, ...], str]) -> tuple[str, ...]
         for pair in row.scales
     ]
     return (
-        row.op,
+        f"{row.op} {row.variant}".strip(),
         " ".join(dtype.name for dtype in row.dtypes),
         row.compute.name.removeprefix("COMPUTE_") if row.compute is not None else "-",
         labels.get(row.epilogues, row.epilogues[0].name),
