@@ -13,7 +13,7 @@ from typing import Any
 
 from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute, Epilogue
 from dispatch.ops.conv import cudnn_conv, numpy_conv
-from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses_in_nhwc, plain
+from dispatch.ops.conv.rules import dense_filter, dense_nhwc, fixed_epilogue, fp8_form, fuses, fuses_in_nhwc, plain
 from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
 from dispatch.ops.norm.rules import (
@@ -60,6 +60,8 @@ GPU_ROWS = (
     Row("conv_fwd",        (BF16,   BF16,   BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_filter, fuses_in_nhwc),  SM80, None, V9,   *CONV, H200),
     Row("conv_fwd",        (I8,     I8,     I8)     , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_filter, plain),          SM75, None, V9,   *CONV, H200),
     Row("conv_fwd",        (I8,     I8,     F32)    , ((),      ()),                COMP_32I,  NONE, UNSCALED, (dense_nhwc, plain),            SM75, None, V9,   *CONV, H200),
+    Row("conv_fwd",        (I8,     I8,     I8)     , ((F32,),  (I8, F32)),         COMP_32I,  NONE, UNSCALED, (dense_nhwc, fuses),            SM80, None, V9,   *CONV, variant="fused"),
+    Row("conv_fwd",        (I8,     I8,     F32)    , ((F32,),  (I8, F32)),         COMP_32I,  NONE, UNSCALED, (dense_nhwc, fuses),            SM80, None, V9,   *CONV, variant="fused"),
     Row("conv_fwd",        (F8E4M3, F8E4M3, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
     Row("conv_fwd",        (F8E4M3, F8E4M3, F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
     Row("conv_fwd",        (F8E4M3, F8E4M3, F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),

@@ -88,11 +88,13 @@ class _Drawing:
         rank = len(request.y_shape)
         value = builder.virtual(request.y_shape, None, strides)
         self._node("CONVOLUTION_FORWARD", {"X": x, "W": w}, "Y", value, ALPHA=1.0)
-        # What passes on from an i8 convolution is scaled and activated as f32.
+        # What passes on from an i8 convolution is scaled and activated as f32, and rounded at the end.
         made = F32 if request.x.dtype is I8 else builder.compute
+        precise: dict[str, Value] = {"MATH_PREC": made.name} if made is not builder.compute else {}
 
         def then(mode: str, *others: Wire) -> Wire:
-            return builder.pointwise(mode, value, *others, out=builder.virtual(request.y_shape, made, strides))
+            out = builder.virtual(request.y_shape, made, strides)
+            return builder.pointwise(mode, value, *others, out=out, **precise)
 
         if request.alpha != 1:
             value = then("MUL", builder.scalar(float(request.alpha), rank))
@@ -100,7 +102,7 @@ class _Drawing:
             z = self._tensor("z")
             if request.beta != 1:
                 scaled = builder.virtual(request.y_shape, made, strides)
-                z = builder.pointwise("MUL", z, builder.scalar(float(request.beta or 0), rank), out=scaled)
+                z = builder.pointwise("MUL", z, builder.scalar(float(request.beta or 0), rank), out=scaled, **precise)
             value = then("ADD", z)
         if request.bias is not None:
             value = then("ADD", self._bias(request))

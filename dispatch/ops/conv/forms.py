@@ -14,9 +14,10 @@ import numpy as np
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
-from dispatch.keys import BF16, F16, F64, FP8, I8, Compute, Dtype
-from dispatch.ops.conv.formulas import evaluate, magnitude
+from dispatch.keys import BF16, F16, F32, F64, FP8, I8, Compute, Dtype
+from dispatch.ops.conv.formulas import evaluate, exact, magnitude
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+from dispatch.ops.conv.rules import fuses
 from dispatch.ops.matmul.trial import FP8_SUMS, ROUNDOFF
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class ConvCase:
         if "z" in self.extra:
             added = {"z": self._lay(device, self._draw(rng, dtype, shapes["y"])).view, "beta": form.beta or None}
         if "b" in self.extra:
-            added["bias"] = device.array(self._draw(rng, dtype, (form.w[0],)))
+            kind = F32 if self.dtypes[0] is I8 else dtype
+            added["bias"] = device.array(self._draw(rng, kind, (form.w[0],)))
         return ConvFwdRequest(operands[0], operands[1], activation=self.activation, **added, **steps), memory
 
     def _draw(self, rng: np.random.Generator, dtype: Dtype, shape: Shape) -> Array:
@@ -188,7 +190,7 @@ def bound(request: ConvRequest, expected: Array) -> Array:
     what is fused to it. Activations pass errors on by their slope and add that of the GPU's approximations.
     """
     size, terms = magnitude(request)
-    if request.dtypes[0] is I8:
+    if request.dtypes[0] is I8 and not (isinstance(request, ConvFwdRequest) and request.fused):
         return np.full(expected.shape, 0.0)  # small whole numbers
     first = request.dtypes[0]
     u = unit(first) if first is not None else 0.0
@@ -198,6 +200,9 @@ def bound(request: ConvRequest, expected: Array) -> Array:
     error = np.asarray(relative * size)
     if isinstance(request, ConvFwdRequest):
         error = _through(request, error, expected, size, u)
+        if request.result_dtype is I8:  # what is so close to a half may be rounded to either side
+            value = exact(request, EXACT)
+            return np.where(np.abs(np.abs(value - np.rint(value)) - 0.5) <= error, 1.0, 0.0)
     elif request.beta:
         before = np.abs(np.asarray(request.out).astype(np.float64)) * abs(request.beta)
         error = error + 8 * u * before + (ROUNDOFF[request.result_dtype][0] * before if first is not F64 else 0.0)
@@ -221,9 +226,11 @@ def _through(request: ConvFwdRequest, error: Array, expected: Array, size: Array
 
 
 def cases(row: Row) -> list[ConvCase]:
-    """Every form, and for the forward operation what is fused to it."""
+    """Every form (with a bias for a row that only fuses), and for the forward operation what is fused to it."""
     compute = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
     found = [ConvCase(row.op, form, row.dtypes, compute) for form in FORMS]
+    if fuses in row.rules:
+        found = [ConvCase(row.op, form, row.dtypes, compute, "b", Activation.RELU_FWD) for form in FORMS]
     if row.op == "conv_fwd":
         found += [ConvCase(row.op, form, row.dtypes, compute, extra, act) for form, extra, act in FUSED]
     else:

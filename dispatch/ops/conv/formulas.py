@@ -21,11 +21,19 @@ if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvRequest
     from dispatch.tensor import Array
 
-__all__ = ["evaluate", "magnitude"]
+__all__ = ["evaluate", "exact", "magnitude"]
 
 
 def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
     """The result of a request; integers are summed up exactly, and rounded and cut off as cuDNN does for i8."""
+    found = exact(request, work)
+    if request.result_dtype is I8:
+        found = np.clip(np.rint(found), -128, 127)
+    return {"out": found}
+
+
+def exact(request: ConvRequest, work: np.dtype[Any]) -> Array:
+    """The result of a request before it is rounded to its dtype."""
     graph, places = describe(request)
     whole = request.dtypes[0] is I8
     tf32 = request.compute is Compute.COMPUTE_32F_FAST_TF32 and work == np.float32
@@ -38,9 +46,7 @@ def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
             feeds[uid] = to_tf32(np.ascontiguousarray(values)) if tf32 and names[place] in request.reads[:2] else values
     feeds = {uid: values.reshape(graph.wire(uid).dims) for uid, values in feeds.items()}
     (found,) = evaluate_graph(graph, feeds, np.float64 if whole else work.type).values()
-    if request.result_dtype is I8:
-        found = np.clip(np.rint(found), -128, 127)
-    return {"out": found}
+    return found
 
 
 def _accumulates(request: ConvRequest) -> bool:

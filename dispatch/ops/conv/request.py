@@ -31,12 +31,13 @@ class ConvFwdRequest(ConvRequest):
     Attributes:
         x: (N, C, spatial…).
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
-        bias: (K,), dense.
+        bias: (K,), dense; f32 with an i8 convolution.
         z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0.
         out: Y, (N, K, spatial…); lies as x does where it is left out.
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
         stride, dilation: numbers, or one for each spatial axis.
         activation: a mode of `cudnnPointwiseMode_t`.
+        alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.
         compute: None takes the row's own; f32 becomes TF32 only where COMPUTE_32F_FAST_TF32 is asked for here.
         deterministic: bit for bit the same result at every run.
         workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.

@@ -14,7 +14,7 @@ from dispatch.ops.conv.request import Activation
 if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest
 
-__all__ = ["dense_filter", "dense_nhwc", "fixed_epilogue", "fp8_form", "fuses_in_nhwc", "plain"]
+__all__ = ["dense_filter", "dense_nhwc", "fixed_epilogue", "fp8_form", "fuses", "fuses_in_nhwc", "plain"]
 
 # With a bias and one of these, cuDNN has kernels made beforehand, in any layout; all else it compiles, for NHWC alone.
 FIXED = (Activation.IDENTITY, Activation.RELU_FWD, Activation.SIGMOID_FWD, Activation.TANH_FWD)
@@ -45,8 +45,13 @@ def fuses_in_nhwc(request: ConvFwdRequest) -> str:
 
 
 def plain(request: ConvFwdRequest) -> str:
-    """i8: nothing is fused."""
+    """i8: nothing is fused; what fuses has a row of its own."""
     return f"needs a convolution alone, has {_said(request)}" if request.fused else ""
+
+
+def fuses(request: ConvFwdRequest) -> str:
+    """i8 with something fused: a bias, a residual or an activation."""
+    return "" if request.fused else "needs a bias, z or an activation, has a convolution alone"
 
 
 def dense_filter(request: ConvRequest) -> str:

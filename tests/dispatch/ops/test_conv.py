@@ -107,6 +107,25 @@ def test_what_is_fused_is_applied_in_the_documented_order(host, rng):
     assert np.allclose(reference(request)["out"], np.maximum(affine, 0))
 
 
+@pytest.mark.parametrize("result", ["i8", "f32"])
+def test_an_i8_convolution_is_summed_exactly_then_scaled_as_f32_and_rounded_once(result, host, rng):
+    x, w = (rng.integers(-5, 6, shape).astype(np.int8) for shape in ((2, 3, 5, 5), (4, 3, 3, 3)))
+    z = rng.integers(-100, 101, (2, 4, 3, 3)).astype(np.int8)
+    bias = rng.standard_normal(4).astype(np.float32) * 20
+    affine = 0.3 * by_loops(x.astype(int), w.astype(int), STEPS[0]) + 0.5 * z + bias[:, None, None]
+    expected = np.maximum(affine, 0)
+    if result == "i8":
+        expected = np.minimum(np.rint(expected), 127)
+        assert (expected == 127).any()
+    lasting = [place(host, array, (0, 2, 3, 1)).view for array in (x, w, z)]
+    choices = {"alpha": 0.3, "beta": 0.5, "activation": Activation.RELU_FWD, "out_dtype": result}
+    request = ConvFwdRequest(*lasting[:2], host.array(bias), lasting[2], **choices)
+    assert select(request, Arch(90)).variant == "fused"
+    assert np.allclose(dp.run(request).numpy(), expected, atol=0 if result == "i8" else 1e-4)
+    with pytest.raises(NoRow, match="dense with channels last"):
+        select(ConvFwdRequest(host.array(x), host.array(w), host.array(bias)), Arch(90))
+
+
 def test_the_transposed_convolution_takes_the_forward_back_to_its_extents(host, rng):
     up = dp.conv_transpose(
         host.array(rng.standard_normal((1, 4, 5, 7))), host.zeros((4, 3, 3, 3), "f64"), stride=2, pad=1
