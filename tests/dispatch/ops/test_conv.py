@@ -112,13 +112,13 @@ def test_an_i8_convolution_is_summed_exactly_then_scaled_as_f32_and_rounded_once
     x, w = (rng.integers(-5, 6, shape).astype(np.int8) for shape in ((2, 3, 5, 5), (4, 3, 3, 3)))
     z = rng.integers(-100, 101, (2, 4, 3, 3)).astype(np.int8)
     bias = rng.standard_normal(4).astype(np.float32) * 20
-    affine = 0.3 * by_loops(x.astype(int), w.astype(int), STEPS[0]) + 0.5 * z + bias[:, None, None]
+    affine = 1.3 * by_loops(x.astype(int), w.astype(int), STEPS[0]) + 0.5 * z + bias[:, None, None]
     expected = np.maximum(affine, 0)
     if result == "i8":
         expected = np.minimum(np.rint(expected), 127)
         assert (expected == 127).any()
     lasting = [place(host, array, (0, 2, 3, 1)).view for array in (x, w, z)]
-    choices = {"alpha": 0.3, "beta": 0.5, "activation": Activation.RELU_FWD, "out_dtype": result}
+    choices = {"alpha": 1.3, "beta": 0.5, "activation": Activation.RELU_FWD, "out_dtype": result}
     request = ConvFwdRequest(*lasting[:2], host.array(bias), lasting[2], **choices)
     assert select(request, Arch(90)).variant == "fused"
     assert np.allclose(dp.run(request).numpy(), expected, atol=0 if result == "i8" else 1e-4)
