@@ -15,7 +15,7 @@ from dispatch.ops.cutlass_conv import cutlass_plan as conv_plan
 from dispatch.ops.cutlass_conv import multistage_plan as conv_multistage
 from dispatch.ops.cutlass_conv import numpy_plan as conv_numpy
 from dispatch.ops.cutlass_conv import rules as conv
-from dispatch.ops.cutlass_gemm import cutlass_plan, multistage_plan, numpy_plan
+from dispatch.ops.cutlass_gemm import blackwell_plan, cutlass_plan, multistage_plan, numpy_plan
 from dispatch.ops.cutlass_gemm.rules import (
     buildable,
     by_4_bytes,
@@ -48,9 +48,12 @@ K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buil
 FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable)
 M_S  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum)
 M_I  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
-SM80, SM90 = Arch(80), Arch(90)
+B    = (some_elements, one_batch_axis, by_16_bytes, linear, no_fast_accum)
+B_8  = (some_elements, one_batch_axis, by_16_bytes, linear, no_fast_accum, k_dense)
+SM80, SM90, SM100, SM120 = Arch(80), Arch(90), Arch(100), Arch(120)
 ANY_VERSION: tuple[int, ...] = ()
 CUT  = ("cutlass", "GemmUniversal", cutlass_plan)
+CUTB = ("cutlass", "GemmUniversal", blackwell_plan)
 CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_plan)
 H200 = ("H200",)
 
@@ -86,6 +89,18 @@ GPU_ROWS = (
     Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
     Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
     Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  M_I,  SM80, None, ANY_VERSION, *CUT80, H200),
+)
+
+# Compiled for Blackwell in tests, for sm_100 and, of fp8, for sm_120, whose operands of 16 bits the rows of sm_80 read.
+BLACKWELL_ROWS = (
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
 )
 
 GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
@@ -133,12 +148,12 @@ HOST_ROWS = tuple(
         row,
         arch=HOST,
         until=HOST,
-        library="numpy" if row.arch == SM90 else "numpy-multistage",
+        library={SM80: "numpy-multistage", SM90: "numpy", SM100: "numpy-blackwell"}[row.arch],
         function="matmul",
         call=numpy_plan,
         run_on=("host",),
     )
-    for row in GPU_ROWS
+    for row in (*BLACKWELL_ROWS, *GPU_ROWS)
 )
 GROUPED_HOST_ROWS = tuple(
     replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
@@ -157,4 +172,4 @@ CONV_HOST_ROWS = tuple(
     for row in CONV_ROWS
 )
 
-ROWS = (*GPU_ROWS, *GROUPED_ROWS, *CONV_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS, *CONV_HOST_ROWS)
+ROWS = (*BLACKWELL_ROWS, *GPU_ROWS, *GROUPED_ROWS, *CONV_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS, *CONV_HOST_ROWS)

@@ -188,6 +188,11 @@ AMENDMENTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ),
         (r"namespace cute\n\{\n", "\\g<0>" + RECORD.replace("\\", "\\\\"), 1),
     ),
+    # What makes Blackwell's tensor maps, which NVRTC can do as well.
+    "cute/atom/copy_traits_sm100_tma.hpp": (
+        (r"#if !defined\(__CUDACC_RTC__\)(\n/\*\* Make a CuTe CTA-collective TiledCopy)", r"#if 1\1", 1),
+        (r"\nCUTE_HOST\n", "\nCUTE_HOST_RTC\n", 5),
+    ),
     "cute/container/tuple.hpp": (
         (
             r": CUTE_STL_NAMESPACE::tuple_element<I, CUTE_STL_NAMESPACE::tuple<T\.\.\.>>",

@@ -13,7 +13,7 @@ from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.evt import linear_combination
 from dispatch.cutlass.visitors import Operand
-from dispatch.keys import F32, HOST, I32, Arch, Compute
+from dispatch.keys import F32, I32, Arch, Compute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "specs", "warm"]
 
+SM90 = Arch(90)
+
 
 def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
     """A label and the kernel of each row and each configuration that `choose` picks, for alpha · A · B."""
@@ -30,7 +32,7 @@ def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
     from dispatch.table import TABLE
 
     for row in TABLE:
-        if row.op != "cutlass_gemm" or row.function != "GemmUniversal" or row.arch == HOST or op not in (None, row.op):
+        if row.op != "cutlass_gemm" or row.function != "GemmUniversal" or row.arch != SM90 or op not in (None, row.op):
             continue
         a, b, _, d = row.dtypes
         for config in CHOSEN:
@@ -40,7 +42,7 @@ def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
 def _spec(a: Any, b: Any, d: Any, compute: Compute | None, config: Config) -> GemmSpec:
     tree = linear_combination(with_source=False)
     return GemmSpec(
-        arch=Arch(90),
+        arch=SM90,
         a=a,
         b=b,
         c=None,

@@ -1,9 +1,9 @@
 """Products by CUTLASS kernels with epilogue trees: D = tree(A · B, C, operands).
 
-`cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan`, `multistage_plan` and
-`numpy_plan` carry it out, `reference` says what is right. The rooms: request (what may be asked), layout and rules
-(for the table), cutlass, tune, rival and multistage (on a GPU), host, trials (what is tested). Kernels come from
-`dispatch.cutlass`.
+`cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan`, `blackwell_plan`,
+`multistage_plan` and `numpy_plan` carry it out, `reference` says what is right. The rooms: request (what may be asked),
+layout and rules (for the table), cutlass, tune, rival, blackwell and multistage (on a GPU), host, trials (what is
+tested). Kernels come from `dispatch.cutlass`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["CutlassGemmRequest", "cutlass_gemm", "cutlass_plan", "multistage_plan", "numpy_plan", "reference"]
+__all__ = [
+    "CutlassGemmRequest",
+    "blackwell_plan",
+    "cutlass_gemm",
+    "cutlass_plan",
+    "multistage_plan",
+    "numpy_plan",
+    "reference",
+]
 
 
 def cutlass_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
@@ -32,6 +40,13 @@ def cutlass_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
     from dispatch.ops.cutlass_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
 
     return cutlass.plan(request, lane, row)
+
+
+def blackwell_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in a kernel for sm_100a or sm_120a."""
+    from dispatch.ops.cutlass_gemm import blackwell
+
+    return blackwell.plan(request, lane, row)
 
 
 def multistage_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:

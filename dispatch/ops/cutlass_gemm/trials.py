@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 TREES = 48
+HOPPER = 90
 SUMS = {
     "f64": 2.0**-52,
     "f32": 2.0**-23,
@@ -210,6 +211,8 @@ def cases(row: Row) -> list[Case]:
     dtypes = (a, b, c, d)
     if row.function == "DefaultGemmUniversal" or row.library == "numpy-multistage":
         return _multistage(dtypes, row.compute)
+    if row.arch > HOPPER or row.library == "numpy-blackwell":
+        return _blackwell(dtypes)
     # Which configuration a row is tried with is its own, and all are of the stated set.
     config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
     found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
@@ -225,6 +228,13 @@ def cases(row: Row) -> list[Case]:
         ]
         found.append(Case("order rccc with c", dtypes, (136, 72, 56), config, orders="rccc", c=True))
     return found
+
+
+def _blackwell(dtypes: tuple[Dtype, Dtype, Dtype, Dtype]) -> list[Case]:
+    """Several extents with one kernel, C with another; the tile is what it is."""
+    found = [Case(name, dtypes, extents, None) for name, extents in EXTENTS.items()]
+    found.append(Case("batch", dtypes, (72, 48, 136), None, batch=(3,)))
+    return [*found, Case("c", dtypes, (96, 136, 72), None, c=True)]
 
 
 def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | None) -> list[Case]:

@@ -9,6 +9,8 @@ import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, candidates, choose
 from dispatch.cutlass.emit import GemmSpec, emit
+from dispatch.cutlass.emit100 import BlackwellSpec
+from dispatch.cutlass.emit100 import emit as emit_blackwell
 from dispatch.cutlass.visitors import Operand, cut, lower
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, C64, F8E4M3, F8E5M2, F32, F64, I8, I32, Arch
@@ -269,3 +271,19 @@ def test_a_configuration_of_the_stated_set_is_taken_and_no_other():
     assert all(choose(64, 64, 64, 1, 132, config) == config for config in CONFIGS)
     with pytest.raises(BadRequest, match="one of the"):
         choose(64, 64, 64, 1, 132, Config((96, 96)))
+
+
+BLACKWELL = BlackwellSpec(Arch(100), BF16, BF16, None, BF16, ("row", "column", "row", "row"))
+
+
+def test_a_kernel_for_blackwell_is_made_of_its_collectives():
+    text = emit_blackwell(BLACKWELL).text
+    assert BLACKWELL.target == "sm_100a"
+    assert text.count("cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp") == 2
+    assert "using Tile = cute::Shape<cute::_128, cute::_128, cute::_64>;" in text
+    assert "arguments.epilogue.thread.alpha_ptr = (float const*)in.pointer(alpha_);" in text
+    assert "beta" not in text
+    newer = emit_blackwell(replace(BLACKWELL, arch=Arch(120), a=F8E4M3, b=F8E4M3, c=BF16)).text
+    assert "cutlass::arch::Sm120" in newer
+    assert "arguments.epilogue.thread.beta = in.number(beta_value_);" in newer
+    assert "arguments.epilogue.ptr_C" in newer

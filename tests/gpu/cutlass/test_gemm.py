@@ -6,13 +6,18 @@ import pytest
 import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.cutlass.config import CONFIGS, Config
+from dispatch.cutlass.emit100 import ARCHES
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
 from dispatch.ops.cutlass_gemm.trials import Trial, cases, quantized_cases, tree_cases
 
-ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST]
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+HOPPER, BLACKWELL = (
+    [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST and (row.arch > 90) is newer]
+    for newer in (False, True)
+)
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in HOPPER for case in cases(row)]
+NEWER = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in BLACKWELL for case in cases(row)]
 
 
 @pytest.fixture
@@ -31,6 +36,17 @@ def test_a_row_passes_its_cases(row, case, gpu, rng):
     trial.check(call())  # the recorded call
     again = case.trial(gpu, rng)
     again.check(dp.run(again.request))  # the plain call, at other addresses: the same parameters but for those
+
+
+@pytest.mark.parametrize(("row", "case"), NEWER)
+def test_a_row_of_blackwell_passes_its_cases(row, case, rng):
+    device = dp.device("cuda:0")
+    if device.arch not in ARCHES or not row.on(device.arch):
+        pytest.skip(f"needs {row.arch} to {row.until}, this GPU is {device.arch}")
+    trial = case.trial(device, rng)
+    call = dp.prepare(trial.request)
+    assert call.row is row
+    trial.check(call())
 
 
 @pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)

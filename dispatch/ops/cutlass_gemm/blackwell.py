@@ -1,0 +1,75 @@
+"""A CutlassGemmRequest carried out by a kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
+
+The table's Blackwell rows end here, by `plan`. The kernels are compiled in tests and have run on no machine yet, which
+their rows say; the parameters are made as Hopper's are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass.emit100 import ARCHES, CLUSTER, BlackwellSpec, emit
+from dispatch.cutlass.launch import Launch, module
+from dispatch.errors import Refused
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors
+from dispatch.ops.cutlass_gemm.layout import order_of
+from dispatch.request import Argument, Plan
+
+if TYPE_CHECKING:
+    from dispatch.keys import Arch
+    from dispatch.lane import CudaLane
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.row import Row
+
+__all__ = ["BlackwellPlan", "plan", "spec_of"]
+
+
+def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request to a lane: compile or load the kernel, learn its parameters."""
+    arch = lane.device.arch
+    if arch not in ARCHES or arch < row.arch:
+        raise Refused(f"needs sm_100 or sm_120, whose own instructions the kernel is made of, has {arch}")
+    return BlackwellPlan(request, lane, row)
+
+
+def spec_of(request: CutlassGemmRequest, arch: Arch) -> BlackwellSpec:
+    """The kernel of a request."""
+    orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
+    return BlackwellSpec(
+        arch=arch,
+        a=request.a.dtype,
+        b=request.b.dtype,
+        c=None if request.c is None else request.c.dtype,
+        d=request.d_dtype,
+        orders=(orders[0], orders[1], orders[2], orders[3]),
+    )
+
+
+class BlackwellPlan(Plan):
+    """One kernel for one set of layouts."""
+
+    __slots__ = ("_lane", "_launch", "_names", "_values", "spec")
+
+    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._lane = lane
+        lane.refuse_capture("a CUTLASS kernel")
+        self.spec = spec_of(request, lane.device.arch)
+        source = emit(self.spec)
+        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
+        kernel = compiler.kernel_id(source, self.spec.target)
+        loaded = module(lane.device, kernel, future.result(), source.words)
+        self._names = ("a", "b", "c", "out", *request.kinds)
+        self._values = {**fixed_words(request, multiprocessors(lane)), "swizzle": 1}
+        self._launch = Launch(loaded, lane, self._values, CLUSTER)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        values = dict(self._values)
+        for name, argument in zip(self._names, arguments, strict=True):
+            if type(argument) is int:
+                values[name] = argument
+            else:
+                values[f"{name}.value"] = int(struct.unpack("<I", struct.pack("<f", argument.real))[0])
+        self._launch.enqueue(values, self._lane.target.value or 0)

@@ -1,0 +1,170 @@
+"""The kernels that the GPU tests and the benchmark need, compiled ahead where there are headers and written to a pack.
+
+    python tests/gpu/cutlass/kernels.py rows|trees|grouped|tuned|bench ... [--pack FILE] [--list]
+
+A machine without headers then takes them: `python -m dispatch cache import FILE`. Compiling takes half a minute to a
+minute of one core for each; what is in the cache is not compiled again, so that it can be stopped and goes on later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+import dispatch as dp
+from dispatch.cutlass import compile as compiler
+from dispatch.cutlass import emit, emit80, emit100, emit_grouped, evt
+from dispatch.cutlass.config import LARGE, Config, candidates
+from dispatch.cutlass.emit100 import ARCHES
+from dispatch.cutlass.store import store
+from dispatch.cutlass.warm import finish
+from dispatch.keys import BF16, HOST, Arch
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, blackwell, cutlass, multistage, trials
+from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
+from dispatch.ops.cutlass_grouped_gemm import trials as grouped_trials
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.cutlass.emit import Source
+
+SM90 = Arch(90)
+PROCESSORS = 132  # of an H100 or H200
+DEV = dp.device("host")
+
+
+class Kernel(NamedTuple):
+    """A source, what it is compiled for, and what it is."""
+
+    source: Source
+    target: str
+    label: str
+
+    @property
+    def id(self) -> str:
+        return compiler.kernel_id(self.source, self.target)
+
+
+def rows() -> Iterator[Kernel]:
+    """Those of each row's cases, and of the tests beside them."""
+    for row in dp.TABLE.of("cutlass_gemm"):
+        if row.arch == HOST:
+            continue
+        for case in trials.cases(row):
+            request = case.request(DEV, np.random.default_rng(0))
+            for arch in [arch for arch in ARCHES if row.on(Arch(arch))] if row.arch > SM90 else [SM90]:
+                yield kernel_of(request, row, Arch(arch), case.id)
+
+
+def trees() -> Iterator[Kernel]:
+    """Those of the random trees and of quantization."""
+    for case in (*trials.quantized_cases(), *trials.tree_cases()):
+        request = case.request(DEV, np.random.default_rng(0))
+        spec = cutlass.spec_of(request, SM90, request.config)
+        yield Kernel(emit.emit(spec), spec.target, case.id)
+
+
+def groups() -> Iterator[Kernel]:
+    """Those of the grouped products."""
+    for row in dp.TABLE.of("cutlass_grouped_gemm"):
+        if row.arch == HOST:
+            continue
+        for case in grouped_trials.cases(row):
+            spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90)
+            yield Kernel(emit_grouped.emit(spec), spec.target, f"{row.name} {case.id}")
+
+
+def plain(dtype: str, tree: evt.Node | None = None, **options: object) -> CutlassGemmRequest:
+    """A product of small matrices: a kernel does not know their extents."""
+    a, b = DEV.zeros((16, 32), dtype), DEV.zeros((32, 32), dtype).T
+    return CutlassGemmRequest(a, b, epilogue=tree, **options)  # type: ignore[arg-type]
+
+
+def raced(request: CutlassGemmRequest, extents: tuple[int, int, int]) -> Iterator[Kernel]:
+    """Those that autotune times for some extents."""
+    for config in dict.fromkeys(c.kernel for c in candidates(*extents, 1, PROCESSORS)):
+        spec = cutlass.spec_of(request, SM90, config)
+        yield Kernel(emit.emit(spec), spec.target, f"{request.describe()} {config}")
+
+
+def tuned() -> Iterator[Kernel]:
+    """Those of the tests of autotune."""
+    alpha = evt.linear_combination(with_source=False)
+    for tree in (None, evt.relu(alpha), evt.silu(alpha)):
+        for extents in ((2048, 2048, 1024), (64, 1024, 2048)):
+            yield from raced(plain("bf16", tree), extents)
+
+
+def bench() -> Iterator[Kernel]:
+    """Those of bench_cutlass.py's products, grouped products and tree."""
+    yield from raced(plain("bf16"), (4096,) * 3)
+    yield from raced(plain("f8e4m3", fast_accum=True), (4096,) * 3)
+    residual = evt.silu(evt.accumulator() + evt.row("bias")) + evt.load("residual")
+    operands = {"bias": DEV.zeros(32, "bf16"), "residual": DEV.zeros((16, 32), "bf16")}
+    request = plain("bf16", evt.reduce(residual, "top", "amax", over="n"), operands=operands)
+    for config in (LARGE, Config((128, 128), (2, 1), "pingpong")):
+        spec = cutlass.spec_of(request, SM90, config)
+        yield Kernel(emit.emit(spec), spec.target, f"{request.describe()} {config}")
+    row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == SM90 and row.dtypes == (BF16,) * 4)
+    case = grouped_trials.cases(row)[0]
+    spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90)
+    yield Kernel(emit_grouped.emit(spec), spec.target, case.id)
+
+
+SETS = {"rows": rows, "trees": trees, "grouped": groups, "tuned": tuned, "bench": bench}
+
+
+def kernel_of(request: CutlassGemmRequest, row: dp.Row, arch: Arch, label: str) -> Kernel:
+    """The kernel that carries out a request by a row, on a GPU."""
+    source: Source
+    if row.function == "DefaultGemmUniversal":
+        multistage_spec = multistage.spec_of(request, arch, PROCESSORS)
+        source, target = emit80.emit(multistage_spec), multistage_spec.target
+    elif row.arch > SM90:
+        blackwell_spec = blackwell.spec_of(request, arch)
+        source, target = emit100.emit(blackwell_spec), blackwell_spec.target
+    else:
+        spec = cutlass.spec_of(request, arch, request.config)
+        source, target = emit.emit(spec), spec.target
+    return Kernel(source, target, f"{row.name} {label}")
+
+
+def of(names: list[str]) -> dict[str, Kernel]:
+    """The kernels of some sets by their ids, each once."""
+    found: dict[str, Kernel] = {}
+    for name in names:
+        for kernel in SETS[name]():
+            found.setdefault(kernel.id, kernel)
+    return found
+
+
+def main() -> int:
+    """Compile, and write a pack; 1 where a kernel does not compile."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", choices=tuple(SETS))
+    parser.add_argument("--pack", type=Path, help="the file to write, with those that are compiled so far")
+    parser.add_argument("--list", action="store_true", help="say which there are, and compile none")
+    options = parser.parse_args()
+    kernels = of(options.sets)
+    if options.list:
+        for kernel in kernels.values():
+            there = store().find(kernel.id, compiler.toolchain()) is not None
+            sys.stdout.write(f"{'compiled' if there else 'missing '} {kernel.target} {kernel.label}\n")
+        return 0
+    futures = {compiler.request(k.source, k.target, k.label): k for k in kernels.values()}
+    finish(futures)
+    failed = [(k.label, error) for future, k in futures.items() if (error := future.exception()) is not None]
+    for label, error in failed:
+        sys.stdout.write(f"{label}: {error}\n")
+    sys.stdout.write(f"{len(futures) - len(failed)} of {len(futures)} kernels are there\n")
+    if options.pack is not None:
+        sys.stdout.write(f"{store().export_pack(options.pack, kernels)} kernels in {options.pack}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
