@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.ops.rnn.network import Network, RnnMode
+from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.weights import pack_weights, unpack_weights, weight_shapes
 from dispatch.request import run
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Network",
+    "RnnBiasMode",
     "RnnBwdDataRequest",
     "RnnBwdWeightsRequest",
     "RnnMode",

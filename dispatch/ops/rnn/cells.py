@@ -23,10 +23,12 @@ Named = dict[str, "Array"]
 
 
 def _products(weights: Named, x: Array, h: Array) -> tuple[Array, Array]:
-    """The products of the input and of the state, with their biases."""
+    """The products of the input and of the state, each with its bias where it has one."""
     of_input, of_state = x @ weights["weight_ih_"].T, h @ weights["weight_hh_"].T
     if "bias_ih_" in weights:
-        of_input, of_state = of_input + weights["bias_ih_"], of_state + weights["bias_hh_"]
+        of_input = of_input + weights["bias_ih_"]
+    if "bias_hh_" in weights:
+        of_state = of_state + weights["bias_hh_"]
     return of_input, of_state
 
 

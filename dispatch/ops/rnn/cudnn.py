@@ -56,12 +56,12 @@ class NetworkDescriptor:
             cudnn.cudnnRestoreDropoutDescriptor(dropout, handle, self._p, ctypes.c_void_p(states), size, 0)
         else:
             cudnn.cudnnSetDropoutDescriptor(dropout, handle, 0.0, None, 0, 0)
-        network, bias = self._network, cudnn.cudnnRNNBiasMode_t
+        network = self._network
         cudnn.cudnnSetRNNDescriptor_v8(
             self.rnn.handle,
             cudnn.cudnnRNNAlgo_t.CUDNN_RNN_ALGO_STANDARD,
             cudnn.cudnnRNNMode_t(network.mode),
-            bias.CUDNN_RNN_DOUBLE_BIAS if network.bias else bias.CUDNN_RNN_NO_BIAS,
+            cudnn.cudnnRNNBiasMode_t(network.bias),
             cudnn.cudnnDirectionMode_t(network.directions - 1),
             cudnn.cudnnRNNInputMode_t.CUDNN_LINEAR_INPUT,
             DTYPES[self._dtype],

@@ -157,9 +157,8 @@ def backward_weights(network: Network, saved: Saved) -> Named:
             flat = {name: array.reshape(-1, array.shape[-1]) for name, array in saved[number].items()}
             named[f"weight_ih_{end}"] = flat["d_input"].T @ flat["x"]
             named[f"weight_hh_{end}"] = flat["d_state"].T @ flat["h"]
-            if network.bias:
-                named[f"bias_ih_{end}"] = flat["d_input"].sum(axis=0)
-                named[f"bias_hh_{end}"] = flat["d_state"].sum(axis=0)
+            for kind in network.biased:
+                named[f"bias_{kind}_{end}"] = flat["d_input" if kind == "ih" else "d_state"].sum(axis=0)
             if network.projection:
                 named[f"weight_hr_{end}"] = flat["d_projected"].T @ flat["unprojected"]
     return named

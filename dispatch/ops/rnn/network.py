@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Network", "Part", "RnnMode"]
+__all__ = ["Network", "Part", "RnnBiasMode", "RnnMode"]
 
 
 class RnnMode(IntEnum):
@@ -32,6 +32,15 @@ class RnnMode(IntEnum):
     @property
     def gates(self) -> int:
         return {RnnMode.LSTM: 4, RnnMode.GRU: 3}.get(self, 1)
+
+
+class RnnBiasMode(IntEnum):
+    """`cudnnRNNBiasMode_t`: which products have a bias: none, the input's, both (as in torch), or the state's."""
+
+    NO_BIAS = 0
+    SINGLE_INP_BIAS = 1
+    DOUBLE_BIAS = 2
+    SINGLE_REC_BIAS = 3
 
 
 class Part(NamedTuple):
@@ -63,7 +72,7 @@ class Network:
         layers: how many, each reading what the one before gave.
         bidirectional: whether each layer is two, one of which reads the sequence from its end.
         projection: LSTM only: the size that the hidden state is projected to; 0 for none.
-        bias: whether the input's product and the state's have a bias each.
+        bias: which products have a bias; True for both, False for none.
     """
 
     mode: RnnMode
@@ -72,18 +81,27 @@ class Network:
     layers: int = 1
     bidirectional: bool = False
     projection: int = 0
-    bias: bool = True
+    bias: RnnBiasMode | bool = RnnBiasMode.DOUBLE_BIAS
 
     def __post_init__(self) -> None:
         chosen("mode", self.mode, RnnMode)
+        if isinstance(self.bias, bool):
+            object.__setattr__(self, "bias", RnnBiasMode.DOUBLE_BIAS if self.bias else RnnBiasMode.NO_BIAS)
+        chosen("bias", self.bias, RnnBiasMode)
         for name in ("input_size", "hidden_size", "layers"):
             whole(name, getattr(self, name), 1)
-        for name in ("bidirectional", "bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadRequest(name, repr(getattr(self, name)), "a bool")
+        if not isinstance(self.bidirectional, bool):
+            raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
         whole("projection", self.projection, 0, self.hidden_size - 1)
         if self.projection and self.mode is not RnnMode.LSTM:
             raise BadRequest("projection", str(self.projection), f"0, for {self.mode.name} has none", "LSTM has one")
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """The kinds of matrices whose product has a bias: "ih" of the input, "hh" of the state."""
+        first = self.bias in (RnnBiasMode.SINGLE_INP_BIAS, RnnBiasMode.DOUBLE_BIAS)
+        second = self.bias in (RnnBiasMode.SINGLE_REC_BIAS, RnnBiasMode.DOUBLE_BIAS)
+        return tuple(kind for kind, has in (("ih", first), ("hh", second)) if has)
 
     @property
     def directions(self) -> int:
@@ -116,7 +134,7 @@ class Network:
                 end = f"l{layer}{'_reverse' if direction else ''}"
                 number = layer * self.directions + direction
                 for kind, columns, first in (("ih", self.inputs_of(layer), 0), ("hh", self.state_size, gates)):
-                    bias = f"bias_{kind}_{end}" if self.bias else ""
+                    bias = f"bias_{kind}_{end}" if kind in self.biased else ""
                     for gate in range(gates):
                         yield Part(f"weight_{kind}_{end}", bias, gate, hidden, columns, number, first + gate)
                 if self.projection:

@@ -12,7 +12,7 @@ from dispatch.ops.rnn.request import steps_first
 if TYPE_CHECKING:
     from dispatch.ops.rnn.request import RnnBase
 
-__all__ = ["bytes_by_16", "dense_sequences"]
+__all__ = ["bytes_by_16", "dense_sequences", "one_bias", "two_or_none"]
 
 ALIGNED = 16
 SEQUENCES = {"rnn_fwd": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_weights": ("x", "y")}
@@ -41,3 +41,17 @@ def bytes_by_16(request: RnnBase) -> str:
         if tensor.layout.alignment < ALIGNED:
             return f"needs {name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}"
     return ""
+
+
+def one_bias(request: RnnBase) -> str:
+    """SINGLE_INP_BIAS or SINGLE_REC_BIAS."""
+    return "" if len(request.network.biased) == 1 else f"needs one bias, has {_bias(request)}"
+
+
+def two_or_none(request: RnnBase) -> str:
+    """DOUBLE_BIAS or NO_BIAS; networks of one bias have rows of their own."""
+    return "" if len(request.network.biased) != 1 else f"needs two biases or none, has {_bias(request)}"
+
+
+def _bias(request: RnnBase) -> str:
+    return str(getattr(request.network.bias, "name", request.network.bias))

@@ -15,8 +15,9 @@ from dispatch.cudnn.formulas import EXACT
 from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison, rounded
 from dispatch.keys import Compute
 from dispatch.ops.rnn.formulas import backward_data, backward_weights, empty_saved, forward
-from dispatch.ops.rnn.network import Network, RnnMode
+from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
+from dispatch.ops.rnn.rules import one_bias, two_or_none
 from dispatch.ops.rnn.weights import pack, pack_weights, places, weight_shapes
 from dispatch.request import run
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RnnCase", "cases"]
 
 TF32 = 2.0**-10
-M = RnnMode
+M, B = RnnMode, RnnBiasMode
 # Name, network, steps, sequences, lengths, whether the sequences come first in memory, and whether states are given.
 # fmt: off
 Form = tuple[str, Network, int, int, tuple[int, ...] | None, bool, bool]
@@ -48,6 +49,11 @@ FORMS: tuple[Form, ...] = (
     ("projection",     Network(M.LSTM, 6, 12, 2, True, projection=5),             8,  3, (8, 3, 5),       False, True),
     ("no bias",        Network(M.LSTM, 6, 10, 1, bias=False),                     4,  5, None,            True,  False),
     ("gru, no bias",   Network(M.GRU, 4, 6, bias=False),                          6,  2, None,            False, True),
+    ("lstm, input's",  Network(M.LSTM, 7, 10, bias=B.SINGLE_INP_BIAS),            5,  3, None,            False, True),
+    ("gru, input's",   Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_INP_BIAS),    6,  3, (2, 6, 5),       False, True),
+    ("gru, state's",   Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_REC_BIAS),    6,  3, (6, 1, 5),       True,  True),
+    ("tanh, state's",  Network(M.RNN_TANH, 7, 10, 2, bias=B.SINGLE_REC_BIAS),     5,  3, None,            False, True),
+    ("lstm, state's",  Network(M.LSTM, 6, 12, 1, projection=5, bias=B.SINGLE_REC_BIAS), 8, 3, (8, 3, 5),  False, True),
     ("larger",         Network(M.LSTM, 32, 64, 2),                                16, 8, None,            False, False),
 )
 # fmt: on
@@ -220,9 +226,10 @@ class _Drawn:
 
 
 def cases(row: Row) -> list[RnnCase]:
-    """Every form; forward passes in training and in inference by turns."""
+    """Every form of the row's kind; forward passes in training and in inference by turns."""
     fast = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
+    forms = [form for form in FORMS if (two_or_none if len(form[1].biased) == 1 else one_bias) not in row.rules]
     return [
         RnnCase(*form, row.dtypes[0], fast, row.op, row.op != "rnn_fwd" or number % 2 == 0)
-        for number, form in enumerate(FORMS)
+        for number, form in enumerate(forms)
     ]

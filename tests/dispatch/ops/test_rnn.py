@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import dispatch
+from cudabind.sys.cudnn import cudnnRNNBiasMode_t
 from dispatch import TABLE
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
@@ -11,6 +12,7 @@ from dispatch.keys import HOST, Compute
 from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
+    RnnBiasMode,
     RnnBwdDataRequest,
     RnnMode,
     RnnRequest,
@@ -31,6 +33,9 @@ NETWORKS = {
     "gru": Network(M.GRU, 3, 4, 2, True),
     "tanh": Network(M.RNN_TANH, 3, 4, 3),
     "relu": Network(M.RNN_RELU, 3, 4, 1, True, bias=False),
+    "lstm, input's": Network(M.LSTM, 3, 4, bias=RnnBiasMode.SINGLE_INP_BIAS),
+    "gru, input's": Network(M.GRU, 3, 4, bias=RnnBiasMode.SINGLE_INP_BIAS),
+    "gru, state's": Network(M.GRU, 3, 4, 1, True, bias=RnnBiasMode.SINGLE_REC_BIAS),
 }
 STEPS, LENGTHS = 5, (5, 2, 4)
 
@@ -142,7 +147,7 @@ def test_all_gradients_are_those_of_finite_differences(network, dev, rng, slope_
         slope = slope_of(lambda values, name=name: total(**{name: values}), getattr(drawn, name), 1.0)
         np.testing.assert_allclose(gradient.numpy(), slope, **close, err_msg=name)
     for name, gradient in unpack_weights(network, dweights).items():
-        if name.startswith("bias_hh") and network.mode is not M.GRU:
+        if name.startswith("bias_hh") and network.mode is not M.GRU and "ih" in network.biased:
             continue  # the same as bias_ih, and as long to compute
         slope = slope_of(lambda v, name=name: total(named={**drawn.named, name: v}), drawn.named[name], 1.0)
         np.testing.assert_allclose(gradient, slope, **close, err_msg=name)
@@ -302,3 +307,22 @@ def test_what_is_not_at_a_multiple_of_16_bytes_has_no_row(dev):
     network = Network(M.GRU, 3, 4, bias=False)
     with pytest.raises(NoRow, match="needs weights at a multiple of 16 bytes, has 4"):
         rnn(dev.zeros((5, 3, 3)), dev.zeros((85,))[1:], network)
+
+
+def test_biases_are_numbered_as_in_the_header_and_named_by_their_product():
+    for mode in RnnBiasMode:
+        assert cudnnRNNBiasMode_t[f"CUDNN_RNN_{mode.name}"] == mode
+    names = {
+        mode: {name for name in weight_shapes(Network(M.GRU, 3, 4, bias=mode)) if name.startswith("bias")}
+        for mode in RnnBiasMode
+    }
+    assert names == {
+        RnnBiasMode.NO_BIAS: set(),
+        RnnBiasMode.SINGLE_INP_BIAS: {"bias_ih_l0"},
+        RnnBiasMode.DOUBLE_BIAS: {"bias_ih_l0", "bias_hh_l0"},
+        RnnBiasMode.SINGLE_REC_BIAS: {"bias_hh_l0"},
+    }
+    assert Network(M.GRU, 3, 4) == Network(M.GRU, 3, 4, bias=True) != Network(M.GRU, 3, 4, bias=RnnBiasMode(1))
+    assert Network(M.GRU, 3, 4, bias=False) == Network(M.GRU, 3, 4, bias=RnnBiasMode.NO_BIAS)
+    with pytest.raises(BadRequest, match="bias"):
+        Network(M.GRU, 3, 4, bias=2)

@@ -8,6 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.dropout import dropout_states
 from dispatch.ops.rnn import (
     Network,
+    RnnBiasMode,
     RnnBwdDataRequest,
     RnnBwdWeightsRequest,
     RnnMode,
@@ -45,7 +46,7 @@ def torch_of(torch, network):
     fields = {
         "num_layers": network.layers,
         "bidirectional": network.bidirectional,
-        "bias": network.bias,
+        "bias": network.bias is RnnBiasMode.DOUBLE_BIAS,
         "dtype": torch.float64,
     }
     if network.mode is M.LSTM:
