@@ -1,8 +1,8 @@
 """Scaled dot product attention and its gradient: `sdpa_fwd` and `sdpa_bwd`, fused by cuDNN.
 
 `SdpaFwdRequest` and `SdpaBwdRequest` are the requests; `cudnn_sdpa` and `numpy_sdpa` carry them out, `reference` says
-what is right, `cases` what is tested. The rooms: request (what may be asked), packed (sequences without padding),
-describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
+what is right, `cases` what is tested. The rooms: base and request (what may be asked), packed (sequences without
+padding), describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Packed sequences of attention: which offsets belong to which operand, what they must be, and where they lead.
 
-`request.py` checks with it, `describe.py` asks whose offsets an operand has, `formulas.py` takes sequences apart and
+`base.py` checks with it, `describe.py` asks whose offsets an operand has, `formulas.py` takes sequences apart and
 puts results together on the host. `ragged_offsets` is for users. It calls no library.
 """
 
@@ -18,7 +18,7 @@ from dispatch.keys import I32, I64
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.ops.sdpa.base import SdpaRequest
     from dispatch.tensor import Array, Tensor
 
 __all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["bounds", "heads_by_8", "heads_by_16_alone", "one_bias_gradient", "packed_alone", "padded_alone"]
 
 WIDEST = 256
+ALIGNED = 16
 
 
 def heads_by_8(request: SdpaRequest) -> str:
@@ -67,5 +69,14 @@ def padded_alone(request: SdpaRequest) -> str:
 
 
 def packed_alone(request: SdpaRequest) -> str:
-    """The row of packed sequences."""
-    return "" if request.packed else "needs packed sequences, has no ragged_q"
+    """The row of packed sequences; wherever one starts, it does so at a multiple of 16 bytes."""
+    if not request.packed:
+        return "needs packed sequences, has no ragged_q"
+    for name in (*request.reads, *request.writes):
+        if name not in RAGGED or (name in request.writes and name not in request.made()):
+            continue
+        layout = request.layout_of(name)
+        steps = [step for step, extent in zip(layout.strides[:-1], layout.shape, strict=False) if extent > 1]
+        if layout.alignment < ALIGNED or any(step * layout.dtype.itemsize % ALIGNED for step in steps):
+            return f"needs {name} and its tokens and heads at multiples of {ALIGNED} bytes, has {layout}"
+    return ""

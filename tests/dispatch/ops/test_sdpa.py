@@ -374,3 +374,11 @@ def test_packed_sequences_need_sm_90(host, rng):
     assert select(request, Arch(90)).arch == Arch(90)
     with pytest.raises(NoRow, match="sm_90"):
         select(request, Arch(80))
+
+
+def test_packed_tokens_and_heads_start_at_16_bytes(host, rng):
+    given = pack(host, {**drawn(rng), "v": rng.standard_normal((13, 2, 8))})
+    select(SdpaFwdRequest(**given), Arch(90))
+    odd = host.zeros((13, 2, 12), "f16")[..., :8]
+    with pytest.raises(NoRow, match="needs k and its tokens and heads at multiples of 16 bytes"):
+        select(SdpaFwdRequest(**{**given, "k": odd, "ragged_k": ragged_offsets(LENGTHS["k"], odd)}), Arch(90))

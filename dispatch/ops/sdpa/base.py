@@ -1,0 +1,190 @@
+"""What the requests of attention share: Q, K and V, packed or not, what is done to the scores, and the checks of them.
+
+`request.py` derives the two requests from it. Making one validates it; this file calls nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.cudnn.operands import OperandRequest, chosen, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import I32, I64, Dtype
+from dispatch.ops.sdpa.packed import RAGGED, check_ragged
+from dispatch.request import Signature
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Tensor
+
+__all__ = ["Diagonal", "SdpaRequest"]
+
+Shape = tuple[int, ...]
+
+
+class Diagonal(IntEnum):
+    """Which corner of the scores the diagonal of a mask starts from; they differ where Sq and Skv do."""
+
+    TOP_LEFT = 0
+    BOTTOM_RIGHT = 1
+
+
+class SdpaRequest(OperandRequest):
+    """What forward and backward have in common: Q, K, V, and what is done to the scores before the softmax.
+
+    With r = 0 for TOP_LEFT and r = Skv - Sq for BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and
+    j > i + r - left_bound: right_bound 0 is causal, left_bound is the width of a sliding window.
+
+    Packed sequences: q (tokens, Hq, D), k (tokens, Hk, D), v (tokens, Hv, Dv) and O (tokens, Hq, Dv) hold the tokens of
+    all sequences; their first two axes have any strides, so that they may be views of one (tokens, 3, H, D). Sequence b
+    of an operand is its `seq_len_…[b]` tokens from element `ragged_…[b]` on: offsets in elements from the operand's
+    first one, i32 or i64 (B + 1,), each a multiple of the token's stride, the last one the end. The longest sequences
+    have at most `max_q` queries and `max_kv` keys. A gradient has the strides and the offsets of its operand. What lies
+    between sequences must be finite; in results it may be anything, and so may statistics behind a sequence's end.
+    `ragged_offsets` makes offsets from lengths.
+    """
+
+    advice: ClassVar[str] = "heads of 64 or 128, one mask at a time, TOP_LEFT, and no limit of workspace"
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    seq_len_q: Tensor | None
+    seq_len_kv: Tensor | None
+    scale: float | None
+    left_bound: int | None
+    right_bound: int | None
+    diagonal: Diagonal
+    dropout: float
+    seed: Tensor | None
+    offset: Tensor | None
+    ragged_q: Tensor | None
+    ragged_k: Tensor | None
+    ragged_v: Tensor | None
+    ragged_o: Tensor | None
+    max_q: int | None
+    max_kv: int | None
+    workspace: int | None
+    autotune: bool
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("q", "k", "v")
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        """Of Q, K and the result, and of the bias."""
+        return (self.q.dtype, self.k.dtype, self.q.dtype, None if self.bias is None else self.bias.dtype)
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes)
+
+    @property
+    def factor(self) -> float:
+        """What the scores are multiplied with: `scale`, or 1/√D."""
+        return 1 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the sequences of the batch have lengths of their own."""
+        return self.seq_len_q is not None
+
+    @property
+    def masked(self) -> bool:
+        return self.left_bound is not None or self.right_bound is not None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the sequences lie one behind the other, found by offsets."""
+        return self.ragged_q is not None
+
+    def extents(self, name: str) -> Shape:
+        """The shape of an operand as (batch, heads, longest sequence, head), packed or not."""
+        shape: Shape = self.layout_of(name).shape
+        if self.ragged_q is None or name not in RAGGED:
+            return shape
+        longest = self.max_kv if RAGGED[name] in ("ragged_k", "ragged_v") else self.max_q
+        return (self.ragged_q.shape[0] - 1, shape[1], longest or 0, shape[2])
+
+    @property
+    def scores(self) -> tuple[int, int, int, int]:
+        """The shape of Q · Kᵀ."""
+        b, h, sq, _ = self.extents("q")
+        keys = self.extents("k")[2]
+        return (b, h, sq, keys if self.pages is None else self.pages.shape[1] * keys)
+
+    @property
+    def pages(self) -> Tensor | None:
+        """The table of the pages of K, where K and V are kept in pages."""
+        return None
+
+    def choices(self) -> tuple[Any, ...]:
+        bounds = (self.left_bound, self.right_bound, self.diagonal)
+        return (self.factor, *bounds, self.dropout, self.max_q, self.max_kv, self.workspace, self.autotune)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def _check_operands(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        axes = "(tokens, heads, head) for packed sequences" if self.packed else "(batch, heads, sequence, head)"
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.ndim != 4 - self.packed:
+                raise BadRequest(name, str(tensor.layout), f"{'three' if self.packed else 'four'} axes: {axes}")
+            if tensor.size == 0:
+                raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
+            if tensor.dtype is not q.dtype:
+                raise BadRequest(name, str(tensor.layout), f"dtype {q.dtype}, that of q")
+            if tensor.shape[0] != q.shape[0] and self.pages is None and not self.packed:
+                raise BadRequest(name, str(tensor.layout), f"batch {q.shape[0]}, that of q {q.layout}")
+            if q.shape[1] % tensor.shape[1]:
+                raise BadRequest(name, f"{tensor.shape[1]} heads", f"a divisor of the {q.shape[1]} heads of q")
+        if k.shape[-1] != q.shape[-1]:
+            raise BadRequest("k", str(k.layout), f"heads of {q.shape[-1]}, as q {q.layout} has")
+        if not self.packed and v.shape[2] != k.shape[2]:
+            raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, as k {k.layout} has")
+        self._check_dense("q", "k", "v")
+        check_ragged(self)
+
+    def _check_dense(self, *names: str) -> None:
+        for name in names:
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is None:
+                continue
+            steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
+            if (tensor.shape[-1] > 1 and steps[-1][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
+                hint = "copy it: dev.array(x.numpy())"
+                raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
+
+    def _check_scores(self) -> None:
+        if self.scale is not None and (isinstance(self.scale, bool) or not isinstance(self.scale, (int, float))):
+            raise BadRequest("scale", repr(self.scale), "a number, or None for 1/√D")
+        for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low, 1 << 40)
+        chosen("diagonal", self.diagonal, Diagonal)
+        b, h, sq, skv = self.scores
+        if self.bias is not None:
+            wanted = f"shape ({b} or 1, {h} or 1, {sq}, {skv})"
+            if self.bias.shape not in {(x, y, sq, skv) for x in (1, b) for y in (1, h)}:
+                raise BadRequest("bias", str(self.bias.layout), wanted)
+            self._check_dense("bias")
+        if (self.seq_len_q is None) != (self.seq_len_kv is None):
+            missing = "seq_len_q" if self.seq_len_q is None else "seq_len_kv"
+            raise BadRequest(missing, "nothing", "lengths of both queries and keys, or of neither")
+        for name in ("seq_len_q", "seq_len_kv"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None and (tensor.shape != (b,) or tensor.dtype is not I32):
+                raise BadRequest(name, str(tensor.layout), f"i32[{b}], the length of each sequence of the batch")
+        self._check_dropout()
+
+    def _check_dropout(self) -> None:
+        dropout: object = self.dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise BadRequest("dropout", repr(dropout), "a probability from 0 to below 1")
+        for name in ("seed", "offset"):
+            tensor: Tensor | None = getattr(self, name)
+            if (tensor is not None) != (dropout > 0):
+                given = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, given, "an i64 tensor of one element" if dropout else "none without dropout")
+            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not I64):
+                raise BadRequest(name, str(tensor.layout), "an i64 tensor of one element")
