@@ -15,7 +15,7 @@ JOBS ?= auto
 PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cu12 test-gpu check format lint types generated bench gen table
+.PHONY: help demo test test-cu12 test-gpu sanitize check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
@@ -65,6 +65,13 @@ test-gpu: JOBS := $(if $(filter auto,$(JOBS)),4,$(JOBS))
 test-gpu: $(READY)  ## the tests that need one
 	$(PY) -m pytest tests/gpu -q --seed=random -m "not alone" $(PARALLEL) $(ARGS)
 	$(PY) -m pytest tests/gpu -q --seed=random -m alone $(ARGS)
+
+# Each row with awkward extents and a batch; C in place, stream-K, memory beside outputs, groups, reductions.
+SANITIZED := awkward or batch or d_itself or stream_k or beside or varying or quantized
+SANITIZER := compute-sanitizer --target-processes application-only --error-exitcode 9
+sanitize: $(READY)  ## part of CUTLASS's tests on a GPU under compute-sanitizer: memcheck, then racecheck
+	$(SANITIZER) --tool memcheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
+	$(SANITIZER) --tool racecheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
 
 # Four targets rather than four lines: with `make -k check` one failure does not hide the next.
 check: format lint types generated  ## format, lint, types, and the generated bindings against NVIDIA's headers
