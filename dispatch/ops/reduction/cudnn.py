@@ -11,22 +11,21 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from cudabind import driver
 from cudabind.sys import cudnn
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, Scratch, number
 from dispatch.cudnn.engines import Policy
+from dispatch.cudnn.filled import FilledPlan, fills_of
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor
 from dispatch.keys import F32, F64
 from dispatch.ops.reduction.describe import describe
 from dispatch.ops.reduction.rules import axes_of
-from dispatch.request import Plan
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.ops.reduction.request import ReduceRequest
-    from dispatch.request import Argument
+    from dispatch.request import Plan
     from dispatch.row import Row
 
 __all__ = ["plan", "plan_sums", "policy_of"]
@@ -69,23 +68,8 @@ def policy_of(request: ReduceRequest, row: Row) -> Policy:
 
 def plan_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
     """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
-    out = request.layout_of("out")
-    if out.size == 0:
+    if request.layout_of("out").size == 0:
         return NothingPlan(row)
     graph, places = describe(request)
     made = bind(request, lane, row, graph, places, policy_of(request, row))
-    return SumsPlan(lane, row, made, out.size * out.dtype.itemsize)
-
-
-class SumsPlan(Plan):
-    """A graph that sums into zeros: the kernels that cuDNN compiles add the parts of a sum to what is there."""
-
-    __slots__ = ("_lane", "_nbytes", "_plan")
-
-    def __init__(self, lane: CudaLane, row: Row, made: Plan, nbytes: int) -> None:
-        super().__init__(row, capture_safe=True)
-        self._lane, self._plan, self._nbytes = lane, made, nbytes
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        driver.cuMemsetD8Async(arguments[1], 0, self._nbytes, self._lane.target.value)
-        self._plan.enqueue(arguments)
+    return FilledPlan(lane, made, fills_of(graph, places))

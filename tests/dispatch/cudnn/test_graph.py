@@ -7,9 +7,10 @@ from scipy import special
 import dispatch as dp
 from cudabind.sys.cudnn import cudnnPointwiseMode_t, cudnnReduceTensorOp_t
 from dispatch import cudnn
+from dispatch.cudnn.filled import Fill, fills_of
 from dispatch.cudnn.graph import Builder
 from dispatch.cudnn.modes import ARITY, BACKWARD, REDUCTIONS, pointwise
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BOOL, F16, F32, I32
 
 SCIPY = {
@@ -151,3 +152,32 @@ def test_a_request_of_a_drawing_can_be_given_other_operands(host):
     call = dp.prepare(graph.request(x=host.array(np.zeros(2, np.float32))))
     assert np.array_equal(call().numpy(), [1, 1])
     assert np.array_equal(call(x=host.array(np.ones(2, np.float32))).numpy(), [2, 2])
+
+
+@pytest.mark.parametrize(("mode", "start"), [("ADD", 0.0), ("AMAX", 0.0), ("MAX", -np.inf), ("MIN", np.inf)])
+def test_what_a_reduction_writes_starts_from_what_changes_nothing(mode, start, rng):
+    values = rng.standard_normal((2, 3, 4))
+    assert REDUCTIONS[mode](np.append(np.abs(values) if mode == "AMAX" else values, start), 0, keepdims=False) == (
+        REDUCTIONS[mode](values, None, keepdims=False)
+    )
+    graph = cudnn.Graph()
+    rows = graph.reduction(mode, graph.tensor("x", (2, 3, 4), "f32") * 2, -1)
+    graph.output("y", rows, "f32")
+    request = graph.request(x=dp.device("host").zeros((2, 3, 4)))
+    (fill,) = fills_of(request.graph, request.places)
+    assert fill == Fill(1, start, 6)
+    assert np.array([fill.bits], np.uint32).view(np.float32)[0] == np.float32(start)
+
+
+def test_a_reduction_s_output_with_gaps_is_refused_and_one_that_passes_on_is_not_set():
+    graph = cudnn.Graph()
+    x = graph.tensor("x", (2, 3, 4), "f32")
+    graph.output("y", graph.reduction("ADD", x, -1), "f32", (6, 2, 1))
+    request = graph.request(x=dp.device("host").zeros((2, 3, 4)))
+    with pytest.raises(Refused, match="dense"):
+        fills_of(request.graph, request.places)
+    other = cudnn.Graph()
+    summed = other.reduction("ADD", other.tensor("x", (2, 3, 4), "f32"), -1)
+    other.output("y", summed * 2, "f32")
+    request = other.request(x=dp.device("host").zeros((2, 3, 4)))
+    assert fills_of(request.graph, request.places) == ()

@@ -77,6 +77,25 @@ def test_a_product_and_a_reduction_of_it(gpu, rng):
     check(graph, gpu, rng, np.float16, 32 * 48, x=(2, 64, 32), w=(2, 32, 48))
 
 
+@pytest.mark.parametrize("mode", ["ADD", "AMAX", "MAX", "MIN"])
+@pytest.mark.parametrize("axes", [(1,), (0, 2, 3), (0, 1, 2, 3)], ids=str)
+def test_a_reduction_does_not_see_what_was_in_its_output(mode, axes, gpu, rng):
+    """Of an image with channels last: each pixel's channels, each channel's pixels, and all."""
+    graph = cudnn.Graph()
+    strides = (64 * 63, 1, 9 * 64, 64)
+    y = graph.reduction(mode, graph.tensor("x", (3, 64, 7, 9), "f16", strides) * 0.5, *axes)
+    shape = y.shape
+    graph.output("y", y, "f32", (shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]))
+    array = rng.standard_normal((3, 64, 7, 9)).astype(np.float16)
+    expected = graph.reference(x=array)["y"]
+    wrong = gpu.array(np.full(expected.size, np.nan, np.float32))
+    steps = (shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1])
+    out = dp.Tensor(wrong.storage, wrong.ptr, gpu.layout(wrong.dtype, shape, steps, wrong.ptr))
+    for _ in range(4):
+        graph(x=_last(gpu, array), y=out)
+        assert np.abs(out.numpy() - expected).max() <= 2.0**-20 * 64 * np.abs(expected).max()
+
+
 def test_a_convolution_with_what_follows_it(gpu, rng):
     graph = cudnn.Graph()
     strides = {"x": (32 * 81, 1, 9 * 32, 32), "w": (32 * 9, 1, 3 * 32, 32), "z": (48 * 81, 1, 9 * 48, 48)}

@@ -1,0 +1,69 @@
+"""Graphs whose reductions start from what must be in memory: a plan that puts it there before each run.
+
+The kernels that cuDNN compiles for a reduction let each block of threads add its part to the output by an atomic
+operation (or take the maximum with it), and nothing sets the output before (read off the templates in 9.19's
+libcudnn_engines_runtime_compiled). Plans of graphs that end in reductions are wrapped here; it chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudabind import driver
+from dispatch.errors import Refused
+from dispatch.keys import F32
+from dispatch.request import Plan
+
+if TYPE_CHECKING:
+    from dispatch.cudnn.graph import Graph
+    from dispatch.lane import CudaLane
+    from dispatch.request import Argument
+
+__all__ = ["Fill", "FilledPlan", "fills_of"]
+
+START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
+
+
+class Fill(NamedTuple):
+    """So many f32 numbers of one value, at an argument's address."""
+
+    place: int
+    value: float
+    size: int
+
+    @property
+    def bits(self) -> int:
+        """The value as the driver takes it."""
+        (bits,) = struct.unpack("I", struct.pack("f", self.value))
+        return int(bits)
+
+
+def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
+    """What the outputs of a graph's reductions start from; Refused for one with gaps, which nothing may overwrite."""
+    found = []
+    for node in graph.nodes:
+        wire = graph.wire(node.outs[0][1])
+        if node.kind != "REDUCTION" or wire.virtual or wire.dtype is not F32:
+            continue
+        reach = 1 + sum((extent - 1) * step for extent, step in zip(wire.dims, wire.strides, strict=True))
+        if reach != math.prod(wire.dims):
+            raise Refused(f"what a reduction writes must be dense, for it is set before: {wire.dims} at {wire.strides}")
+        found.append(Fill(places[wire.uid], START.get(str(node.get("OPERATOR")), 0.0), reach))
+    return tuple(found)
+
+
+class FilledPlan(Plan):
+    """A plan, and what is put into memory before it."""
+
+    __slots__ = ("_fills", "_lane", "_plan")
+
+    def __init__(self, lane: CudaLane, plan: Plan, fills: tuple[Fill, ...]) -> None:
+        super().__init__(plan.row, capture_safe=plan.capture_safe)
+        self._lane, self._plan, self._fills = lane, plan, fills
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for fill in self._fills:
+            driver.cuMemsetD32Async(arguments[fill.place], fill.bits, fill.size, self._lane.target.value)
+        self._plan.enqueue(arguments)
