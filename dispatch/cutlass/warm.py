@@ -1,4 +1,4 @@
-"""Compiling ahead: the kernels that the table's Hopper rows take for plain products, several at once.
+"""Compiling ahead: the kernels that the table's Hopper rows take for plain products and convolutions, several at once.
 
 `python -m dispatch cache warm` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
 """
@@ -60,9 +60,14 @@ def _spec(a: Any, b: Any, d: Any, compute: Compute | None, config: Config) -> Ge
 
 def warm(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = None) -> int:
     """Compile kernels that are not there yet, those of the rows where none are given; how many are ready then."""
+    wanted = [(label, emit(spec), spec.target) for label, spec in (specs(op) if chosen is None else chosen)]
+    if chosen is None:
+        from dispatch.ops.cutlass_conv.ahead import sources
+
+        wanted += sources(op)
     futures: dict[Future[bytes], str] = {}
-    for label, spec in specs(op) if chosen is None else chosen:
-        futures[compiler.request(emit(spec), spec.target, label)] = label
+    for label, source, target in wanted:
+        futures[compiler.request(source, target, label)] = label
     finish(futures)
     for future in futures:
         future.result()

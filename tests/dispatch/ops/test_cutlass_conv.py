@@ -244,3 +244,21 @@ def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
         dp.CutlassConvBwdFilterRequest(dy, x, w_extents=(3, 3)),
     ):
         assert emit(spec_of(request, Arch(90), choose(request, 132))).text in texts
+
+
+def test_warming_asks_for_the_convolutions_of_an_op(monkeypatch):
+    from dispatch.cutlass import compile as compiler
+    from dispatch.cutlass import warm
+
+    asked = []
+
+    def request(_source, target, label):
+        asked.append((target, label))
+        future = compiler.Future()
+        future.set_result(b"")
+        return future
+
+    monkeypatch.setattr(compiler, "request", request)
+    assert warm.warm("cutlass_conv_bwd_filter") == 6
+    assert {target for target, _ in asked} == {"sm_90a"}
+    assert asked[0][1].startswith("cutlass_conv_bwd_filter f16×f16→f16 sm_90 cutlass 128x128")  # noqa: RUF001
