@@ -1,6 +1,6 @@
 """The kernels that the GPU tests and the benchmark need, compiled ahead where there are headers and written to a pack.
 
-    python tests/gpu/cutlass/kernels.py rows|trees|grouped|tuned|bench ... [--pack FILE] [--list]
+    python tests/gpu/cutlass/kernels.py rows|trees|grouped|tuned|conv|bench ... [--pack FILE] [--list]
 
 A machine without headers then takes them: `python -m dispatch cache import FILE`. Compiling takes half a minute to a
 minute of one core for each; what is in the cache is not compiled again, so that it can be stopped and goes on later.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from conv_kernels import convolutions
 
 import dispatch as dp
 from dispatch.cutlass import compile as compiler
@@ -115,7 +116,12 @@ def bench() -> Iterator[Kernel]:
     yield Kernel(emit_grouped.emit(spec), spec.target, case.id)
 
 
-SETS = {"rows": rows, "trees": trees, "grouped": groups, "tuned": tuned, "bench": bench}
+def conv() -> Iterator[Kernel]:
+    """Those of convolutions: rows, tests, benchmark and example."""
+    return (Kernel(*made) for made in convolutions())
+
+
+SETS = {"rows": rows, "trees": trees, "grouped": groups, "tuned": tuned, "conv": conv, "bench": bench}
 
 
 def kernel_of(request: CutlassGemmRequest, row: dp.Row, arch: Arch, label: str) -> Kernel:
