@@ -6,6 +6,7 @@ room looks at the files as a person would, deletes those and nothing else in the
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,9 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
     if found:
         lines = [(e["gpu"] or "?", e["library"] or "?", str(e["algorithms"]), e["state"], e["path"]) for e in found]
         print_aligned([("gpu", "library", "algorithms", "state", "file"), *lines])
+    won = [(kernel, request) for entry in found for request, kernel in entry["won"].items()]
+    if won:
+        print_aligned([("won", "request"), *won])
     if compiled:
         lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
         print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
@@ -99,7 +103,10 @@ def _move(options: argparse.Namespace) -> int:
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """The autotune files of a folder: path, bytes, GPU, library, how many algorithms, and whether it can be read."""
+    """The autotune files of a folder: path, bytes, GPU, library, how many algorithms, and whether it can be read.
+
+    `won` names the kernel by request, where the outcome says it: of the ops for which several libraries race.
+    """
     return [_entry(path) for path in sorted(folder.glob(PATTERN)) if path.is_file()]
 
 
@@ -130,10 +137,19 @@ def _entry(path: Path) -> dict[str, Any]:
             "gpu": stamp["gpu"],
             "library": stamp["library"],
             "algorithms": len(algorithms),
+            "won": {key: kernel for key, (blob, _) in algorithms.items() if (kernel := _kernel(blob))},
             "state": "good",
         }
     except (OSError, ValueError, KeyError, TypeError):
-        return entry | {"algorithms": 0, "state": "damaged: ignored, and rebuilt by the next autotune"}
+        return entry | {"algorithms": 0, "won": {}, "state": "damaged: ignored, and rebuilt by the next autotune"}
+
+
+def _kernel(blob: str) -> str:
+    """The kernel that an outcome names; "" where it is a library's own serialized form."""
+    try:
+        return str(json.loads(base64.b64decode(blob))["kernel"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _remove(path: Path) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from dispatch.__main__ import main
 from dispatch.cutlass.store import Entry, store
+from dispatch.tuning import Algorithm, AlgorithmCache
 
 ENTRY = Entry("k" * 64, "NVRTC 13.0", "sm_90a", "relu of bf16", 20.5, b"\x7fELF" + bytes(2000))
 
@@ -75,3 +76,15 @@ def test_warm_needs_nothing_where_no_row_is_meant(folder, capsys):
 def test_what_cannot_be_done_is_said(words, message, capsys):
     assert main(["cache", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_kernel_that_won_a_race_is_named(folder, capsys):
+    cache = AlgorithmCache("H200", "cublasLt-13.1", folder / "here")
+    cache.put("matmul", "of a library alone", Algorithm(bytes(range(64)), 4096))
+    facts = {"row": "cutlass_gemm", "kernel": "128x256 cluster 2x1", "config": [], "id": "1f"}
+    cache.put("cutlass_gemm", "bf16[64, 64]", Algorithm(json.dumps(facts).encode(), 0))
+    (entry,) = told(capsys)["files"]
+    assert entry["algorithms"] == 2
+    assert entry["won"] == {"cutlass_gemm bf16[64, 64]": "128x256 cluster 2x1"}
+    assert main(["cache"]) == 0
+    assert "128x256 cluster 2x1  cutlass_gemm bf16[64, 64]" in capsys.readouterr().out
