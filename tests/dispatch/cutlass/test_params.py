@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from dispatch.cutlass.params import MAGIC, Template, TensorMap, stand_ins
+from dispatch.cutlass.params import IM2COL_MAGIC, MAGIC, Im2colMap, Template, TensorMap, stand_ins
 from dispatch.cutlass.visitors import Word
 from dispatch.errors import WorkerFailed
 
@@ -36,6 +36,22 @@ def test_what_depends_on_addresses_and_numbers_is_found():
     assert template.pointers == ((8, "a"),)
     assert template.numbers == ((24, "alpha.value"),)
     assert template.maps == (TensorMap(64, "a", 9, 3, (64, 12, 1), (256, 3072), (64, 12, 1), (1, 1, 1), 3),)
+
+
+def test_an_im2col_map_is_read_with_its_corners():
+    """Images (2, 15, 17, 64) of 16-bit elements, padded by 1 above, under a filter that reaches over 3 of W."""
+    images = []
+    for which in (0, 1):
+        words = stand_ins(WORDS, VALUES, which)
+        data = bytearray(image(words, tensor_map=False))
+        record = struct.pack("<QQ5I4x4Q", IM2COL_MAGIC, words[1], 64, 17, 15, 2, 0, 128, 2176, 32640, 0)
+        record += struct.pack("<6i2H5B4B", 0, -1, 0, -2, 1, 0, 64, 128, 1, 1, 2, 1, 0, 4, 3, 0, 1)
+        data[128 : 128 + len(record)] = record
+        images.append(bytes(data))
+    (found,) = Template.learn(WORDS, (images[0], images[1])).maps
+    assert found == Im2colMap(
+        128, "a", 1, 4, (64, 17, 15, 2), (128, 2176, 32640), (0, -1), (-2, 1), 64, 128, (1, 1, 2, 1), 3
+    )
 
 
 def test_addresses_and_numbers_are_written_where_they_were_found():
