@@ -1,8 +1,8 @@
 """An epilogue tree in CUTLASS's terms: the visitor type, its arguments, and the words that the arguments are read from.
 
-emit.py puts the text into a kernel's source. A tree becomes nested `Sm90EVT`s. Where all that is made of the
-accumulator goes through a node that is read twice, the tree is cut there, by `Sm90SplitTreeVisitor`; other nodes that
-are read twice are evaluated twice. What CUTLASS cannot build is refused here, before anything is compiled.
+emit.py puts the text into a kernel's source. A tree becomes nested `Sm90EVT`s; one in which a node is read twice
+becomes a `Sm90TopologicalVisitor`, which evaluates each node once. What CUTLASS cannot build is refused here, before
+anything is compiled.
 """
 
 from __future__ import annotations
@@ -114,41 +114,21 @@ def lower(tree: Node, operands: Mapping[str, Operand], d: Dtype, c: Dtype | None
     if not isinstance(tree, (Unary, Binary, Clamp, Fma)) or operands_needed(tree):
         tree = Unary("identity", tree)  # the root is what converts to D's dtype
         nodes.append(tree)
-    lowering = _Lowering(operands, d, "int32_t" if d is I32 else "float")
+    readers = Counter(child for node in nodes for child in node.inputs)
+    shared = any(count > 1 and not (isinstance(node, Leaf) and node.kind in CHEAP) for node, count in readers.items())
+    compute = "int32_t" if d is I32 else "float"
+    lowering = _Lowering(operands, d, compute)
     names = {node: lowering.declare(node, root=node is tree) for node in nodes}
     made = lowering.made
-    made.type, made.arguments = lowering.split(tree, names)
-    for node, count in lowering.nested.items():
-        if count > 1 and isinstance(node, (Store, Reduce)):
-            raise Refused(f"needs an epilogue that writes {node.name} once, has {node} read twice, and not alone")
+    if shared:
+        places = {node: place for place, node in enumerate(nodes)}
+        edges = ", ".join(f"cute::seq<{', '.join(str(places[i]) for i in node.inputs)}>" for node in nodes)
+        types = ", ".join(names[node] for node in nodes)
+        made.type = f"cutlass::epilogue::fusion::Sm90TopologicalVisitor<{compute}, cute::tuple<{edges}>, {types}>"
+        made.arguments = _group([(names[node], lowering.arguments[node]) for node in nodes])
+    else:
+        made.type, made.arguments = lowering.nest(tree, names)
     return made
-
-
-def cut(tree: Node) -> Node | None:
-    """The node nearest to the root that is read twice and through which all goes that is made of the accumulator.
-
-    Its value can take the accumulator's place above it. CUTLASS's other means, Sm90TopologicalVisitor, is not used: its
-    types are so large that NVRTC 13.5 took more than four minutes and 10 GB for twelve nodes without an end.
-    """
-    nodes = list(walk(tree))
-    readers = Counter(child for node in nodes for child in node.inputs)
-    shared = [node for node in nodes if readers[node] > 1 and not (isinstance(node, Leaf) and node.kind in CHEAP)]
-    return next((node for node in reversed(shared) if _reads(node) and not _reads(tree, node)), None)
-
-
-def _reads(tree: Node, beside: Node | None = None) -> bool:
-    """Whether a tree reads the accumulator, or does so by a way that leaves out a node."""
-    seen: set[Node] = set()
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if node == beside or node in seen:
-            continue
-        if isinstance(node, Leaf) and node.kind == "accumulator":
-            return True
-        seen.add(node)
-        waiting += node.inputs
-    return False
 
 
 def operands_needed(tree: Node) -> bool:
@@ -192,7 +172,6 @@ class _Lowering:
         self._operands, self._d, self._compute = operands, d, compute
         self.made = Visitors()
         self.arguments: dict[Node, str] = {}
-        self.nested: Counter[Node] = Counter()  # how often each node stands in the visitor
 
     def declare(self, node: Node, *, root: bool) -> str:
         name = f"Node{len(self.arguments)}"
@@ -201,27 +180,11 @@ class _Lowering:
         self.arguments[node] = arguments
         return name
 
-    def split(self, tree: Node, names: Mapping[Node, str]) -> tuple[str, str]:
-        """The visitor of a tree: that of what is below its cut, and on it that of the rest; and its arguments."""
-        place = cut(tree)
-        if place is None:
-            return self._nest(tree, names, None)
-        below, above = self.split(place, names), self._nest(tree, names, place)
-        kind = f"cutlass::epilogue::fusion::Sm90SplitTreeVisitor<{below[0]}, {above[0]}>"
-        return kind, _group([below, above])
-
-    def _nest(self, node: Node, names: Mapping[Node, str], place: Node | None) -> tuple[str, str]:
-        """The `Sm90EVT` of a node over its inputs, and its arguments; the value at `place` is there already."""
-        if node == place:
-            return "cutlass::epilogue::fusion::Sm90SplitTreeFetch", "{}"
-        self.nested[node] += 1
-        if self.nested.total() > MAX_NODES:
-            raise Refused(
-                f"needs an epilogue of {MAX_NODES} nodes at most, has more: one that is read twice counts twice"
-            )
+    def nest(self, node: Node, names: Mapping[Node, str]) -> tuple[str, str]:
+        """The `Sm90EVT` of a node over its inputs, and its arguments."""
         if not node.inputs:
             return names[node], self.arguments[node]
-        children = [self._nest(child, names, place) for child in node.inputs]
+        children = [self.nest(child, names) for child in node.inputs]
         types = ", ".join(kind for kind, _ in children)
         kind = f"cutlass::epilogue::fusion::Sm90EVT<{names[node]}, {types}>"
         return kind, _group([*children, (names[node], self.arguments[node])])

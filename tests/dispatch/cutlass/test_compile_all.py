@@ -5,8 +5,9 @@
 names sets of tests/gpu/cutlass/kernels.py. What is compiled stays in the user's cache, for a pack or the next time.
 """
 
-import importlib.util
+import importlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,8 @@ def kernels():
     """The kernels that were asked for; looking them up takes seconds, so that nothing is where none were."""
     if not ASKED:
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"half a minute for each kernel: {COMMAND}"))]
-    path = Path(__file__).parents[2] / "gpu/cutlass/kernels.py"
-    spec = importlib.util.spec_from_file_location("cutlass_kernels", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(Path(__file__).parents[2] / "gpu/cutlass"))
+    module = importlib.import_module("kernels")
     return [pytest.param(kernel, id=kernel.label) for kernel in module.of(ASKED).values()]
 
 

@@ -11,7 +11,7 @@ from dispatch.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, candida
 from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.emit100 import BlackwellSpec
 from dispatch.cutlass.emit100 import emit as emit_blackwell
-from dispatch.cutlass.visitors import Operand, cut, lower
+from dispatch.cutlass.visitors import Operand, lower
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, C64, F8E4M3, F8E5M2, F32, F64, I8, I32, Arch
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
@@ -82,10 +82,11 @@ GOLDEN = {
         ["Sm90AccFetch", "Sm90ColBroadcast<0, Tile, float, float, cute::Stride<cute::_1, cute::_0, int64_t>>",
          "Sm90Compute<plus, float, float, rn>", "Sm90Compute<epilogue::thread::Sigmoid, float, float, rn>",
          "Sm90Compute<multiplies, bfloat16_t, float, rn>"],
-        ("Sm90SplitTreeVisitor<Sm90EVT<Node2, Node0, Node1>,"
-         " Sm90EVT<Node4, Sm90EVT<Node3, Sm90SplitTreeFetch>, Sm90SplitTreeFetch>>"),
-        ("{{{}, {(float const*)in.pointer(bias_), float(0), {{}, {}, in.integer(bias_batch_)}}, {}},"
-         " {{{}, {}}, {}, {}}}"),
+        ("Sm90TopologicalVisitor<float, cute::tuple<cute::seq<>, cute::seq<>, cute::seq<0, 1>, cute::seq<2>,"
+        " cute::seq<3, 2>>, Node0, Node1, Node2, Node3, Node4>"),
+        ("{typename Node0::Arguments{}, typename Node1::Arguments{(float const*)in.pointer(bias_), float(0),"
+        " {{}, {}, in.integer(bias_batch_)}}, typename Node2::Arguments{}, typename Node3::Arguments{},"
+        " typename Node4::Arguments{}}"),
         ["bias", "bias.batch"],
     ),
     "integers": (
@@ -121,45 +122,6 @@ def test_a_matrix_is_loaded_and_stored_through_descriptors_of_the_epilogue():
     assert (
         "cudabind::stride<Node1Descriptor::Stride>(in.integer(gate_pitch_), in.integer(gate_batch_))" in made.arguments
     )
-
-
-X = evt.accumulator() * 2
-TOTAL = evt.reduce(X, "total", over="mn")
-
-
-@pytest.mark.parametrize(
-    ("tree", "expected"),
-    [
-        (evt.silu(X) * evt.row("x") + evt.load("y"), None),
-        (evt.silu(X) * X, X),
-        (evt.tanh(evt.silu(X) * X) - evt.silu(X) * X, evt.silu(X) * X),  # of two, the one nearer to the root
-        (evt.silu(X) * X + evt.accumulator(), None),  # the accumulator is read beside it, too
-        (evt.row("x") * evt.accumulator() + evt.row("x"), None),
-        (evt.accumulator() * evt.accumulator(), None),
-        (evt.relu(TOTAL) + TOTAL, TOTAL),
-    ],
-)
-def test_a_tree_is_cut_where_all_goes_through_one_node(tree, expected):
-    assert cut(tree) == expected
-
-
-def test_what_is_read_twice_without_a_cut_stands_there_twice():
-    made = lower(evt.row("x") * evt.accumulator() + evt.row("x"), {"x": Operand("row", F32)}, BF16, None)
-    assert squeeze(made.type) == "Sm90EVT<Node3, Sm90EVT<Node2, Node0, Node1>, Node0>"
-
-
-def test_an_output_that_would_be_written_twice_is_refused():
-    tree = evt.relu(TOTAL) + TOTAL * evt.accumulator()
-    with pytest.raises(Refused, match="writes total once"):
-        lower(tree, {"total": Operand("reduce", F32)}, BF16, None)
-
-
-def test_a_tree_that_grows_too_large_when_what_is_read_twice_is_made_twice_is_refused():
-    tree = evt.accumulator()
-    for _ in range(6):
-        tree = evt.relu(tree) * tree + evt.accumulator()
-    with pytest.raises(Refused, match="read twice counts twice"):
-        lower(tree, {}, BF16, None)
 
 
 @pytest.mark.parametrize(
