@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import headers
+from dispatch.cutlass import emit_conv80, headers
 from dispatch.cutlass.emit_conv import emit
 from dispatch.cutlass.im2col import IM2COL
 from dispatch.cutlass.params import Im2colMap, Template, TensorMap, stand_ins
@@ -20,6 +20,7 @@ from dispatch.keys import Arch
 from dispatch.ops.cutlass_conv import channels_last
 from dispatch.ops.cutlass_conv.config import MEDIUM
 from dispatch.ops.cutlass_conv.cutlass import spec_of
+from dispatch.ops.cutlass_conv.multistage import spec_of as multistage_spec
 from dispatch.ops.cutlass_conv.problem import words_of
 
 try:
@@ -51,7 +52,11 @@ inline float __int_as_float(int) { return 0; }
 inline int __float_as_int(float) { return 0; }
 inline float __uint_as_float(unsigned) { return 0; }
 inline unsigned __float_as_uint(float) { return 0; }
-namespace cutlass::arch { inline int SmId() { return 0; } }
+inline int __syncthreads_and(int x) { return x; }
+namespace cutlass::arch {
+inline int SmId() { return 0; }
+inline int LaneId() { return 0; }
+}
 extern "C" cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return cudaSuccess; }
 extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }
 extern "C" cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) { return cudaSuccess; }
@@ -117,31 +122,31 @@ def requests():
     }
 
 
-def for_the_cpu(sources):
-    """One text of several sources: what they begin with once, each one's types and `fill` in a namespace of its own."""
+def for_the_cpu(sources, types):
+    """One text of several sources: what they begin with, each one's types and `fill` in a namespace of its own.
+
+    `types` is the line that ends what they begin with.
+    """
     wanted = "#include " + IM2COL[IM2COL.index('"cute/atom/copy_traits_sm90_im2col.hpp"') :]
     texts = [DEVICE, DRIVER]
     for name, source in sources.items():
-        head, _, rest = source.text.partition("\nnamespace {\n")
-        types, _, rest = rest.partition('extern "C" __global__ void __launch_bounds__')
+        head, _, rest = source.text.partition(types)
+        own, _, rest = rest.partition('extern "C" __global__ void __launch_bounds__')
         fill = rest[rest.index("// One thread:") : rest.index('extern "C" __global__ void scale')]
-        if len(texts) == 2:
-            begin = head.index("// What CUTLASS takes from namespace std")  # here namespace std is the real one
-            texts.append(head[:begin] + head[head.index("#include", begin) :].replace(IM2COL, wanted))
-        texts.append(f"namespace {name} {{\nnamespace {{\n{types}\n{fill.replace('void fill(', f'void {name}(')}\n}}")
+        begin = head.index("// What CUTLASS takes from namespace std")  # here namespace std is the real one
+        head = head[:begin] + head[head.index("#include", begin) :].replace(IM2COL, wanted)
+        fill = fill.replace("void fill(", f"void {name}(")
+        texts += [head] if head not in texts else []
+        texts.append(f"namespace {name} {{\n{types}\n{own}\n{fill}\n}}")
     return "\n".join(texts)
 
 
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    """For each mode, what its `fill` gives: the template that is learned from it, and the facts of its launch."""
-    folder = tmp_path_factory.mktemp("fill")
-    asked = requests()
-    sources = {name: emit(spec_of(request, Arch(90), MEDIUM)) for name, request in asked.items()}
-    # Units that need a compiler for tensor cores' first generation, and the amendments that are no NVRTC's alone.
+def built(text, folder):
+    """A library of a text, by g++."""
+    # The header of the first tensor cores wants a compiler that knows them; nothing here needs it.
     (folder / "cutlass/arch").mkdir(parents=True)
     (folder / "cutlass/arch/wmma.h").write_text("#pragma once\n")
-    (folder / "fill.cpp").write_text(for_the_cpu(sources))
+    (folder / "fill.cpp").write_text(text)
     magic = ["-DTILED_MAGIC=0x70616d5f726f736eull", "-DIM2COL_MAGIC=0x6d5f6c6f63326d69ull"]
     options = ["-std=c++17", "-O0", "-w", "-fpermissive", "-shared", "-fPIC", "-DNDEBUG", *magic]
     options += ["-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL", "-DCUTLASS_UINT128_NATIVE", f"-I{folder}"]
@@ -149,15 +154,26 @@ def parameters(tmp_path_factory):
     command = ["g++", *options, str(folder / "fill.cpp"), "-o", str(folder / "fill.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]
-    library = ctypes.CDLL(str(folder / "fill.so"))
-    return {name: learn(getattr(library, name), sources[name].words, request) for name, request in asked.items()}
+    return ctypes.CDLL(str(folder / "fill.so"))
 
 
-def learn(fill, words, request):
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    """For each mode, what its `fill` gives: the template that is learned from it, and the facts of its launch."""
+    asked = requests()
+    sources = {name: emit(spec_of(request, Arch(90), MEDIUM)) for name, request in asked.items()}
+    library = built(for_the_cpu(sources, "\nnamespace {\n"), tmp_path_factory.mktemp("fill"))
+    found = {}
+    for name, request in asked.items():
+        values = {**words_of(request, 132), "swizzle": 1}
+        found[name] = learn(getattr(library, name), sources[name].words, values)
+    return found
+
+
+def learn(fill, words, values):
     class Words(ctypes.Structure):
         _fields_ = [("words", ctypes.c_int64 * len(words))]
 
-    values = {**words_of(request, 132), "swizzle": 1}
     fill.argtypes = [Words, ctypes.c_void_p, ctypes.c_void_p]
     fill.restype = None
     images = []
@@ -229,3 +245,50 @@ def test_the_gradient_of_filters_multiplies_pixels(parameters):
     assert (c.sizes, c.strides) == (dw.sizes, dw.strides)
     assert {name for _, name in template.numbers} == {"alpha.value", "beta.value"}
     assert facts[3] * facts[4] * facts[5] == 2 * 6  # two tiles of filters, one of channels for each of six taps
+
+
+# -- multistage kernels, whose parameters begin with the problem ------------------------------------------------------
+def multistage_requests():
+    steps = {"pad": PAD, "stride": (2, 3), "dilation": DILATION}
+    volume = {"pad": ((1, 0), 1, (0, 2)), "stride": (2, 1, 3)}
+    return {
+        "image": dp.CutlassConvFwdRequest(zeros(*X), zeros(*W), **steps),
+        "volume": dp.CutlassConvBwdDataRequest(
+            zeros(2, 32, 2, 8, 4), zeros(32, 16, 3, 2, 1), x_extents=(5, 7, 9), c=zeros(2, 16, 5, 7, 9), **volume
+        ),
+    }
+
+
+def test_a_multistage_kernel_knows_its_problem(tmp_path):
+    """In the order of Conv2dProblemSize and Conv3dProblemSize, which the kernels' parameters begin with."""
+    asked = multistage_requests()
+    sources = {name: emit_conv80.emit(multistage_spec(request, Arch(90), 132)) for name, request in asked.items()}
+    library = built(for_the_cpu(sources, "\nstruct Words {"), tmp_path)
+    found = {}
+    for name, request in asked.items():
+        values = {**words_of(request, 132), "alpha": 1, "beta": 1}
+        found[name], facts = learn(getattr(library, name), sources[name].words, values)
+        assert facts[0] == len(found[name].image)
+        assert facts[2] == 4 * 32  # four warps to a small tile
+    n_h_w_c, p_q, k_r_s = (2, 15, 17, 72), (8, 5), (136, 3, 2)
+    flat = np.frombuffer(found["image"].image, np.int32, 18)
+    assert tuple(flat) == (
+        *n_h_w_c,
+        *p_q,
+        *k_r_s,
+        1,
+        0,
+        2,
+        3,
+        1,
+        3,
+        0,
+        1,
+        1,
+    )  # pad, stride, dilation, mode, slices, groups
+    solid = np.frombuffer(found["volume"].image, np.int32, 24)
+    assert tuple(solid[:18]) == (2, 7, 9, 16, 8, 4, 32, 2, 1, 1, 0, 1, 3, 1, 1, 0, 1, 1)
+    assert tuple(solid[18:]) == (5, 3, 2, 1, 2, 1)  # D, T, Z; its padding, stride and dilation
+    names = {"a", "b", "out", "alpha", "beta"}
+    assert {name for _, name in found["image"].pointers} == names
+    assert {name for _, name in found["volume"].pointers} == names | {"c"}
