@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIGS", "DEEP", "LARGE", "MEDIUM", "NARROW", "PLAIN", "SMALL", "choose"]
 
+# A cluster shares the filters' tiles. CUTLASS's own kernels of convolution for sm_90 are like PLAIN: a tile for a block.
 LARGE = Config((128, 256), (2, 1))
 MEDIUM = Config((128, 128), (2, 1))
 NARROW = Config((128, 64), (2, 1))
 SMALL = Config((64, 64), (1, 1), "pingpong")
+# The gradient of filters sums over all pixels, of which few tiles leave most multiprocessors idle: they share the sum.
 DEEP = Config((128, 128), (1, 1), "cooperative", "stream_k")
 PLAIN = Config((128, 128), (2, 1), "basic")
 CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
