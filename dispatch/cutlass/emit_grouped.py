@@ -29,7 +29,7 @@ class GroupedSpec:
     Attributes:
         arch, a, b, d: the architecture and the dtypes.
         orders: "row" or "column" for each of a and b; D has dense rows.
-        tile, cluster: as in GemmSpec.
+        tile, cluster, schedule: as in GemmSpec, "cooperative" or "pingpong".
         epilogue, operands: a tree whose operands are scalars.
         fast_accumulation: fp8 only.
     """
@@ -41,6 +41,7 @@ class GroupedSpec:
     orders: tuple[str, str]
     tile: tuple[int, int, int]
     cluster: tuple[int, int]
+    schedule: str
     epilogue: Node
     operands: tuple[tuple[str, Operand], ...]
     fast_accumulation: bool = False
@@ -142,7 +143,7 @@ def emit(spec: GroupedSpec) -> Source:
     tile = ", ".join(f"cute::_{extent}" for extent in spec.tile)
     cluster = ", ".join(f"cute::_{extent}" for extent in (*spec.cluster, 1))
     align = {name: 128 // dtype.bits for name, dtype in (("a", spec.a), ("b", spec.b), ("d", spec.d))}
-    schedule = "cutlass::gemm::KernelPtrArrayTmaWarpSpecializedCooperative"
+    schedule = f"PtrArrayTmaWarpSpecialized{spec.schedule.capitalize()}"
     types = f"""\
 using ElementA = {ELEMENT[spec.a]};
 using ElementB = {ELEMENT[spec.b]};
@@ -157,12 +158,12 @@ using Epilogue = cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
     cutlass::epilogue::collective::EpilogueTileAuto, float, float,
     ElementC, cutlass::layout::RowMajor*, {align["d"]}, ElementD, cutlass::layout::RowMajor*, {align["d"]},
-    cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative, Visitor>::CollectiveOp;
+    cutlass::epilogue::{schedule}, Visitor>::CollectiveOp;
 using Mainloop = cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, {STRIDE[spec.orders[0]]}*, {align["a"]},
     ElementB, {STRIDE[spec.orders[1]]}*, {align["b"]}, float, Tile, Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(Epilogue::SharedStorage))>,
-    {schedule}{"FP8FastAccum" if spec.fast_accumulation else ""}>::CollectiveOp;
+    cutlass::gemm::Kernel{schedule}{"FP8FastAccum" if spec.fast_accumulation else ""}>::CollectiveOp;
 struct Gemm : cutlass::gemm::kernel::GemmUniversal<
     cutlass::gemm::GroupProblemShape<Extents>, Mainloop, Epilogue> {{}};"""
     parts = [PROLOGUE, INCLUDES, SUPPORT, "namespace {", types, f"enum Place {{ {places} }};", "}", kernel]

@@ -27,6 +27,8 @@ from dispatch.cutlass.config import LARGE, Config, candidates, choose
 from dispatch.cutlass.emit import emit
 from dispatch.cutlass.store import folder
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference
+from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS as GROUPED_CONFIGS
+from dispatch.ops.cutlass_grouped_gemm.config import choose as choose_grouped
 
 L2_BYTES = 120 << 20
 ROUNDS = {True: 5, False: 15}
@@ -181,24 +183,35 @@ def grouped(groups: int, rows: int, n: int, k: int, rounds: int) -> dict[str, An
     a = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
     b = [torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16).mT for _ in range(count)]
     out = [torch.empty(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
-    enqueue = [
-        ours(dp.CutlassGroupedGemmRequest(foreign(a[i]), foreign(b[i]), foreign(ends), out=foreign(out[i])))
-        for i in range(count)
-    ]
-    runs: dict[str, Any] = {"cutlass": lambda i: enqueue[i]()}
-    enqueue[0]()
-    begin = 0
-    for group, end in enumerate(ends.tolist()):
-        wanted = a[0][begin:end].float() @ b[0][group].float()
-        if end > begin and not torch.allclose(out[0][begin:end].float(), wanted, rtol=0.02, atol=0.02 * k**0.5):
-            raise AssertionError(f"group {group} of {groups} is wrong")
-        begin = end
+    runs: dict[str, Any] = {}
+    for config in GROUPED_CONFIGS:
+        enqueue = [
+            ours(dp.CutlassGroupedGemmRequest(*map(foreign, (a[i], b[i], ends, out[i])), config=config))
+            for i in range(count)
+        ]
+        runs[str(config)] = lambda i, enqueue=enqueue: enqueue[i]()
+        enqueue[0]()
+        check_groups(a[0], b[0], ends, out[0])
     peer = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if peer is not None:
         runs["torch"] = lambda i: peer(a[i], b[i], offs=ends)
     seconds, how = gpu_race(runs, sets=count, repeats=4 * count, rounds=rounds)
     us = {name: statistics.median(values) * 1e6 for name, values in seconds.items()}
+    us["cutlass"] = us[str(choose_grouped(rows, groups, n, MULTIPROCESSORS))]
     return {"us": us, "timed by": how} | ({"ratio": us["torch"] / us["cutlass"]} if "torch" in us else {})
+
+
+def check_groups(a: Any, b: Any, ends: Any, out: Any) -> None:
+    """Each group of `out` against torch's product in f32."""
+    import torch
+
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        wanted = a[begin:end].float() @ b[group].float()
+        bound = 0.02 * a.shape[1] ** 0.5
+        if end > begin and not torch.allclose(out[begin:end].float(), wanted, rtol=0.02, atol=bound):
+            raise AssertionError(f"group {group} is wrong")
+        begin = end
 
 
 def host_side(device: dp.Device) -> dict[str, float]:
@@ -272,8 +285,8 @@ def on_gpu(quick: bool, report: Report) -> None:
         report.put(name, found)
         if "ratio" in found:
             figures[f"grouped {shape[0]}"] = found["ratio"]
-        lines.append((name, *(f"{found['us'].get(peer, math.nan):.0f}" for peer in ("torch", "cutlass"))))
-    table(("grouped product", "torch us", "ours us"), lines)
+        lines.append((name, *(f"{us:.0f} {peer}" for peer, us in found["us"].items() if peer != "cutlass")))
+    table(("grouped product", *(f"us, by {peer}" for peer in ("large", "medium", "small", "torch"))), lines)
     lines = []
     for m, n, k in ((16384, 4096, 512), (8192, 4096, 1024), (4096, 4096, 4096)):
         found = tree(m, n, k, rounds)

@@ -2,7 +2,7 @@
 
 `cutlass_grouped_gemm` is the request function, `CutlassGroupedGemmRequest` and `CutlassSeveralGemmRequest` are the
 requests; `cutlass_plan` and `numpy_plan` carry them out, `reference` says what is right. The rooms: request and several
-(what may be asked), rules, cutlass (on a GPU), host, trials.
+(what may be asked), rules, config, cutlass (on a GPU), host, trials.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dispatch.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dispatch.cutlass.config import Config
     from dispatch.cutlass.evt import Node
     from dispatch.lane import CudaLane, Lane
     from dispatch.request import Plan
@@ -69,6 +70,7 @@ def cutlass_grouped_gemm(
     alpha: Tensor | float = 1.0,
     out_dtype: Any = None,
     fast_accum: bool = False,
+    config: Config | None = None,
 ) -> Any:
     """Multiply groups, on the current stream, by one kernel; returns without waiting.
 
@@ -77,7 +79,7 @@ def cutlass_grouped_gemm(
     one of b, of any extents. Returns a tuple of D. The other arguments are the fields of `CutlassGroupedGemmRequest`.
     Raises BadRequest for operands that do not fit, NoRow where no kernel takes the request.
     """
-    choices = (epilogue, alpha, out_dtype, fast_accum)
+    choices = (epilogue, alpha, out_dtype, fast_accum, config)
     if not isinstance(a, Tensor):
         if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
             raise BadRequest("a", "a sequence", "sequences for b and out as well, and no ends")

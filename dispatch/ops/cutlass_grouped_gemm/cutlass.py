@@ -18,12 +18,14 @@ from dispatch.cutlass.launch import Launch, module
 from dispatch.cutlass.visitors import Operand
 from dispatch.keys import F32, U8, Arch
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
+from dispatch.ops.cutlass_grouped_gemm.config import choose
 from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 from dispatch.request import Argument, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dispatch.cutlass.config import Config
     from dispatch.lane import CudaLane
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
     from dispatch.row import Row
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupedPlan", "SeveralPlan", "chunks", "plan", "spec_of"]
 
-TILE, CLUSTER = (128, 128), (2, 1)
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
 SHAPE_BYTES = 12  # three extents of a group
 THREADS = 256
@@ -46,7 +47,7 @@ def plan(request: Requests, lane: CudaLane, row: Row) -> Plan:
     return GroupedPlan(request, lane, row)
 
 
-def spec_of(request: Requests, arch: Arch) -> GroupedSpec:
+def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
     """The kernel of a request, which is the same for both."""
     a, b = (x[0] if isinstance(x, tuple) else x for x in (request.a, request.b))
     return GroupedSpec(
@@ -55,8 +56,9 @@ def spec_of(request: Requests, arch: Arch) -> GroupedSpec:
         b=b.dtype,
         d=request.d_dtype,
         orders=(order_of(a), order_of(b)),
-        tile=(*TILE, 1024 // a.dtype.bits),
-        cluster=CLUSTER,
+        tile=(*config.tile, 1024 // a.dtype.bits),
+        cluster=config.cluster,
+        schedule=config.schedule,
         epilogue=request.tree,
         operands=(("alpha", Operand("scalar", F32)),) if "alpha" in str(request.tree) else (),
         fast_accumulation=request.fast_accum,
@@ -75,9 +77,10 @@ class _Plan(Plan):
         lane.refuse_capture("a CUTLASS kernel")
         device = lane.device
         processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        self.spec = spec_of(request, Arch(90))
+        config = choose(request.rows, request.groups, request.n, processors, request.config)
+        self.spec = spec_of(request, Arch(90), config)
         source = emit(self.spec)
-        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
+        future = compiler.request(source, self.spec.target, f"{row.name} {config}: {request.tree}")
         loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
         self._place = loaded.function(self.entry)
         groups = request.groups
@@ -90,7 +93,7 @@ class _Plan(Plan):
             **places,
             "alpha": 0 if not hasattr(request.alpha, "ptr") else 1,
         }
-        self._launch = Launch(loaded, lane, self._values, CLUSTER)
+        self._launch = Launch(loaded, lane, self._values, config.cluster)
 
     def _small(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
         """Launch the small kernel; its arguments are read before this returns."""

@@ -21,6 +21,7 @@ from dispatch.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dispatch.cutlass.config import Config
     from dispatch.device import Device
     from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 
@@ -42,6 +43,7 @@ class CutlassGroupedGemmRequest(Request):
         epilogue: a tree of `dispatch.cutlass.evt` over the accumulator and alpha; None for alpha · A · B.
         alpha: a number, or an f32 tensor of one element.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
+        config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
     """
 
     op: ClassVar[str] = "cutlass_grouped_gemm"
@@ -53,6 +55,7 @@ class CutlassGroupedGemmRequest(Request):
     alpha: Tensor | float = 1.0
     out_dtype: Any = None
     fast_accum: bool = False
+    config: Config | None = None
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -70,8 +73,13 @@ class CutlassGroupedGemmRequest(Request):
         return self.a.shape[-1]
 
     @property
+    def rows(self) -> int:
+        """The rows of all groups together, at most."""
+        return self.a.shape[0]
+
+    @property
     def shape(self) -> Shape:
-        return (self.a.shape[0], self.n)
+        return (self.rows, self.n)
 
     @property
     def matrices(self) -> Iterator[tuple[str, Tensor]]:
@@ -105,7 +113,7 @@ class CutlassGroupedGemmRequest(Request):
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.ends, self.out))
         alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
-        return (*layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum)
+        return (*layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum, self.config)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         out = outputs.get("out", self.out)
@@ -132,7 +140,7 @@ class CutlassGroupedGemmRequest(Request):
         return replace(self, **changed)
 
     def describe(self) -> str:
-        fast = ", fast_accum" if self.fast_accum else ""
+        fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
         return (
             f"cutlass_grouped_gemm {self.a.layout} x {self.b.layout} in {self.groups} groups -> {self.d_dtype},"
             f" epilogue {self.tree}{fast}"

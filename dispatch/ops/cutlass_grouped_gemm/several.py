@@ -21,6 +21,7 @@ from dispatch.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dispatch.cutlass.config import Config
     from dispatch.device import Device
 
 __all__ = ["CutlassSeveralGemmRequest"]
@@ -35,7 +36,7 @@ class CutlassSeveralGemmRequest(Request):
     Attributes:
         a, b: matrices (m, k) and (k, n) of each product, rows of a dense.
         out: D of each, (m, n) of `out_dtype`, rows dense; None for memory of their own.
-        epilogue, alpha, out_dtype, fast_accum: as in `CutlassGroupedGemmRequest`.
+        epilogue, alpha, out_dtype, fast_accum, config: as in `CutlassGroupedGemmRequest`.
     """
 
     op: ClassVar[str] = "cutlass_grouped_gemm"
@@ -46,6 +47,7 @@ class CutlassSeveralGemmRequest(Request):
     alpha: Tensor | float = 1.0
     out_dtype: Any = None
     fast_accum: bool = False
+    config: Config | None = None
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "out"):
@@ -57,6 +59,16 @@ class CutlassSeveralGemmRequest(Request):
     @property
     def groups(self) -> int:
         return len(self.a)
+
+    @property
+    def rows(self) -> int:
+        """The rows of all products together."""
+        return sum(a.shape[0] for a in self.a)
+
+    @property
+    def n(self) -> int:
+        """The most columns that a product has."""
+        return max(b.shape[1] for b in self.b)
 
     @property
     def extents(self) -> tuple[tuple[int, int, int], ...]:
@@ -94,7 +106,7 @@ class CutlassSeveralGemmRequest(Request):
     def key(self) -> tuple[Any, ...]:
         alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
         layouts = tuple(tensor.layout for _, tensor in self.matrices)
-        return (self.groups, layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum)
+        return (self.groups, layouts, alpha, self.tree, self.d_dtype.cuda, self.fast_accum, self.config)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         outs = self._outputs(outputs)
@@ -132,7 +144,7 @@ class CutlassSeveralGemmRequest(Request):
         return replace(self, **changed)
 
     def describe(self) -> str:
-        fast = ", fast_accum" if self.fast_accum else ""
+        fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
         extents = ", ".join("x".join(map(str, found)) for found in self.extents[:4])
         more = ", …" if self.groups > 4 else ""
         return (

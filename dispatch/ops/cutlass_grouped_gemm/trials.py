@@ -6,7 +6,7 @@ library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from dispatch.cutlass.bounds import errors_of
 from dispatch.keys import FP8, Dtype
 from dispatch.ops.cutlass_gemm.trials import SUMS, random_matrix, stored
 from dispatch.ops.cutlass_grouped_gemm import host
+from dispatch.ops.cutlass_grouped_gemm.config import LARGE
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
 from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 from dispatch.ops.matmul.trial import Mismatch
 
 if TYPE_CHECKING:
+    from dispatch.cutlass.config import Config
     from dispatch.cutlass.evt import Node
     from dispatch.device import Device
     from dispatch.row import Row
@@ -52,6 +54,7 @@ class GroupedCase:
     order: str = "c"
     tree: Node | None = None
     fast_accum: bool = False
+    config: Config | None = None
 
     @property
     def id(self) -> str:
@@ -71,6 +74,7 @@ class GroupedCase:
             epilogue=self.tree,
             alpha=0.75,
             fast_accum=self.fast_accum,
+            config=self.config,
         )
 
     def trial(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
@@ -167,17 +171,19 @@ class SeveralTrial:
 
 
 def several_cases(row: Row) -> list[SeveralCase]:
-    """All extents with one kernel, which is that of `cases`."""
+    """All extents with the kernels of `cases`."""
     return [SeveralCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
 
 
 def cases(row: Row) -> list[GroupedCase]:
-    """All sizes with one kernel; b with dense rows and a tree where operands are of 16 bits."""
+    """All sizes with two kernels, by their mean; b with dense rows and a tree where operands are of 16 bits."""
     found = [GroupedCase(name, row.dtypes, sizes) for name, sizes in SIZES.items()]
     if row.dtypes[0] in FP8:
-        return [GroupedCase(c.name, c.dtypes, c.sizes, k=80) for c in found]
+        found.append(GroupedCase("fast", row.dtypes, SIZES["varying"], fast_accum=True))
+        return [replace(case, k=80) for case in found]
     if row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
         tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
         found.append(GroupedCase("silu", row.dtypes, SIZES["varying"], tree=tree))
+        found.append(GroupedCase("large tiles", row.dtypes, SIZES["varying"], config=LARGE))
         found.append(GroupedCase("b by rows", row.dtypes, SIZES["varying"], order="r"))
     return found

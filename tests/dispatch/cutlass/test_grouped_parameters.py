@@ -14,6 +14,7 @@ import dispatch as dp
 from dispatch.cutlass.emit_grouped import PLACED, emit
 from dispatch.keys import Arch
 from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM
 from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS, chunks, spec_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -46,7 +47,7 @@ def host():
 def entries(host, tmp_path_factory):
     """The two small kernels as functions of the host."""
     folder = tmp_path_factory.mktemp("small")
-    text = emit(spec_of(rows_request(host), Arch(90))).text
+    text = emit(spec_of(rows_request(host), Arch(90), MEDIUM)).text
     begin = text.index("// The groups' extents, addresses and steps")
     small = text[begin : text.index('extern "C" __global__ void scale')]
     (folder / "small.cpp").write_text(BEFORE + small + BEHIND)

@@ -5,6 +5,8 @@ import pytest
 
 import dispatch as dp
 from dispatch.cutlass import evt
+from dispatch.cutlass.config import Config
+from dispatch.cutlass.emit_grouped import emit
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.cutlass_grouped_gemm import (
@@ -13,6 +15,7 @@ from dispatch.ops.cutlass_grouped_gemm import (
     cutlass_grouped_gemm,
     reference,
 )
+from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
 from dispatch.ops.cutlass_grouped_gemm.cutlass import chunks, spec_of
 from dispatch.ops.cutlass_grouped_gemm.trials import cases, several_cases
 
@@ -123,7 +126,38 @@ def test_both_requests_have_one_kernel(dev, rng):
     rows = CutlassGroupedGemmRequest(
         dev.zeros((6, 16), "bf16"), dev.zeros((2, 8, 16), "bf16").mT, dev.array([2, 6], "i32")
     )
-    assert spec_of(rows, Arch(90)) == spec_of(CutlassSeveralGemmRequest(tuple(a), tuple(b)), Arch(90))
+    several = CutlassSeveralGemmRequest(tuple(a), tuple(b))
+    for config in CONFIGS:
+        assert spec_of(rows, Arch(90), config) == spec_of(several, Arch(90), config)
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "n", "expected"),
+    [
+        (8192, 8, 4096, LARGE),
+        (16384, 64, 2048, LARGE),
+        (4096, 128, 1536, SMALL),
+        (1024, 8, 512, MEDIUM),  # tiles of 128 x 256 would leave most multiprocessors idle
+        (600, 8, 4096, MEDIUM),
+        (1, 4, 8, SMALL),
+    ],
+)
+def test_the_kernel_is_chosen_by_the_mean_of_the_groups(rows, groups, n, expected):
+    assert choose(rows, groups, n, 132) == expected
+
+
+def test_a_configuration_that_there_is_not_is_refused():
+    assert all(choose(64, 2, 8, 132, config) == config for config in CONFIGS)
+    with pytest.raises(BadRequest, match="one of 128x256"):
+        choose(64, 2, 8, 132, Config((256, 128)))
+
+
+def test_the_schedule_is_part_of_the_kernel(dev):
+    request = small(dev)
+    texts = [emit(spec_of(request, Arch(90), config)).text for config in CONFIGS]
+    assert len(set(texts)) == 3
+    assert "cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong>" in texts[2]
+    assert "cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative, Visitor>" in texts[0]
 
 
 def test_the_host_tells_of_each_group_extents_addresses_and_steps():

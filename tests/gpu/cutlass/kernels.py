@@ -25,6 +25,7 @@ from dispatch.cutlass.store import store
 from dispatch.cutlass.warm import finish
 from dispatch.keys import BF16, HOST, Arch
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, blackwell, cutlass, multistage, trials
+from dispatch.ops.cutlass_grouped_gemm import config as grouped_config
 from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
 from dispatch.ops.cutlass_grouped_gemm import trials as grouped_trials
 
@@ -75,7 +76,9 @@ def groups() -> Iterator[Kernel]:
         if row.arch == HOST:
             continue
         for case in grouped_trials.cases(row):
-            spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90)
+            request = case.request(DEV, np.random.default_rng(0))
+            config = grouped_config.choose(request.rows, request.groups, request.n, PROCESSORS, request.config)
+            spec = grouped.spec_of(request, SM90, config)
             yield Kernel(emit_grouped.emit(spec), spec.target, f"{row.name} {case.id}")
 
 
@@ -112,8 +115,9 @@ def bench() -> Iterator[Kernel]:
         yield Kernel(emit.emit(spec), spec.target, f"{request.describe()} {config}")
     row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == SM90 and row.dtypes == (BF16,) * 4)
     case = grouped_trials.cases(row)[0]
-    spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90)
-    yield Kernel(emit_grouped.emit(spec), spec.target, case.id)
+    for config in grouped_config.CONFIGS:
+        spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90, config)
+        yield Kernel(emit_grouped.emit(spec), spec.target, f"{case.id} {config}")
 
 
 def conv() -> Iterator[Kernel]:
