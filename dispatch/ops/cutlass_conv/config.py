@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFIGS", "DEEP", "LARGE", "MEDIUM", "NARROW", "PLAIN", "SMALL", "choose"]
 
-# A cluster shares the filters' tiles. CUTLASS's own kernels of convolution for sm_90 are like PLAIN: a tile for a block.
+# A cluster shares tiles of filters. CUTLASS's own kernels of convolution for sm_90 are like PLAIN: a tile for a block.
 LARGE = Config((128, 256), (2, 1))
 MEDIUM = Config((128, 128), (2, 1))
 NARROW = Config((128, 64), (2, 1))
