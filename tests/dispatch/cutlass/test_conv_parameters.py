@@ -28,7 +28,8 @@ try:
     MISSING = "" if shutil.which("g++") else "g++ is not installed"
 except headers.HeadersMissing as missing:
     MISSING = str(missing)
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+# Ten seconds of one core for g++, which a busy machine makes many times that.
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 
 # What CUDA's own compilers know without being told; none of it is called.
 DEVICE = r"""
