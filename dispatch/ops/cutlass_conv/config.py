@@ -30,7 +30,9 @@ CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
 def choose(request: TreedConvRequest, processors: int) -> Config:
     """A configuration for a request: tiles no wider than the channels, and enough of them for every multiprocessor."""
     if request.config is not None:
-        if request.config._replace(swizzle=1) not in CONFIGS:
+        # Stripes go over the edge of the result; there taps would lie beyond what an im2col copy can reach.
+        plain = request.config if request.mode == "bwd_filter" else request.config._replace(swizzle=1)
+        if plain not in CONFIGS:
             known = ", ".join(map(str, CONFIGS))
             raise BadRequest("config", str(request.config), f"one of {known}")
         return request.config
