@@ -225,8 +225,8 @@ def test_the_choice_without_timing(host):
     assert best((1, 8, 7, 7), (8, 8, 1, 1), config=MEDIUM._replace(swizzle=4)) == MEDIUM._replace(swizzle=4)
     with pytest.raises(BadRequest, match="one of"):
         best((1, 8, 7, 7), (8, 8, 1, 1), config=Config((96, 96)))
+    striped = MEDIUM._replace(swizzle=2)
     with pytest.raises(BadRequest, match="swizzle 2"):
-        striped = MEDIUM._replace(swizzle=2)
         best((1, 8, 7, 7), (1, 8, 7, 7), dp.CutlassConvBwdFilterRequest, w_extents=(1, 1), config=striped)
     assert len(set(CONFIGS)) == len(CONFIGS)
 
