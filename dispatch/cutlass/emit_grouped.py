@@ -99,15 +99,16 @@ extern "C" __global__ void fill(cudabind::Words<COUNT> in, Gemm::Params* params,
 extern "C" __global__ void arrange(
     int const* ends, int64_t groups, int64_t n, int64_t k, char* a, int64_t a_step, char* b, int64_t b_step,
     int64_t b_group, char* d, int64_t d_step, Extents* shapes, int64_t* arrays) {
+  int64_t const step = groups + groups % 2;  // arrays begin at multiples of 16 bytes
   for (int64_t g = threadIdx.x; g < groups; g += blockDim.x) {
     int64_t const begin = g > 0 ? ends[g - 1] : 0;
     shapes[g] = cute::make_shape(int(ends[g] - begin), int(n), int(k));
     arrays[g] = int64_t(a + begin * a_step * int64_t(sizeof(ElementA)));
-    arrays[groups + g] = int64_t(b + g * b_group * int64_t(sizeof(ElementB)));
-    arrays[2 * groups + g] = int64_t(d + begin * d_step * int64_t(sizeof(ElementD)));
-    arrays[3 * groups + g] = a_step;
-    arrays[4 * groups + g] = b_step;
-    arrays[5 * groups + g] = d_step;
+    arrays[step + g] = int64_t(b + g * b_group * int64_t(sizeof(ElementB)));
+    arrays[2 * step + g] = int64_t(d + begin * d_step * int64_t(sizeof(ElementD)));
+    arrays[3 * step + g] = a_step;
+    arrays[4 * step + g] = b_step;
+    arrays[5 * step + g] = d_step;
   }
 }
 
@@ -116,11 +117,12 @@ struct Placed { int64_t words[PLACED][9]; };
 extern "C" __global__ void place(
     __grid_constant__ Placed const placed, int64_t first, int64_t count, int64_t groups, Extents* shapes,
     int64_t* arrays) {
+  int64_t const step = groups + groups % 2;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     int64_t const* words = placed.words[i];
     int64_t const g = first + i;
     shapes[g] = cute::make_shape(int(words[0]), int(words[1]), int(words[2]));
-    for (int64_t array = 0; array < 6; ++array) { arrays[array * groups + g] = words[3 + array]; }
+    for (int64_t array = 0; array < 6; ++array) { arrays[array * step + g] = words[3 + array]; }
   }
 }
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
 
-__all__ = ["GroupedPlan", "SeveralPlan", "chunks", "plan", "spec_of"]
+__all__ = ["GroupedPlan", "SeveralPlan", "chunks", "places", "plan", "spec_of"]
 
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
 SHAPE_BYTES = 12  # three extents of a group
@@ -65,6 +65,16 @@ def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
     )
 
 
+def places(groups: int) -> tuple[dict[str, int], int]:
+    """Where the arrays begin, and how many bytes they take.
+
+    Each begins at a multiple of 16 bytes: CUTLASS first makes its tensor maps of the arrays' own addresses.
+    """
+    step = 8 * (groups + groups % 2)
+    offsets = {name: step * index for index, name in enumerate((*ARRAYS, "shapes"))}
+    return offsets, offsets["shapes"] + SHAPE_BYTES * groups
+
+
 class _Plan(Plan):
     """What both have in common: the kernel, and memory for the arrays that it reads."""
 
@@ -84,13 +94,12 @@ class _Plan(Plan):
         loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
         self._place = loaded.function(self.entry)
         groups = request.groups
-        self._memory: Tensor = lane.empty((groups * (8 * len(ARRAYS) + SHAPE_BYTES),), (1,), U8)
-        places = {name: self._memory.ptr + 8 * groups * index for index, name in enumerate(ARRAYS)}
+        offsets, size = places(groups)
+        self._memory: Tensor = lane.empty((size,), (1,), U8)
         self._values = {
             "groups": groups,
             "multiprocessors": processors,
-            "shapes": self._memory.ptr + 8 * groups * len(ARRAYS),
-            **places,
+            **{name: self._memory.ptr + offset for name, offset in offsets.items()},
             "alpha": 0 if not hasattr(request.alpha, "ptr") else 1,
         }
         self._launch = Launch(loaded, lane, self._values, config.cluster)

@@ -4,6 +4,7 @@ They are plain C++ but for their thread's number, so they run as they are, on ad
 """
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 
@@ -15,7 +16,7 @@ from dispatch.cutlass.emit_grouped import PLACED, emit
 from dispatch.keys import Arch
 from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
 from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM
-from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS, chunks, spec_of
+from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS, chunks, places, spec_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
@@ -64,7 +65,7 @@ def rows_request(host):
 
 
 def arrays_of(groups):
-    return np.zeros((groups, 3), np.int32), np.zeros((len(ARRAYS), groups), np.int64)
+    return np.zeros((groups, 3), np.int32), np.zeros((len(ARRAYS), places(groups)[0][ARRAYS[1]] // 8), np.int64)
 
 
 def words(*values):
@@ -79,7 +80,7 @@ def test_groups_of_rows_begin_where_the_one_before_ends(host, entries):
     places = (ends.ctypes.data, 3, 24, 16, a.ctypes.data, 32, b.ctypes.data, 16, 24 * 16, out.ctypes.data, 24)
     entries.arrange(*words(*places, shapes.ctypes.data, arrays.ctypes.data))
     assert shapes.tolist() == [[3, 24, 16], [0, 24, 16], [7, 24, 16]]
-    at = dict(zip(ARRAYS, arrays.tolist(), strict=True))
+    at = dict(zip(ARRAYS, arrays[:, :3].tolist(), strict=True))
     assert at["addresses_a"] == [a[begin:].ctypes.data for begin in (0, 3, 3)]
     assert at["addresses_b"] == [b[g].ctypes.data for g in range(3)]
     assert at["addresses_d"] == [out[begin:].ctypes.data for begin in (0, 3, 3)]
@@ -105,4 +106,14 @@ def test_products_are_placed_as_the_host_says(host, entries):
         rest = words(first, number, count, shapes.ctypes.data, arrays.ctypes.data)
         entries.place_at(ctypes.byref(told), *rest)
     assert shapes.tolist() == [list(extents) for extents in shape]
-    assert arrays.tolist() == [*addresses, *steps]
+    assert arrays[:, :count].tolist() == [*addresses, *steps]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 64])
+def test_the_arrays_are_apart_and_begin_at_16_bytes(groups):
+    offsets, size = places(groups)
+    assert list(offsets) == [*ARRAYS, "shapes"]
+    begins = list(offsets.values())
+    assert all(begin % 16 == 0 for begin in begins)
+    assert all(after - before >= 8 * groups for before, after in itertools.pairwise(begins))
+    assert size == begins[-1] + 12 * groups
