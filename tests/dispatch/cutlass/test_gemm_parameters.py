@@ -37,18 +37,22 @@ BF16_BYTES, BF16_FORMAT, SWIZZLE_64B, SWIZZLE_128B = 2, 9, 2, 3
 MANY = 10_000  # multiprocessors: as many as there are tiles
 
 
-def for_the_cpu(text):
-    """A source's types and `fill`, with stand-ins for CUDA and its driver."""
+def for_the_cpu(sources):
+    """The types and the `fill` of each source in a namespace of its own, with stand-ins for CUDA and its driver."""
     path = Path(__file__).with_name("test_conv_parameters.py")
     spec = importlib.util.spec_from_file_location("conv_parameters", path)
     stands = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stands)
-    head, _, rest = text.partition("\nnamespace {\n")
-    types = rest[: rest.index('extern "C" __global__ void __launch_bounds__')]
-    fill = rest[rest.index("// One thread:") : rest.index('extern "C" __global__ void scale')]
-    begin = head.index("// What CUTLASS takes from namespace std")  # here namespace std is the real one
-    includes = head[:begin] + head[head.index("#include", begin) :]
-    return "\n".join([stands.DEVICE, stands.DRIVER, includes, "namespace {", types, fill])
+    texts = [stands.DEVICE, stands.DRIVER]
+    for name, source in sources.items():
+        head, _, rest = source.text.partition("\nnamespace {\n")
+        types = rest[: rest.index('extern "C" __global__ void __launch_bounds__')]
+        fill = rest[rest.index("// One thread:") : rest.index('extern "C" __global__ void scale')]
+        if len(texts) == 2:
+            begin = head.index("// What CUTLASS takes from namespace std")  # here namespace std is the real one
+            texts.append(head[:begin] + head[head.index("#include", begin) :])
+        texts.append(f"namespace {name} {{\nnamespace {{\n{types}\n{fill.replace('void fill(', f'void {name}(')}\n}}")
+    return "\n".join(texts)
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +62,28 @@ def request_():
     return CutlassGemmRequest(dev.zeros((M, K), "bf16"), dev.zeros((N, K), "bf16").T, out=out)
 
 
-def compiled(source, folder):
-    """The words of a source, and its `fill` as a function of their values: parameters and facts."""
+@pytest.fixture(scope="module")
+def groups():
+    dev = dp.device("host")
+    b = dev.zeros((4, 24, 16), "bf16").mT
+    return dp.CutlassGroupedGemmRequest(dev.zeros((300, 16), "bf16"), b, dev.array([75, 150, 225, 300], "i32"))
+
+
+@pytest.fixture(scope="module")
+def sources(request_, groups):
+    return {
+        "product": emit(spec_of(request_, Arch(90), LARGE)),
+        "groups": grouped.emit(grouped_spec(groups, Arch(90), MEDIUM)),
+    }
+
+
+@pytest.fixture(scope="module")
+def library(sources, tmp_path_factory):
+    """`fill` of the largest tile's kernel and of a grouped one, as functions of the host."""
+    folder = tmp_path_factory.mktemp("fill")
     (folder / "cutlass/arch").mkdir(parents=True)
     (folder / "cutlass/arch/wmma.h").write_text("#pragma once\n")
-    (folder / "fill.cpp").write_text(for_the_cpu(source.text))
+    (folder / "fill.cpp").write_text(for_the_cpu(sources))
     options = ["-std=c++17", "-O0", "-w", "-fpermissive", "-shared", "-fPIC", "-DNDEBUG"]
     options += ["-DTILED_MAGIC=0x70616d5f726f736eull", "-DIM2COL_MAGIC=0x6d5f6c6f63326d69ull"]
     options += ["-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL", "-DCUTLASS_UINT128_NATIVE", f"-I{folder}"]
@@ -70,47 +91,42 @@ def compiled(source, folder):
     command = ["g++", *options, str(folder / "fill.cpp"), "-o", str(folder / "fill.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]
-    function = ctypes.CDLL(str(folder / "fill.so")).fill
-    count = len(source.words)
+    return ctypes.CDLL(str(folder / "fill.so"))
+
+
+def learned(function, words, values):
+    """The template of the parameters that `fill` writes, and the facts of the launch."""
 
     class Words(ctypes.Structure):
-        _fields_ = [("words", ctypes.c_int64 * count)]
+        _fields_ = [("words", ctypes.c_int64 * len(words))]
 
     function.argtypes = [Words, ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None
-
-    def run(values, which):
+    images = []
+    for which in (0, 1, 0):
         memory, facts = (ctypes.c_uint8 * 4160)(), (ctypes.c_int64 * 9)()
         start = -(-ctypes.addressof(memory) // 64) * 64
-        words = Words((ctypes.c_int64 * count)(*stand_ins(source.words, values, which)))
-        function(words, start, ctypes.addressof(facts))
-        return ctypes.string_at(start, facts[0]), tuple(facts)
-
-    return source.words, run
-
-
-def learned(fill, values):
-    """The template of the parameters, and the facts."""
-    words, run = fill
-    (first, facts), (second, _), (again, _) = (run(values, which) for which in (0, 1, 0))
+        given = Words((ctypes.c_int64 * len(words))(*stand_ins(words, values, which)))
+        function(given, start, ctypes.addressof(facts))
+        images.append(ctypes.string_at(start, facts[0]))
+    first, second, again = images
     padding = frozenset(o for o in range(0, len(first), 4) if first[o : o + 4] != again[o : o + 4])
-    return Template.learn(words, (first, second), padding), facts
+    return Template.learn(words, (first, second), padding), tuple(facts)
 
 
 @pytest.fixture(scope="module")
-def fill(request_, tmp_path_factory):
-    """`fill` of the largest tile's kernel."""
-    return compiled(emit(spec_of(request_, Arch(90), LARGE)), tmp_path_factory.mktemp("fill"))
-
-
-def launched(request_, fill, raster="heuristic", swizzle=1, processors=132):
+def launched(request_, sources, library):
     """What is learned for one order of tiles."""
-    values = {**fixed_words(request_, processors), "swizzle": swizzle, "raster": RASTERS.index(raster)}
-    return learned(fill, values)
+
+    def launch(raster="heuristic", swizzle=1, processors=132):
+        values = {**fixed_words(request_, processors), "swizzle": swizzle, "raster": RASTERS.index(raster)}
+        return learned(library.product, sources["product"].words, values)
+
+    return launch
 
 
-def test_the_tensor_maps_are_those_of_the_matrices(request_, fill):
-    template, facts = launched(request_, fill)
+def test_the_tensor_maps_are_those_of_the_matrices(launched):
+    template, facts = launched()
     a, b, out = (next(m for m in template.maps if m.word == name)._replace(offset=0) for name in ("a", "b", "out"))
     ones = (1, 1, 1)
     step = (BF16_BYTES * K, 0)
@@ -140,23 +156,20 @@ def test_the_tensor_maps_are_those_of_the_matrices(request_, fill):
         ("along_m", 8, (16 * 16, 1)),
     ],
 )
-def test_the_order_of_tiles_is_told_by_the_words_of_a_launch(raster, swizzle, expected, request_, fill):
-    _, facts = launched(request_, fill, raster, swizzle, MANY)
+def test_the_order_of_tiles_is_told_by_the_words_of_a_launch(raster, swizzle, expected, launched):
+    _, facts = launched(raster, swizzle, MANY)
     assert (*facts[3:6],) == (*expected, 1)
 
 
-def test_as_many_blocks_are_launched_as_there_are_multiprocessors(request_, fill):
-    _, facts = launched(request_, fill)
+def test_as_many_blocks_are_launched_as_there_are_multiprocessors(launched):
+    _, facts = launched()
     assert (*facts[3:6],) == (2, 66, 1)
 
 
-def test_a_grouped_kernel_finds_its_arrays_by_their_addresses(tmp_path):
-    dev = dp.device("host")
-    b = dev.zeros((4, 24, 16), "bf16").mT
-    asked = dp.CutlassGroupedGemmRequest(dev.zeros((300, 16), "bf16"), b, dev.array([75, 150, 225, 300], "i32"))
-    fill = compiled(grouped.emit(grouped_spec(asked, Arch(90), MEDIUM)), tmp_path)
+def test_a_grouped_kernel_finds_its_arrays_by_their_addresses(sources, library):
     arrays = dict.fromkeys(("shapes", *ARRAYS), 1)
-    template, facts = learned(fill, {**arrays, "groups": 4, "multiprocessors": 132, "workspace": 0x7000})
+    values = {**arrays, "groups": 4, "multiprocessors": 132, "workspace": 0x7000}
+    template, facts = learned(library.groups, sources["groups"].words, values)
     assert {name for _, name in template.pointers} == set(arrays)
     assert [name for _, name in template.numbers] == ["alpha.value"]
     # Stand-ins for the kernel's own, which it makes for each group in its workspace; the driver wants 16 bytes of them.
