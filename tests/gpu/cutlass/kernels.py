@@ -1,6 +1,6 @@
 """The kernels that the GPU tests and the benchmark need, compiled ahead where there are headers and written to a pack.
 
-    python tests/gpu/cutlass/kernels.py rows|trees|grouped|tuned|conv|bench ... [--pack FILE] [--list]
+    python tests/gpu/cutlass/kernels.py rows|blackwell|trees|grouped|tuned|conv|bench ... [--pack FILE] [--list]
 
 A machine without headers then takes them: `python -m dispatch cache import FILE`. Compiling takes half a minute to a
 minute of one core for each; what is in the cache is not compiled again, so that it can be stopped and goes on later.
@@ -51,15 +51,20 @@ class Kernel(NamedTuple):
         return compiler.kernel_id(self.source, self.target)
 
 
-def rows() -> Iterator[Kernel]:
-    """Those of each row's cases, and of the tests beside them."""
+def rows(arches: tuple[int, ...] = (SM90,)) -> Iterator[Kernel]:
+    """Those of each row's cases on GPUs of these architectures."""
     for row in dp.TABLE.of("cutlass_gemm"):
-        if row.arch == HOST:
-            continue
-        for case in trials.cases(row):
+        # Hopper runs the rows of sm_80, too; of the newer ones, those of Blackwell's own kernels are meant.
+        on = [Arch(arch) for arch in arches if row.on(Arch(arch)) and (row.arch > SM90) == (arch > SM90)]
+        for case in trials.cases(row) if on else ():
             request = case.request(DEV, np.random.default_rng(0))
-            for arch in [arch for arch in ARCHES if row.on(Arch(arch))] if row.arch > SM90 else [SM90]:
-                yield kernel_of(request, row, Arch(arch), case.id)
+            for arch in on:
+                yield kernel_of(request, row, arch, case.id)
+
+
+def newer() -> Iterator[Kernel]:
+    """Those of Blackwell's rows."""
+    return rows(ARCHES)
 
 
 def trees() -> Iterator[Kernel]:
@@ -125,7 +130,15 @@ def conv() -> Iterator[Kernel]:
     return (Kernel(*made) for made in convolutions())
 
 
-SETS = {"rows": rows, "trees": trees, "grouped": groups, "tuned": tuned, "conv": conv, "bench": bench}
+SETS = {
+    "rows": rows,
+    "blackwell": newer,
+    "trees": trees,
+    "grouped": groups,
+    "tuned": tuned,
+    "conv": conv,
+    "bench": bench,
+}
 
 
 def kernel_of(request: CutlassGemmRequest, row: dp.Row, arch: Arch, label: str) -> Kernel:
