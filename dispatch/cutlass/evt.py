@@ -186,7 +186,10 @@ def _node(value: Any) -> Node:
 
 
 # What the words of a kernel's parameters are called already.
-TAKEN = ("a", "b", "c", "out", "m", "n", "k", "batches", "multiprocessors", "clusters", "workspace")
+TAKEN = (
+    *("a", "b", "c", "out", "m", "n", "k"),
+    *("batches", "multiprocessors", "clusters", "swizzle", "raster", "workspace"),
+)
 SUFFIXES = ("_pitch", "_batch", "_value")
 
 

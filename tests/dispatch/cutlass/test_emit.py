@@ -8,7 +8,7 @@ import pytest
 import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, candidates, choose
-from dispatch.cutlass.emit import GemmSpec, emit
+from dispatch.cutlass.emit import GEMM_WORDS, GemmSpec, emit
 from dispatch.cutlass.emit100 import BlackwellSpec
 from dispatch.cutlass.emit100 import emit as emit_blackwell
 from dispatch.cutlass.visitors import Operand, lower
@@ -219,6 +219,12 @@ def test_the_choice_without_timing_is_timed_first_and_others_with_it(extents):
     assert 1 < len({config.kernel for config in found}) <= 7  # each is compiled
     large = extents[0] * extents[1] > 10**7
     assert {config.raster for config in found} == ({"heuristic", "along_m", "along_n"} if large else {"heuristic"})
+
+
+def test_no_operand_of_a_tree_is_called_as_a_word_is():
+    assert {word.name for word in GEMM_WORDS if "." not in word.name} == set(evt.TAKEN)
+    with pytest.raises(BadRequest, match="another than a, b"):
+        evt.row("raster")
 
 
 def test_the_order_of_tiles_is_an_argument_and_no_part_of_a_kernel():
