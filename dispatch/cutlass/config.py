@@ -18,6 +18,8 @@ __all__ = ["CHOSEN", "CONFIGS", "RASTERS", "Config", "candidates", "choose"]
 
 RASTERS = ("heuristic", "along_m", "along_n")  # in the order of CUTLASS's RasterOrderOptions
 SWIZZLES = (1, 2, 4, 8)
+WIDTHS = ((8, 6), (4, 3), (2, 2))  # of a stripe, and the least tiles along both axes with which CUTLASS makes it
+MOST_FILLED = 1.05  # of the tiles that there are without a swizzle
 
 
 class Config(NamedTuple):
@@ -124,14 +126,18 @@ def candidates(m: int, n: int, k: int, batches: int, multiprocessors: int) -> tu
     found = {first: None}
     for kernel in dict.fromkeys((first.kernel, *kernels)):
         several = tiles.of(kernel.tile) > 2 * multiprocessors
-        found.update(dict.fromkeys(_orders(kernel) if several else (kernel,)))
+        found.update(dict.fromkeys(_orders(kernel, tiles) if several else (kernel,)))
     return tuple(found)
 
 
-def _orders(kernel: Config) -> Iterator[Config]:
+def _orders(kernel: Config, tiles: _Tiles) -> Iterator[Config]:
+    """The orders that are worth timing: CUTLASS fills D up to whole stripes, and multiplies what is filled up."""
+    least = tiles.filled(kernel)
     for raster in RASTERS[1:]:
         for swizzle in SWIZZLES:
-            yield kernel._replace(swizzle=swizzle, raster=raster)
+            config = kernel._replace(swizzle=swizzle, raster=raster)
+            if tiles.filled(config) <= MOST_FILLED * least:
+                yield config
 
 
 class _Tiles(NamedTuple):
@@ -143,3 +149,10 @@ class _Tiles(NamedTuple):
 
     def of(self, tile: tuple[int, int]) -> int:
         return math.ceil(self.m / tile[0]) * math.ceil(self.n / tile[1]) * self.batches
+
+    def filled(self, config: Config) -> int:
+        """How many tiles the persistent scheduler walks over for one batch; the stripes of a small D are narrower."""
+        down, across = math.ceil(self.m / config.tile[0]), math.ceil(self.n / config.tile[1])
+        width = next((w for w, least in WIDTHS if w <= config.swizzle and least <= min(down, across)), 1)
+        along_m, along_n = (width * blocks for blocks in config.cluster)
+        return math.ceil(down / along_m) * along_m * math.ceil(across / along_n) * along_n

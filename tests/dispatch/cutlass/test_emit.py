@@ -221,6 +221,13 @@ def test_the_choice_without_timing_is_timed_first_and_others_with_it(extents):
     assert {config.raster for config in found} == ({"heuristic", "along_m", "along_n"} if large else {"heuristic"})
 
 
+def test_orders_that_fill_much_up_are_not_timed():
+    twelve = candidates(1500, 3000, 512, 1, 60)  # 12 x 12 tiles of 128 x 256; eight wide, they would be 16 x 16
+    assert {config.swizzle for config in twelve if config.kernel == LARGE} == {1, 2}
+    sixteen = candidates(4096, 4096, 512, 1, 132)
+    assert {config.swizzle for config in sixteen if config.kernel == LARGE} == {1, 2, 4, 8}
+
+
 def test_no_operand_of_a_tree_is_called_as_a_word_is():
     assert {word.name for word in GEMM_WORDS if "." not in word.name} == set(evt.TAKEN)
     with pytest.raises(BadRequest, match="another than a, b"):
