@@ -25,6 +25,7 @@ __all__ = ["Launch", "Module", "module"]
 
 MAX_PARAMS = 4096  # what a kernel may take by value
 FACTS = 9  # what `fill` tells beside the parameters, 8 bytes each
+PAIR = 2  # blocks of a cluster, of which every multiprocessor of a GPU finds a partner
 STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
 
 
@@ -79,7 +80,12 @@ class Launch:
         self._lane = lane
         # CUTLASS's own `can_implement` is not asked: it wants extents to be multiples of 16 bytes, where tensor maps
         # want that of the steps alone, which the table's rules see to.
-        _, (_, shared, threads, *grid, _, barriers, workspace) = module.images(lane, values, 0)
+        self._gemm, self._scale = module.gemm, module.scale
+        _, facts = module.images(lane, values, 0)
+        if cluster[0] * cluster[1] > PAIR and any(word.name == "clusters" for word in module.words):
+            values = {**values, "clusters": self._at_once(facts, cluster)}
+            _, facts = module.images(lane, values, 0)
+        _, shared, threads, *grid, _, barriers, workspace = facts
         # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
         self._workspace = lane.empty((workspace,), (1,), U8) if workspace else None
         self._barriers = (self._workspace.ptr + barriers, workspace - barriers) if self._workspace else (0, 0)
@@ -88,11 +94,20 @@ class Launch:
         self._memory = (ctypes.c_uint8 * (size + ALIGNED))()
         self._params = -(-ctypes.addressof(self._memory) // ALIGNED) * ALIGNED
         self._pointers = (ctypes.c_void_p * 1)(self._params)
-        self._gemm, self._scale = module.gemm, module.scale
+        self._allow(shared)
+        self._config = _config((grid[0], grid[1], grid[2]), threads, shared, cluster)
+
+    def _allow(self, shared: int) -> None:
         if shared > STATIC_SHARED:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             driver.cuFuncSetAttribute(self._gemm, attribute, shared)
-        self._config = _config((grid[0], grid[1], grid[2]), threads, shared, cluster)
+
+    def _at_once(self, facts: tuple[int, ...], cluster: tuple[int, int]) -> int:
+        """How many clusters the GPU runs at once; CUTLASS's own guess is 29 of four blocks on 132 multiprocessors."""
+        _, shared, threads, *grid, _, _, _ = facts
+        self._allow(shared)
+        config = _config((grid[0], grid[1], grid[2]), threads, shared, cluster)
+        return int(driver.cuOccupancyMaxActiveClusters(self._gemm, config))
 
     def _learn(self, module: Module, values: Mapping[str, int]) -> Template:
         """The template; where padding is not the same from run to run, its places are found by a third run."""

@@ -118,8 +118,9 @@ def learned(function, words, values):
 def launched(request_, sources, library):
     """What is learned for one order of tiles."""
 
-    def launch(raster="heuristic", swizzle=1, processors=132):
-        values = {**fixed_words(request_, processors), "swizzle": swizzle, "raster": RASTERS.index(raster)}
+    def launch(raster="heuristic", swizzle=1, processors=132, clusters=0):
+        order = {"swizzle": swizzle, "raster": RASTERS.index(raster), "clusters": clusters}
+        values = {**fixed_words(request_, processors), **order}
         return learned(library.product, sources["product"].words, values)
 
     return launch
@@ -164,6 +165,11 @@ def test_the_order_of_tiles_is_told_by_the_words_of_a_launch(raster, swizzle, ex
 def test_as_many_blocks_are_launched_as_there_are_multiprocessors(launched):
     _, facts = launched()
     assert (*facts[3:6],) == (2, 66, 1)
+
+
+def test_no_more_clusters_are_launched_than_run_at_once(launched):
+    _, facts = launched("along_m", clusters=60)
+    assert (*facts[3:6],) == (120, 1, 1)
 
 
 def test_a_grouped_kernel_finds_its_arrays_by_their_addresses(sources, library):
