@@ -33,6 +33,7 @@ from dispatch.ops.sdpa.rules import (
     one_bias_gradient,
     packed_alone,
     padded_alone,
+    two_scores,
 )
 from dispatch.row import Row
 
@@ -46,6 +47,7 @@ CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (heads_by_8, bounds)
 PADDED, PACKED = (*MASK, padded_alone), (*MASK, packed_alone)
+GRADIENT = (one_bias_gradient, two_scores)
 DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
 EACH = (dense_order, channels_by_16_bytes, ungrouped)
 NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
@@ -81,10 +83,10 @@ GPU_ROWS = (
     Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PADDED,           SM80, None, V9_10, *SDPA, H200),
     Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PACKED,           SM90, None, V9_10, *SDPA, variant="packed"),
     Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (heads_by_16_alone,), SM90, None, V9_10, *SDPA, H200),
-    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PADDED, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
-    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PACKED, one_bias_gradient), SM90, None, V9_16, *SDPA, variant="packed"),
-    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PADDED, one_bias_gradient), SM80, None, V9_16, *SDPA, H200),
-    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PACKED, one_bias_gradient), SM90, None, V9_16, *SDPA, variant="packed"),
+    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PADDED, *GRADIENT), SM80, None, V9_16, *SDPA, H200),
+    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PACKED, *GRADIENT), SM90, None, V9_16, *SDPA, variant="packed"),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PADDED, *GRADIENT), SM80, None, V9_16, *SDPA, H200),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PACKED, *GRADIENT), SM90, None, V9_16, *SDPA, variant="packed"),
 #                          x       y                scale, bias
     Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
     Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (dense_order, grouped), SM80, None, V9, *NORM, variant="groups"),

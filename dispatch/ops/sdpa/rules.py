@@ -14,7 +14,15 @@ from dispatch.ops.sdpa.request import Diagonal
 if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
 
-__all__ = ["bounds", "heads_by_8", "heads_by_16_alone", "one_bias_gradient", "packed_alone", "padded_alone"]
+__all__ = [
+    "bounds",
+    "heads_by_8",
+    "heads_by_16_alone",
+    "one_bias_gradient",
+    "packed_alone",
+    "padded_alone",
+    "two_scores",
+]
 
 WIDEST = 256
 ALIGNED = 16
@@ -60,6 +68,13 @@ def one_bias_gradient(request: SdpaBwdRequest) -> str:
     """The gradient of a bias comes without padding."""
     return (
         "needs no lengths for the gradient of a bias, has seq_len_q" if request.bias_gradient and request.padded else ""
+    )
+
+
+def two_scores(request: SdpaBwdRequest) -> str:
+    """The gradient of more than one query and one key: for one of each, cuDNN 9.28's heuristics end the process."""
+    return (
+        "" if max(request.scores[2:]) > 1 else "needs two queries or two keys or more for the gradient, has one of each"
     )
 
 

@@ -382,3 +382,10 @@ def test_packed_tokens_and_heads_start_at_16_bytes(host, rng):
     odd = host.zeros((13, 2, 12), "f16")[..., :8]
     with pytest.raises(NoRow, match="needs k and its tokens and heads at multiples of 16 bytes"):
         select(SdpaFwdRequest(**{**given, "k": odd, "ragged_k": ragged_offsets(LENGTHS["k"], odd)}), Arch(90))
+
+
+def test_the_gradient_of_one_score_is_refused_before_it_ends_the_process(host):
+    one, stats = host.zeros((2, 4, 1, 8), "f16"), host.zeros((2, 4, 1, 1), "f32")
+    select(SdpaFwdRequest(one, one, one), Arch(90))
+    with pytest.raises(NoRow, match="needs two queries or two keys or more"):
+        select(SdpaBwdRequest(one, one, one, one, one, stats), Arch(90))
