@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from dispatch.ops.reduction import ReduceOp, ReduceRequest, reduce
     from dispatch.ops.rnn import (
         Network,
+        RnnBiasMode,
         RnnBwdDataRequest,
         RnnBwdWeightsRequest,
         RnnMode,
@@ -125,6 +126,7 @@ __all__ = [
     "ReduceOp",
     "ReduceRequest",
     "Request",
+    "RnnBiasMode",
     "RnnBwdDataRequest",
     "RnnBwdWeightsRequest",
     "RnnMode",
@@ -252,6 +254,7 @@ _ROOMS = {
     ),
     "dispatch.ops.rnn": (
         "Network",
+        "RnnBiasMode",
         "RnnBwdDataRequest",
         "RnnBwdWeightsRequest",
         "RnnMode",

@@ -7,14 +7,11 @@ and the op have done that.
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.cudnn.handle import handle_of, last_error
 from dispatch.cudnn.tensors import scalar_type
-from dispatch.keys import U8
 from dispatch.request import Argument, Plan
 
 if TYPE_CHECKING:
@@ -24,13 +21,8 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
-__all__ = ["CallPlan", "NothingPlan", "Operand", "Scratch", "number"]
-
-
-_larger: weakref.WeakKeyDictionary[CudaLane, weakref.WeakValueDictionary[int, Tensor]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+__all__ = ["CallPlan", "NothingPlan", "Operand", "number"]
 
 
 class Operand:
@@ -45,30 +37,6 @@ class Operand:
 def number(value: float, dtype: Dtype) -> Any:
     """alpha or beta: a pointer to a number in host memory, of the type that cuDNN reads for tensors of a dtype."""
     return ctypes.pointer(scalar_type(dtype)(value))
-
-
-class Scratch:
-    """Workspace of a plan: its lane's where that is large enough, else a larger one, which the plans of a lane share.
-
-    The larger ones come in powers of two and go with the last plan that holds them; a stream uses them one after the
-    other. (A recurrent network wants 16 MiB for each direction, however small it is: 33.5 MiB for two in cuDNN 9.19.)
-    """
-
-    __slots__ = ("_own", "c_ptr")
-
-    def __init__(self, lane: CudaLane, nbytes: int) -> None:
-        self._own = self._larger(lane, nbytes) if nbytes > lane.workspace.nbytes else None
-        self.c_ptr = lane.workspace.c_ptr if self._own is None else ctypes.c_void_p(self._own.ptr)
-
-    @staticmethod
-    def _larger(lane: CudaLane, nbytes: int) -> Tensor:
-        size = 1 << (nbytes - 1).bit_length()
-        with _lock:
-            shared = _larger.setdefault(lane, weakref.WeakValueDictionary())
-        found = shared.get(size)
-        if found is None:
-            found = shared[size] = lane.empty((size,), (1,), U8)
-        return found
 
 
 class CallPlan(Plan):

@@ -10,7 +10,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, Operand, Scratch
+from dispatch.cudnn.calls import CallPlan, Operand
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 
@@ -44,7 +44,7 @@ def plan(request: CtcRequest, lane: CudaLane, row: Row) -> Plan:
     gradient: Any = logits.handle if request.with_gradient else None
     handle = handle_of(lane).follow()
     cudnn.cudnnGetCTCLossWorkspaceSize_v8(handle, algorithm, loss.handle, logits.handle, gradient, ctypes.byref(size))
-    scratch = Scratch(lane, size.value)
+    scratch = handle_of(lane).scratch(lane, size.value)
     arguments = (
         *(algorithm, loss, logits, Operand(LOGITS), Operand(LABELS), Operand(LABEL_LENGTHS), Operand(INPUT_LENGTHS)),
         *(Operand(LOSSES), gradient, Operand(GRADIENT), size, scratch.c_ptr),

@@ -12,7 +12,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, Scratch, number
+from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
 from dispatch.cudnn.engines import Policy
 from dispatch.cudnn.filled import FilledPlan, fills_of
 from dispatch.cudnn.handle import handle_of
@@ -51,7 +51,7 @@ def plan(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
     cudnn.cudnnSetReduceTensorDescriptor(reduction.handle, operation, DTYPES[sums], PROPAGATE, kind, BITS_32)
     handle, size = handle_of(lane).follow(), ctypes.c_size_t()
     cudnn.cudnnGetReductionWorkspaceSize(handle, reduction.handle, x.handle, y.handle, ctypes.byref(size))
-    scratch = Scratch(lane, size.value)
+    scratch = handle_of(lane).scratch(lane, size.value)
     places = (Operand(2), ctypes.c_size_t(4 * out.size)) if request.indices else (None, ctypes.c_size_t(0))
     arguments = (
         *(reduction, *places, scratch.c_ptr, size),

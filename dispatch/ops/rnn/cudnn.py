@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, Operand, Scratch
+from dispatch.cudnn.calls import CallPlan, Operand
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 from dispatch.errors import BadRequest, Refused
@@ -136,7 +136,7 @@ def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
     mode = TRAINING if getattr(request, "training", True) else INFERENCE
     made = Described(request, lane, mode)
     made.check(request)
-    scratch = Scratch(lane, made.workspace.value)
+    scratch = handle_of(lane).scratch(lane, made.workspace.value)
     keep = (made.network, scratch)
     spaces = (made.workspace, scratch.c_ptr, made.reserve)
     arguments: tuple[Any, ...]
