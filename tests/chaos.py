@@ -137,7 +137,8 @@ class Storm:
         if kind in ("kill", "stop"):
             child = self.sup._crew._child
             if child is not None:
-                os.kill(child.process.pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+                # Not os.kill: another fault may have ended it just now.
+                child.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         elif kind == "burst":
             a, b, _ = self.pairs[0]
             try:

@@ -61,7 +61,8 @@ class Gpu:
 def driver(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(pinned_module, "driver", driver)
-    return driver
+    yield driver
+    gc.collect()  # what a test leaves is freed by this driver, not by the machine's
 
 
 # -- the pool -----------------------------------------------------------------------------------------------------
