@@ -12,15 +12,14 @@ from dispatch.keys import Epilogue
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference, rival, tune
 from dispatch.tuning import Algorithm, AlgorithmCache
 
-DEV = dp.device("host")
 ALPHA = evt.linear_combination(with_source=False)
 
 
 def request(tree=None, c=None, **options):
-    rng = np.random.default_rng(3)
-    a, b = DEV.array(rng.standard_normal((16, 24)), "f32"), DEV.array(rng.standard_normal((32, 24)), "f32").T
-    given = {"bias": DEV.array(rng.standard_normal(32), "f32")} if "bias" in str(tree) else {}
-    c = None if c is None else DEV.array(rng.standard_normal((16, 32)), "f32")
+    rng, dev = np.random.default_rng(3), dp.device("host")
+    a, b = dev.array(rng.standard_normal((16, 24)), "f32"), dev.array(rng.standard_normal((32, 24)), "f32").T
+    given = {"bias": dev.array(rng.standard_normal(32), "f32")} if "bias" in str(tree) else {}
+    c = None if c is None else dev.array(rng.standard_normal((16, 32)), "f32")
     options |= {"compute": dp.Compute.COMPUTE_32F_FAST_TF32, "autotune": True}
     return CutlassGemmRequest(a, b, c=c, epilogue=tree, operands=given, **options)
 
@@ -41,7 +40,7 @@ def test_matmul_is_asked_for_what_means_the_same(name):
     tree, c, epilogue = FUSED[name]
     options = {"alpha": 0.5, "beta": -2.0 if c else None}
     asked = request(tree, c, **options)
-    twin = rival.matmul_of(asked, DEV.zeros((16, 32), "f32"))
+    twin = rival.matmul_of(asked, dp.device("host").zeros((16, 32), "f32"))
     assert (twin.epilogue, twin.autotune) == (epilogue, True)
     expected = reference(asked)["out"]
     np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
@@ -51,7 +50,7 @@ def test_matmul_is_asked_for_what_means_the_same(name):
 def test_the_arguments_of_matmul_are_those_of_the_request(name):
     tree, c, _ = FUSED[name]
     asked = request(tree, c, alpha=0.5, beta=-2.0 if c else None)
-    out = DEV.zeros((16, 32), "f32")
+    out = dp.device("host").zeros((16, 32), "f32")
     names = ("a", "b", "c", "out", *asked.kinds)
     named = dict(zip(names, asked.arguments({"out": out}), strict=True))
     bias = "bias" if "bias" in asked.kinds else ""
