@@ -74,10 +74,7 @@ class TensorMap(NamedTuple):
             ctypes.c_int(2),  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
             ctypes.c_int(0),  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros
         )
-        if status:
-            error = driver.error("cuTensorMapEncodeTiled", status)
-            error.add_note(f"{self.word}: {self}") if hasattr(error, "add_note") else None
-            raise error
+        _check("cuTensorMapEncodeTiled", status, self)
 
 
 class Im2colMap(NamedTuple):
@@ -119,10 +116,16 @@ class Im2colMap(NamedTuple):
             ctypes.c_int(2),  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
             ctypes.c_int(0),  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros
         )
-        if status:
-            error = driver.error("cuTensorMapEncodeIm2col", status)
-            error.add_note(f"{self.word}: {self}") if hasattr(error, "add_note") else None
-            raise error
+        _check("cuTensorMapEncodeIm2col", status, self)
+
+
+def _check(function: str, status: int, recorded: TensorMap | Im2colMap) -> None:
+    """Raise what the driver says of a tensor map, with the map."""
+    if status:
+        error = driver.error(function, status)
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"{recorded.word}: {recorded}")
+        raise error
 
 
 @dataclass(frozen=True)

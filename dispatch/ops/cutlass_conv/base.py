@@ -16,8 +16,8 @@ import numpy as np
 
 from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.operands import Made
-from dispatch.cutlass.evt import Node, Reduce, Store, linear_combination, walk
-from dispatch.cutlass.visitors import operands_of
+from dispatch.cutlass.evt import Node, Reduce, Store, walk
+from dispatch.cutlass.treed import Treed
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32
 from dispatch.ops.conv.base import ConvRequest
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["TreedConvRequest"]
 
 Shape = tuple[int, ...]
-Given = Tensor | float
 OWN = ("alpha", "beta")
 RESERVED = "problem_"  # what the words of a kernel's problem begin with
 
 
-class TreedConvRequest(ConvRequest):
+class TreedConvRequest(Treed, ConvRequest):
     """A convolution whose result goes through a tree; a subclass is a frozen dataclass with `eq=False`."""
 
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "c")})
@@ -73,22 +72,6 @@ class TreedConvRequest(ConvRequest):
         return False  # what is added is `c`, which may be out itself
 
     # -- the tree and what it names -------------------------------------------------------------------------------
-    @cached_property
-    def tree(self) -> Node:
-        """The epilogue, which is a linear combination where none was given."""
-        return self.epilogue if self.epilogue is not None else linear_combination(with_source=self.c is not None)
-
-    @cached_property
-    def kinds(self) -> dict[str, str]:
-        """The kind of each operand that the tree names."""
-        return operands_of(self.tree)
-
-    @cached_property
-    def given(self) -> dict[str, Given]:
-        """The tensors and numbers that the tree names, alpha and beta among them."""
-        named: dict[str, Given] = {"alpha": self.alpha, "beta": self.beta or 0.0, **dict(self.operands)}
-        return {name: named[name] for name in self.kinds if name in named}
-
     @cached_property
     def produced(self) -> dict[str, Made]:
         """The outputs that the tree names, as they are allocated."""

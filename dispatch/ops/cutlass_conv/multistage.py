@@ -6,20 +6,20 @@ cannot step through. Alpha and beta are read on the device, so a number among th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
-from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit_conv80 import MultistageConvSpec, emit
-from dispatch.cutlass.launch import Launch, module
-from dispatch.keys import F32, Arch
+from dispatch.keys import F32
 from dispatch.ops.cutlass_conv.problem import alignments, dims_of, words_of
 from dispatch.ops.cutlass_conv.rules import TILE
-from dispatch.request import Argument, Plan
+from dispatch.ops.cutlass_gemm.multistage import MultistagePlan
 
 if TYPE_CHECKING:
+    from dispatch.cutlass.emit import Source
+    from dispatch.keys import Arch, Dtype
     from dispatch.lane import CudaLane
     from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.request import Plan
     from dispatch.row import Row
 
 __all__ = ["MultistageConvPlan", "plan", "spec_of"]
@@ -54,29 +54,12 @@ def spec_of(request: TreedConvRequest, arch: Arch, processors: int) -> Multistag
     )
 
 
-class MultistageConvPlan(Plan):
+class MultistageConvPlan(MultistagePlan):
     """One kernel for one set of extents and steps."""
 
-    __slots__ = ("_lane", "_launch", "_names", "_values", "spec")
+    __slots__ = ()
 
-    def __init__(self, request: TreedConvRequest, lane: CudaLane, row: Row) -> None:
-        super().__init__(row, capture_safe=True)
-        self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
-        device = lane.device
-        processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        arch = Arch(80) if device.arch < 89 else device.arch  # 86 runs what is compiled for 80
-        self.spec = spec_of(request, arch, processors)
-        source = emit(self.spec)
-        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
-        loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
-        self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = {**words_of(request, processors), "alpha": 1, "beta": 1}
-        self._launch = Launch(loaded, lane, self._values, (1, 1))
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        values = {**self._values, "beta": self._lane.scalar(0.0, F32)}
-        for name, argument in zip(self._names, arguments, strict=True):
-            number = type(argument) is not int
-            values[name] = self._lane.scalar(argument, F32) if number else int(argument.real)
-        self._launch.enqueue(values, self._lane.target.value or 0)
+    @staticmethod
+    def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
+        spec = spec_of(request, arch, processors)
+        return spec, emit(spec), words_of(request, processors), F32

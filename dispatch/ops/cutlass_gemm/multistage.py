@@ -6,25 +6,25 @@ on the device, so a number among them is put there once by the lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit80 import MultistageSpec, emit
 from dispatch.cutlass.launch import Launch, module
 from dispatch.keys import F64, Arch
-from dispatch.ops.cutlass_gemm.cutlass import fixed_words
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors
 from dispatch.ops.cutlass_gemm.layout import alignment, order_of
 from dispatch.request import Argument, Plan
 
 if TYPE_CHECKING:
+    from dispatch.cutlass.emit import Source
+    from dispatch.keys import Dtype
     from dispatch.lane import CudaLane
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.row import Row
 
 __all__ = ["MultistagePlan", "plan", "spec_of"]
 
-NAMES = ("a", "b", "c", "out", "alpha", "beta")
 LARGE_TILE = 128 * 128
 
 
@@ -60,30 +60,32 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, processors: int) -> Multist
 
 
 class MultistagePlan(Plan):
-    """One kernel for one set of layouts."""
+    """One kernel for one set of layouts; convolution's differs in what `_kernel` says."""
 
-    __slots__ = ("_lane", "_launch", "_names", "_values", "spec")
+    __slots__ = ("_accumulator", "_lane", "_launch", "_names", "_values", "spec")
 
-    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
+    def __init__(self, request: Any, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
         lane.refuse_capture("a CUTLASS kernel")
-        device = lane.device
-        processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
-        arch = Arch(80) if device.arch < 89 else device.arch  # 86 runs what is compiled for 80
-        self.spec = spec_of(request, arch, processors)
-        source = emit(self.spec)
+        arch = Arch(80) if lane.device.arch < 89 else lane.device.arch  # 86 runs what is compiled for 80
+        self.spec, source, words, self._accumulator = self._kernel(request, arch, multiprocessors(lane))
         future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
-        loaded = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        kernel = compiler.kernel_id(source, self.spec.target)
+        loaded = module(lane.device, kernel, future.result(), source.words)
         self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = {**fixed_words(request, processors), "alpha": 1, "beta": 1}
+        self._values = {**words, "alpha": 1, "beta": 1}
         self._launch = Launch(loaded, lane, self._values, (1, 1))
 
+    @staticmethod
+    def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
+        """The kernel, its source, the words of its launch, and what alpha and beta are read as."""
+        spec = spec_of(request, arch, processors)
+        return spec, emit(spec), fixed_words(request, processors), spec.accumulator
+
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        values = dict(self._values)
-        zero = self._lane.scalar(0.0, self.spec.accumulator)
-        values["beta"] = zero
+        values = {**self._values, "beta": self._lane.scalar(0.0, self._accumulator)}
         for name, argument in zip(self._names, arguments, strict=True):
             number = type(argument) is not int
-            values[name] = self._lane.scalar(argument, self.spec.accumulator) if number else int(argument.real)
+            values[name] = self._lane.scalar(argument, self._accumulator) if number else int(argument.real)
         self._launch.enqueue(values, self._lane.target.value or 0)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dispatch.cutlass.evt import Node, Reduce, Store, linear_combination, walk
-from dispatch.cutlass.visitors import operands_of
+from dispatch.cutlass.evt import Node, Reduce, Store, walk
+from dispatch.cutlass.treed import Given, Treed
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
 from dispatch.ops.matmul.validate import broadcast, overlap
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["CutlassGemmRequest"]
 
 Shape = tuple[int, ...]
-Given = Tensor | float | int
 TENSORS = ("a", "b", "c", "out")
 
 
 @dataclass(frozen=True, eq=False)
-class CutlassGemmRequest(Request):
+class CutlassGemmRequest(Treed, Request):
     """One product of A (…, m, k) and B (…, k, n) by a CUTLASS kernel; there is at most one batch axis.
 
     Attributes:
@@ -98,22 +97,6 @@ class CutlassGemmRequest(Request):
     @cached_property
     def shape(self) -> Shape:
         return (*self.batch, self.m, self.n)
-
-    @cached_property
-    def tree(self) -> Node:
-        """The epilogue, which is a linear combination where none was given."""
-        return self.epilogue if self.epilogue is not None else linear_combination(with_source=self.c is not None)
-
-    @cached_property
-    def kinds(self) -> dict[str, str]:
-        """The kind of each operand that the tree names."""
-        return operands_of(self.tree)
-
-    @cached_property
-    def given(self) -> dict[str, Given]:
-        """The tensors and numbers that the tree names, alpha and beta among them."""
-        named: dict[str, Given] = {"alpha": self.alpha, "beta": self.beta or 0.0, **dict(self.operands)}
-        return {name: named[name] for name in self.kinds if name in named}
 
     @cached_property
     def d_dtype(self) -> Dtype:
