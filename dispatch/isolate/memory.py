@@ -13,7 +13,7 @@ import select
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cudabind import driver
 from cudabind.errors import CudaError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dispatch.stream import Stream
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["Shared", "SharedCuda", "SharedHost", "shared"]
+__all__ = ["SharedCuda", "SharedHost", "shared"]
 
 LET_GO_SECONDS = 1.0  # that the children have to unmap what the parent gives back; one that is stopped never does
 
@@ -51,17 +51,6 @@ class CopyLane(Lane):
         raise BadRequest("request", f"tensors of {self.device!r}", "those of a device that runs in this process", hint)
 
     run = plan
-
-
-class Shared(Protocol):
-    """What the parent's crew needs of its device: the memory, and a word when there are other chunks than before."""
-
-    chunks: dict[int, Chunk]
-    arena: Arena
-    on_chunks: Callable[[int | None], None] | None
-    taints: int
-
-    def check(self, *tensors: Tensor) -> None: ...
 
 
 class _Memory(Device):
