@@ -23,7 +23,7 @@ from timing import gpu_race
 import dispatch as dp
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass import evt
-from dispatch.cutlass.config import LARGE, Config, candidates, choose
+from dispatch.cutlass.config import LARGE, candidates, choose
 from dispatch.cutlass.emit import emit
 from dispatch.cutlass.store import folder
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference
@@ -32,7 +32,6 @@ from dispatch.ops.cutlass_grouped_gemm.config import choose as choose_grouped
 
 L2_BYTES = 120 << 20
 ROUNDS = {True: 5, False: 15}
-CONFIGS = (LARGE, LARGE._replace(swizzle=4), Config((128, 128), (2, 1), "pingpong"))
 MULTIPROCESSORS = 132  # of an H100 or H200
 TARGETS = (
     Target("bf16 4096 / torch.mm", "bf16 4096", 0.97, at_least=True),
@@ -142,7 +141,8 @@ def tree(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - no triton, no compiler: the peer is missing, and said to be
         say(f"    torch.compile: {type(error).__name__}")
     x = evt.silu(evt.accumulator() + evt.row("bias")) + evt.load("residual")
-    for config in CONFIGS:
+    kernels = dict.fromkeys(config.kernel for config in candidates(m, n, k, 1, MULTIPROCESSORS))
+    for config in (kernel._replace(swizzle=swizzle) for kernel in kernels for swizzle in (1, 4)):
         requests = [
             CutlassGemmRequest(
                 foreign(a[i]),

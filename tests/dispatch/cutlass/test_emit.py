@@ -80,7 +80,7 @@ GOLDEN = {
         evt.sigmoid(evt.accumulator() + evt.col("bias")) * (evt.accumulator() + evt.col("bias")),
         {"bias": Operand("col", F32)}, None, BF16,
         ["Sm90AccFetch", "Sm90ColBroadcast<0, Tile, float, float, cute::Stride<cute::_1, cute::_0, int64_t>>",
-         "Sm90Compute<plus, float, float, rn>", "Sm90Compute<epilogue::thread::Sigmoid, float, float, rn>",
+         "Sm90Compute<plus, float, float, rn>", "Sm90Compute<Sigmoid, float, float, rn>",
          "Sm90Compute<multiplies, bfloat16_t, float, rn>"],
         ("Sm90TopologicalVisitor<float, cute::tuple<cute::seq<>, cute::seq<>, cute::seq<0, 1>, cute::seq<2>,"
         " cute::seq<3, 2>>, Node0, Node1, Node2, Node3, Node4>"),
@@ -104,7 +104,8 @@ GOLDEN = {
 def test_a_tree_becomes_this_visitor(name):
     tree, operands, c, d, nodes, kind, arguments, words = GOLDEN[name]
     made = lower(tree, operands, d, c)
-    assert [squeeze(line) for line in made.declarations] == [f"using Node{i} = {n};" for i, n in enumerate(nodes)]
+    declared = [line for line in made.declarations if line.startswith("using")]
+    assert [squeeze(line) for line in declared] == [f"using Node{i} = {n};" for i, n in enumerate(nodes)]
     assert squeeze(made.type) == kind
     assert squeeze(made.arguments) == arguments
     assert [word.name for word in made.words] == words

@@ -19,7 +19,7 @@ from conv_kernels import convolutions
 import dispatch as dp
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass import emit, emit80, emit100, emit_grouped, evt
-from dispatch.cutlass.config import LARGE, Config, candidates
+from dispatch.cutlass.config import candidates
 from dispatch.cutlass.emit100 import ARCHES
 from dispatch.cutlass.store import store
 from dispatch.cutlass.warm import finish
@@ -115,9 +115,7 @@ def bench() -> Iterator[Kernel]:
     residual = evt.silu(evt.accumulator() + evt.row("bias")) + evt.load("residual")
     operands = {"bias": DEV.zeros(32, "bf16"), "residual": DEV.zeros((16, 32), "bf16")}
     request = plain("bf16", evt.reduce(residual, "top", "amax", over="n"), operands=operands)
-    for config in (LARGE, Config((128, 128), (2, 1), "pingpong")):
-        spec = cutlass.spec_of(request, SM90, config)
-        yield Kernel(emit.emit(spec), spec.target, f"{request.describe()} {config}")
+    yield from raced(request, (4096,) * 3)
     row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == SM90 and row.dtypes == (BF16,) * 4)
     case = grouped_trials.cases(row)[0]
     for config in grouped_config.CONFIGS:
