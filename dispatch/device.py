@@ -147,11 +147,15 @@ class Device:
 
     # -- lanes and layouts --------------------------------------------------------------------------------------
     def lane(self, stream: Stream | None = None) -> Any:
-        """The calling thread's lane on a stream of this device, or on its current one; made at first use."""
+        """The calling thread's lane on a stream of this device, or on its current one; made at first use.
+
+        One that is asked for by its stream becomes the current one only where the thread has none that is open.
+        """
+        here = current.lane
+        if stream is None and here is not None and here.stream.device is self:
+            return here
+        becomes_current = stream is None or here is None or here.closed
         if stream is None:
-            here = current.lane
-            if here is not None and here.stream.device is self:
-                return here
             stream = current.homes.get(self)
             if stream is None:
                 self.check()
@@ -161,7 +165,7 @@ class Device:
             lane = current.lanes[stream] = type(self).open_lane(stream)
             with self._lock:
                 self._lanes.add(lane)
-        if not current.entered:  # no `with stream:` block says otherwise
+        if becomes_current and not current.entered:  # no `with stream:` block says otherwise
             current.lane = lane
         return lane
 

@@ -98,7 +98,8 @@ _lock = threading.Lock()
 
 
 def handle_of(lane: CudaLane) -> Handle:
-    """The one handle of a lane; only the lane's own thread may ask."""
+    """The one handle of a lane that is open; only the lane's own thread may ask."""
+    lane.check()
     with _lock:
         found = _handles.get(lane)
     if found is None:
