@@ -25,9 +25,10 @@ __all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxe
 
 
 class LaneLike(Protocol):
-    """What this room knows of a lane (lane.py): the stream it enqueues on."""
+    """What this room knows of a lane (lane.py): the stream it enqueues on, and whether it has ended."""
 
     stream: Stream
+    closed: bool
 
 
 class Current(threading.local):
