@@ -1,4 +1,4 @@
-"""Graphs whose reductions start from what must be in memory: a plan that puts it there before each run.
+"""Graphs that need something in memory before they run, above all reductions: a plan that puts it there each time.
 
 The kernels that cuDNN compiles for a reduction let each block of threads add its part to the output by an atomic
 operation (or take the maximum with it), and nothing sets the output before (read off the templates in 9.19's

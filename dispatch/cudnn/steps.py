@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudabind import driver
+from dispatch.cudnn.filled import FilledPlan, fills_of
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.plan import ALIGNED, bind
 from dispatch.request import Plan
@@ -78,8 +79,12 @@ class StepsPlan(Plan):
 
 def bind_steps(request: Request, lane: CudaLane, row: Row, steps: Steps, policy: Policy) -> StepsPlan:
     """The plan of a request that is these graphs; Refused with cuDNN's words where no engine takes one of them."""
-    plans = tuple(bind(request, lane, row, step.graph, step.places, policy) for step in steps.steps)
-    return StepsPlan(row, lane, plans, steps.between)
+    plans: list[Plan] = []
+    for step in steps.steps:
+        made = bind(request, lane, row, step.graph, step.places, policy)
+        fills = fills_of(step.graph, step.places)
+        plans.append(FilledPlan(lane, made, fills) if fills else made)
+    return StepsPlan(row, lane, tuple(plans), steps.between)
 
 
 def _filled(lane: CudaLane, one: Between) -> Tensor:

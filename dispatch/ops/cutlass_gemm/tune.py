@@ -95,7 +95,7 @@ def _remembered(request: CutlassGemmRequest, lane: CudaLane, row: Row, known: Al
 
 
 def store_key(request: CutlassGemmRequest) -> str:
-    """The request in words, and a digest of all that its plan depends on."""
+    """The request in words, and a digest of all that its plan depends on; the same whether outputs are given or not."""
     named: dict[str, Tensor | None] = {"a": request.a, "b": request.b, "c": request.c, "out": request.out}
     named |= {name: x for name, x in request.given.items() if hasattr(x, "layout")}  # type: ignore[misc]
     layouts = [
@@ -103,6 +103,7 @@ def store_key(request: CutlassGemmRequest) -> str:
         for name, x in named.items()
         if x is not None
     ]
+    layouts += [(name, str(dtype), shape, strides, 256) for name, (shape, strides, dtype) in request.missing().items()]
     rest = (request.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
-    digest = hashlib.sha256(repr((layouts, rest)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((sorted(layouts), rest)).encode()).hexdigest()[:16]
     return f"{request.describe()} {digest}"

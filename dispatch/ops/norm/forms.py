@@ -75,6 +75,7 @@ FORMS = (
     Form("group of one",      GROUP,    (3, 5, 7, 11), groups=5),
     Form("group one sample",  GROUP,    (1, 12, 5, 7), groups=3),
     Form("group flat",        GROUP,    (33, 40), groups=8),
+    Form("group flat of one", GROUP,  (7, 5), groups=5),
     Form("group volume",      GROUP,    (2, 8, 5, 3, 4), groups=2),
     Form("group no bias",     GROUP,    (2, 24, 9, 9), bias=False, groups=6),
     Form("group last",        GROUP,    (2, 16, 5, 7), last=True, groups=4),

@@ -89,8 +89,10 @@ class _Drawing:
         self._over_x(self.operand("dy"), [("MUL", self._of_channel(self.operand("scale")))], scaled)
         sums = (self.operand("dscale"), self.operand("dbias"))
         own = (self._of_group(mean), self._of_group(inverse))
-        # The gradient of x by channel is not wanted: it goes where the next graph writes.
-        self._gradient(self.channels, x, self.operand("dy"), own, dx, sums)
+        if self.spatial == 1:
+            self._sums(x, self.operand("dy"), own, sums)
+        else:  # the gradient of x by channel is not wanted: it goes where the next graph writes
+            self._gradient(self.channels, x, self.operand("dy"), own, dx, sums)
         unused = (self.keep(self.groups), self.keep(self.groups))
         self._gradient(self.groups, x, scaled, (mean, inverse), dx, unused)
 
@@ -102,6 +104,16 @@ class _Drawing:
         ins |= {"MEAN_DESC": norm.statistic(statistics[0]), "INV_VARIANCE_DESC": norm.statistic(statistics[1])}
         outs = {"DXDESC": norm.data(dx), "DSCALE_DESC": norm.parameter(sums[0]), "DBIAS_DESC": norm.parameter(sums[1])}
         self.steps.append(norm.step("NORM_BACKWARD", ins, outs))
+
+    def _sums(self, x: Held, dy: Held, statistics: tuple[Held, Held], sums: tuple[Held, Held]) -> None:
+        """Dscale and dbias of a matrix: a row is a sample, a column a channel."""
+        for wanted, out in zip(("dscale", "dbias"), sums, strict=True):
+            matrix = _Matrix(self.samples, self.channels)
+            value = matrix.whole(dy)
+            if wanted == "dscale":
+                own = matrix.then("SUB", matrix.whole(x), matrix.whole(statistics[0]))
+                value = matrix.then("MUL", matrix.then("MUL", own, matrix.whole(statistics[1])), value)
+            self.steps.append(matrix.sums(value, out))
 
     def _of_group(self, statistic: Held) -> Held:
         """A number of each group of each sample, for every channel of it: (N, C)."""
@@ -195,6 +207,12 @@ class _Matrix(_Graph):
     def then(self, mode: str, value: Wire, other: Wire) -> Wire:
         dims, strides = self._lay(*self._shape)
         return self.builder.pointwise(mode, value, other, out=self.builder.virtual(dims, None, strides))
+
+    def sums(self, value: Wire, out: Held) -> Step:
+        """The sum of each column of the chain."""
+        made = self.per_column(out)
+        self.builder.reduction("ADD", value, made.dims, out=made)
+        return Step(self.builder.build(), self.places)
 
     def step(self, value: Wire, out: Held) -> Step:
         """The chain, written to memory."""

@@ -7,10 +7,12 @@ where the installed cuDNN has it and the request has nothing that it lacks.
 from __future__ import annotations
 
 from contextlib import suppress
+from math import prod
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
 from dispatch.cudnn.engines import Policy
+from dispatch.cudnn.filled import Fill, FilledPlan
 from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.errors import Refused
 from dispatch.ops.sdpa.describe import composed, unified
@@ -40,4 +42,9 @@ def plan(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
     if isinstance(request, SdpaFwdRequest) and request.alone and cudnn.cudnnGetVersion() >= UNIFIED:
         with suppress(Refused):
             return bind(request, lane, row, *unified(request), policy, autotune=tune)
-    return bind(request, lane, row, *composed(request), policy, autotune=tune)
+    made = bind(request, lane, row, *composed(request), policy, autotune=tune)
+    if not (isinstance(request, SdpaFwdRequest) and request.mask):
+        return made
+    # Engines pass over blocks that no query sees, and write no mask there (9.19).
+    place = (*request.reads, *request.writes).index("mask_out")
+    return FilledPlan(lane, made, (Fill(place, 0.0, prod(request.scores)),))

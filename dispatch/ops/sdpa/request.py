@@ -38,7 +38,8 @@ class SdpaFwdRequest(SdpaRequest):
             (pages, Hv, length of a page, Dv), and sequence b is pages table[b, 0], table[b, 1], … one after the other.
         out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
-        mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps; made where `mask` is True and it is left out.
+        mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps, 0 for the rest; made where `mask` is True and it is
+            left out. What no query sees may be either.
         ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences, see `SdpaRequest`; Sq and Skv are
             then max_q and max_kv, in the bias and the statistics, too.
         dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
