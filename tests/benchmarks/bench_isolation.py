@@ -1,9 +1,10 @@
 """Workers in a child process: small requests per second, the way of a lone one, and what a fault costs.
 
 The requests are those of bench_supervisor; isolation by threads and torch.multiprocessing (on a GPU) or Ray (on the
-host) stand beside. A fault is one of tests/trouble.py: time runs from the submission of the request that faults to the
-result of another one submitted after it, with nothing else in flight (alone) or with 40 products on other workers.
-Repeat: `python tests/benchmarks/bench_isolation.py [--quick] [--device cuda:0|host] [--json FILE]`; 90 s.
+host) stand beside. A fault is one of tests/trouble.py: time runs from the submission of the request that faults (from
+its deadline, where it never ends) to the result of another one submitted after it, with nothing else in flight (alone)
+or with 40 products on other workers.
+Repeat: `python tests/benchmarks/bench_isolation.py [--quick] [--device cuda:0|host] [--json FILE]`; 4 minutes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = str(Path(__file__).resolve().parents[1])
-ONE, MANY, LONE = "submit, one by one", "submit_many", "a lone request"
+ONE, MANY = "submit, one by one", "submit_many"
+LONE, TURNS = "a lone request, again and again", "a lone request, one of many in turn"
 DIRECT = "dp.run, direct"
-KINDS = {"host": ("die",), "cuda": ("illegal address", "trap")}
+KINDS = {"host": ("die",), "cuda": ("illegal address", "misaligned", "trap", "assert", "die", "hang")}
+DEADLINE = 0.25  # seconds, of a request that never ends
+REPEATS = 2
 TARGETS = (
     Target("threads, one by one, per second", f"thread: {ONE}, rate", 80_000, at_least=True),
     Target("process, one by one, per second", f"process: {ONE}, rate", 60_000, at_least=True),
@@ -39,18 +43,19 @@ TARGETS = (
     Target("process, submit_many, against direct calls", f"process: {MANY}, rate", 0.8, "", f"{DIRECT}, rate", True),
     Target("threads, a lone request", f"thread: {LONE}", 40, "us"),
     Target("process, a lone request", f"process: {LONE}", 60, "us"),
+    Target("threads, one of many in turn", f"thread: {TURNS}", 40, "us"),
+    Target("process, one of many in turn", f"process: {TURNS}", 60, "us"),
     *(
-        Target(f"{kind}, next result", f"{kind}, {spare} spare, {company}", 0.3 if spare else 1.0, "s")
-        for kind in KINDS["cuda"]
+        Target(f"{kind}, {spare} spare, next result", f"{kind}, {spare} spare", 0.3 if spare else 1.0, "s")
+        for kind in ("median of all", *KINDS["cuda"])
         for spare in (0, 1)
-        for company in ("alone", "in company")
     ),
 )
 
 
 def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
-    """The three ways through one supervisor."""
-    single, many, lone = (product.requests() for _ in range(3))
+    """The four ways through one supervisor."""
+    single, many, lone, turns = (product.requests() for _ in range(4))
 
     def one_by_one() -> None:
         for future in [sup.submit(request) for request in single]:
@@ -60,11 +65,15 @@ def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
         for future in sup.submit_many(many):
             future.result()
 
-    def each() -> None:
-        for request in lone:
+    def again() -> None:
+        for _ in lone:
+            sup.submit(lone[-1]).result()
+
+    def in_turn() -> None:
+        for request in turns:
             sup.submit(request).result()
 
-    works = ((ONE, one_by_one, single), (MANY, at_once, many), (LONE, each, lone))
+    works = ((ONE, one_by_one, single), (MANY, at_once, many), (LONE, again, lone), (TURNS, in_turn, turns))
     return [
         Contender(f"{name}: {way}", timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
         for way, work, requests in works
@@ -129,22 +138,31 @@ def trouble() -> Iterator[Any]:
 
 def recovery(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     """Print and keep the seconds from a fault to the next result; medians."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     kinds = KINDS["host" if device.is_host else "cuda"]
     with trouble() as module:
-        for spare in (0, 1, 2):
+        for spare in (0, 1):
             with dp.Supervisor(
                 device.name, streams=STREAMS, isolation="process", setup=("trouble",), max_restarts=10_000, spare=spare
             ) as sup:
                 for kind in kinds:
-                    for company in ("alone", "in company"):
-                        times = [once(sup, module, kind, company, spare) for _ in range(1 if quick else 5)]
-                        found[f"{kind}, {spare} spare, {company}"] = times
-    say("\nfrom a fault to what follows, s, median of each")
-    medians = {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in found.items()}
-    table(("", "next result", "verdict"), [(name, f"{a:.3f}", f"{b:.3f}") for name, (a, b) in medians.items()])
+                    found[f"{kind}, {spare} spare"] = {
+                        company: [once(sup, module, kind, company, spare) for _ in range(1 if quick else REPEATS)]
+                        for company in ("alone", "in company")
+                    }
     report.put("recovery", {"seconds": found})
-    return {name: first for name, (first, _) in medians.items()}
+    say("\nfrom a fault to what follows, s, median of each")
+    rows = [
+        (name, company, *(f"{statistics.median(part):.3f}" for part in zip(*times, strict=True)))
+        for name, both in found.items()
+        for company, times in both.items()
+    ]
+    table(("", "", "next result", "verdict"), rows)
+    next_results = {name: [first for times in both.values() for first, _ in times] for name, both in found.items()}
+    for spare in (0, 1):
+        of_all = [next_results[f"{kind}, {spare} spare"] for kind in kinds]
+        next_results[f"median of all, {spare} spare"] = [second for times in of_all for second in times]
+    return {name: statistics.median(times) for name, times in next_results.items()}
 
 
 def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int) -> tuple[float, float]:
@@ -155,8 +173,9 @@ def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int) -
     for future in sup.submit_many(good, worker=[1, 2, 3]):
         future.result()
     bad = module.Trouble(kind, sup.device.zeros(64), sup.device.zeros(64))
-    started = time.perf_counter()
-    guilty = sup.submit(bad, worker=0)
+    ends = DEADLINE if kind == "hang" else None
+    started = time.perf_counter() + (ends or 0)
+    guilty = sup.submit(bad, worker=0, timeout=ends)
     if company == "alone":
         guilty.exception()
         verdict = time.perf_counter() - started
