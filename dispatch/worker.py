@@ -21,6 +21,7 @@ from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed
 from dispatch.future import DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
+from dispatch.stream import NOT_READY
 
 if TYPE_CHECKING:
     import ctypes
@@ -71,6 +72,10 @@ class Worker:
     def _settle_flights(self) -> None:
         """Wait for what is in flight, so that its memory is free."""
 
+    def _cause(self, error: CudaError) -> BaseException:
+        """The fault of the device where an error comes from one, or the error."""
+        return error
+
     # -- its life -------------------------------------------------------------------------------------------------
     def _main(self) -> None:
         defect: BaseException | None = None
@@ -120,8 +125,8 @@ class Worker:
             if retried is None:
                 return True
             error = retried
-        if isinstance(error, CudaError) and error.sticky and isinstance(self.device, CudaDevice):
-            error = self._sticky(error)
+        if isinstance(error, CudaError):
+            error = self._cause(error)
         if self.device.fault is not None:
             self.keeper.lost()
             fault = again(self.device.fault)
@@ -155,13 +160,6 @@ class Worker:
             short.__cause__ = error
             return short
         return None
-
-    def _sticky(self, error: CudaError) -> BaseException:
-        """Have the device marked as lost by an error that no driver status announced."""
-        try:
-            self.device.fail(error.status or 0, error.function)
-        except DispatchError as fault:
-            return fault
 
     def _fail(self, future: Future, error: BaseException) -> None:
         self.seat.failed += 1
@@ -336,6 +334,24 @@ class CudaWorker(Worker):
             self._record(flight)
         if self.keeper.holding:
             self.keeper.launched()
+
+    def _cause(self, error: CudaError) -> BaseException:
+        """The device's fault, which it is then marked with, where the driver tells of one; or the error.
+
+        A library that is called while the context ends under it, by another worker's kernel, says what it likes:
+        cublasLtCreate says NOT_INITIALIZED.
+        """
+        status, function = error.status, error.function
+        if not error.sticky:
+            status, function = driver.cuStreamQuery.unchecked(self.lane.stream.c_handle), "cuStreamQuery"
+        if not status or status == NOT_READY:
+            return error
+        try:
+            self.device.fail(status, function)
+        except DispatchError as fault:
+            return fault
+        except CudaError:
+            return error
 
     def _follow(self, seat: Seat) -> None:
         other = seat.worker

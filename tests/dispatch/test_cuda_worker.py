@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import dispatch as dp
+from cudabind.errors import CublasLtError
 from dispatch import completion as completion_module
 from dispatch import worker as worker_module
 from dispatch.device import Device
@@ -104,7 +105,7 @@ class Gpu(Device):
 
 
 class Driver:
-    """`cuEventRecord` and `cuEventQuery` over tracks."""
+    """`cuEventRecord`, `cuEventQuery` and `cuStreamQuery` over tracks."""
 
     def __init__(self, gpu):
         self.gpu, self.looked = gpu, threading.Event()
@@ -112,6 +113,7 @@ class Driver:
         self.cuThreadExchangeStreamCaptureMode = lambda mode: mode
         self.cuEventRecord = SimpleNamespace(unchecked=self.record)
         self.cuEventQuery = SimpleNamespace(unchecked_holding_gil=self.query)
+        self.cuStreamQuery = SimpleNamespace(unchecked=lambda track: gpu.status or NOT_READY)
 
     def record(self, event, track):
         event.at = (track, track.enqueued)
@@ -250,6 +252,23 @@ def test_a_fault_that_another_call_shows_first_is_no_success_either(gpu, call):
         hold.set()
         assert {type(future.exception(PATIENCE)) for future in futures} == {DeviceFault}
         sup._crew.undelivered()  # the first one's, which nobody holds
+
+
+@pytest.mark.parametrize("faulty", [True, False], ids=["a context that ends", "a context that is well"])
+def test_what_a_library_says_of_a_context_that_has_ended_is_the_fault(gpu, faulty):
+    def create():
+        gpu.status = FAULT if faulty else 0
+        raise CublasLtError("cublasLt", "cublasLtCreate", 1, "CUBLAS_STATUS_NOT_INITIALIZED")
+
+    with dp.Supervisor(gpu, streams=1) as sup:
+        error = sup.submit(Work(create)).exception(PATIENCE)
+        assert isinstance(error, DeviceFault if faulty else CublasLtError)
+        assert (gpu.fault is not None) == faulty
+        if not faulty:
+            after = sup.submit(Work(lambda: "well"))
+            looked_at(gpu)
+            gpu.tracks[0].done = 1
+            assert after.result(PATIENCE) == "well"
 
 
 def test_a_worker_that_breaks_settles_what_it_had_in_flight(gpu):

@@ -122,6 +122,19 @@ def test_a_fault_costs_one_request(open_supervisor, trouble, rng, kind, spare):
         assert sup.submit(make_trouble(sup, trouble, "fine")).result(PATIENCE).numpy()[0] == 3.0
 
 
+@pytest.mark.parametrize("kind", ["illegal address", "trap"])
+def test_a_fault_beside_the_first_requests_of_a_child_is_not_theirs(open_supervisor, trouble, rng, kind):
+    """The other workers' libraries are opened while the context ends under them, and say what they like of it."""
+    with open_supervisor(streams=4, max_restarts=100) as sup:
+        work = [pair(sup.device, rng) for _ in range(12)]
+        for _ in range(4):  # each finds a child that has run nothing
+            guilty = make_trouble(sup, trouble, kind)
+            futures = sup.submit_many([guilty, *(request for request, _ in work)])
+            assert isinstance(futures.pop(0).exception(PATIENCE), DeviceFault)
+            for future, (_, right) in zip(futures, work, strict=True):
+                assert close(future.result(PATIENCE), right)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 def test_a_child_that_is_killed_or_stopped_costs_no_request(open_supervisor, trouble, rng, sent):
     with open_supervisor() as sup:
