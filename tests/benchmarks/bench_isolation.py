@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,15 +33,18 @@ if TYPE_CHECKING:
 TESTS = str(Path(__file__).resolve().parents[1])
 ONE, MANY = "submit, one by one", "submit_many"
 LONE, TURNS = "a lone request, again and again", "a lone request, one of many in turn"
-DIRECT = "dp.run, direct"
-KINDS = {"host": ("die",), "cuda": ("illegal address", "misaligned", "trap", "assert", "die", "hang")}
+DIRECT, SHOT = "dp.run, direct", "matmul(out=), direct"
+KINDS = {"host": ("die once",), "cuda": ("illegal address", "misaligned", "trap", "assert", "hang", "die once")}
 DEADLINE = 0.25  # seconds, of a request that never ends
 REPEATS = 2
 TARGETS = (
     Target("threads, one by one, per second", f"thread: {ONE}, rate", 80_000, at_least=True),
     Target("process, one by one, per second", f"process: {ONE}, rate", 60_000, at_least=True),
-    Target("threads, submit_many, against direct calls", f"thread: {MANY}, rate", 0.8, "", f"{DIRECT}, rate", True),
-    Target("process, submit_many, against direct calls", f"process: {MANY}, rate", 0.8, "", f"{DIRECT}, rate", True),
+    *(
+        Target(f"{isolation}, submit_many, against direct calls", f"{isolation}: {MANY}, rate", 0.8, "", way, True)
+        for isolation in ("thread", "process")
+        for way in (f"{SHOT}, rate", f"{DIRECT}, rate")
+    ),
     Target("threads, a lone request", f"thread: {LONE}", 40, "us"),
     Target("process, a lone request", f"process: {LONE}", 60, "us"),
     Target("threads, one of many in turn", f"thread: {TURNS}", 40, "us"),
@@ -80,15 +84,22 @@ def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
     ]
 
 
-def direct(product: Product) -> Contender:
+def direct(name: str, product: Product) -> Contender:
+    """The caller's own calls, on one stream."""
     requests = product.requests()
 
-    def work() -> None:
+    def by_request() -> None:
         for request in requests:
             dp.run(request)
         product.device.synchronize()
 
-    return Contender(DIRECT, timed(work), lambda: requests[-1].out.numpy().astype(np.float64))
+    def by_operands() -> None:
+        for request in requests:
+            dp.matmul(request.a, request.b, out=request.out)
+        product.device.synchronize()
+
+    work = by_request if name == DIRECT else by_operands
+    return Contender(name, timed(work), lambda: requests[-1].out.numpy().astype(np.float64))
 
 
 def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
@@ -99,7 +110,7 @@ def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
         found: list[Contender] = []
         plain = Product(device, calls)
         if not device.is_host:
-            found += verified([direct(plain)], plain, missing)
+            found += verified([direct(SHOT, plain), direct(DIRECT, plain)], plain, missing)
         for isolation in ("thread", "process"):
             sup = stack.enter_context(dp.Supervisor(device.name, streams=STREAMS, isolation=isolation))
             product = Product(sup.device, calls)
@@ -140,14 +151,16 @@ def recovery(device: dp.Device, report: Report, quick: bool) -> dict[str, float]
     """Print and keep the seconds from a fault to the next result; medians."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     kinds = KINDS["host" if device.is_host else "cuda"]
-    with trouble() as module:
+    with trouble() as module, tempfile.TemporaryDirectory() as folder:
         for spare in (0, 1):
             with dp.Supervisor(
                 device.name, streams=STREAMS, isolation="process", setup=("trouble",), max_restarts=10_000, spare=spare
             ) as sup:
                 for kind in kinds:
                     found[f"{kind}, {spare} spare"] = {
-                        company: [once(sup, module, kind, company, spare) for _ in range(1 if quick else REPEATS)]
+                        company: [
+                            once(sup, module, kind, company, spare, folder) for _ in range(1 if quick else REPEATS)
+                        ]
                         for company in ("alone", "in company")
                     }
     report.put("recovery", {"seconds": found})
@@ -165,14 +178,15 @@ def recovery(device: dp.Device, report: Report, quick: bool) -> dict[str, float]
     return {name: statistics.median(times) for name, times in next_results.items()}
 
 
-def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int) -> tuple[float, float]:
-    """Seconds until the next result, and until the guilty request has failed."""
+def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int, folder: str) -> tuple[float, float]:
+    """Seconds until the next result, 0 where no other worker was held up, and until the guilty request has ended."""
     ready(sup, spare)
     product = Product(sup.device, 40)
     good = product.requests()
     for future in sup.submit_many(good, worker=[1, 2, 3]):
         future.result()
-    bad = module.Trouble(kind, sup.device.zeros(64), sup.device.zeros(64))
+    died = f"{folder}/{time.monotonic_ns()}" if kind == "die once" else ""  # where the child has died before
+    bad = module.Trouble(kind, sup.device.zeros(64), sup.device.zeros(64), once=died)
     ends = DEADLINE if kind == "hang" else None
     started = time.perf_counter() + (ends or 0)
     guilty = sup.submit(bad, worker=0, timeout=ends)
@@ -181,7 +195,7 @@ def once(sup: dp.Supervisor, module: Any, kind: str, company: str, spare: int) -
         verdict = time.perf_counter() - started
     other = sup.submit_many(good, worker=[1, 2, 3])
     other[0].result()
-    next_result = time.perf_counter() - started
+    next_result = max(time.perf_counter() - started, 0.0)
     if company != "alone":
         guilty.exception()
         verdict = time.perf_counter() - started
