@@ -82,10 +82,10 @@ TRIED_ROWS = (
     Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
     Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
     Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_BWD,      H200),
-    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
-    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
-    Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, variant="sums"),
-    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, variant="sums"),
+    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
     Row("reduce",          (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
     Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
     Row("reduce",          (F32,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
@@ -117,9 +117,9 @@ TRIED_ROWS = (
     Row("ctc_loss",        (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_logits, at_most_255),    SM75, None, V9, *CTC,              H200),
 )
 # fmt: on
-# Networks of one bias take the same calls; no machine has run them yet.
+# Networks of one bias take the same calls.
 ONE_BIAS_ROWS = tuple(
-    replace(row, rules=(dense_sequences, bytes_by_16, one_bias), run_on=(), variant="one bias")
+    replace(row, rules=(dense_sequences, bytes_by_16, one_bias), variant="one bias")
     for row in TRIED_ROWS
     if two_or_none in row.rules
 )

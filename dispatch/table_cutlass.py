@@ -73,16 +73,16 @@ GPU_ROWS = (
     Row("cutlass_gemm", (I8,     I8,     BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
     Row("cutlass_gemm", (I8,     I8,     I8,   I8)     ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
     Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT),
-    Row("cutlass_gemm", (F64,    F64,    F64,  F64)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
+    Row("cutlass_gemm", (F64,    F64,    F64,  F64)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
     Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
     Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
     Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
@@ -107,11 +107,11 @@ GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
 GROUPED_8 = (by_16, rows_dense, some_groups, b_k_dense)
 GROUPED_CUT = ("cutlass", "GemmUniversal", grouped_plan)
 GROUPED_ROWS = (
-    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
-    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16)   , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT),
-    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16)   , (), None, TREE, PLAIN, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT),
+    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16)   , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16)   , (), None, TREE, PLAIN, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
 )
 
 # Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.
@@ -123,23 +123,23 @@ CONV_MG  = (conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage
 CONV_CUT = ("cutlass", "CollectiveConv", conv_plan)
 CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", conv_multistage)
 CONV_ROWS = (
-#       op                        x | dy  w | x  result    c           compute epilogues scales rules     arch  until since        calls
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
-    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80),
+#       op                        x | dy  w | x  result    c           compute epilogues scales rules     arch  until since        calls      run on
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.

@@ -274,7 +274,7 @@ def host_time(device: dp.Device, report: Report) -> float:
         statement("call()", "call()", call=call),
         statement("run(request)", "run(request)", run=dp.run, request=request),
     ]
-    seconds, missing = host_race(ways, device.synchronize, bursts=20, calls=100)
+    seconds, missing = host_race(ways, device.synchronize, bursts=200, calls=100)
     medians = {name: summary(values)["median"] for name, values in seconds.items()}
     say(f"\nhost time of a small repeated sdpa_fwd: {medians} us {missing or ''}")
     report.put("host us", medians)
