@@ -113,7 +113,7 @@ class Driver:
         self.cuThreadExchangeStreamCaptureMode = lambda mode: mode
         self.cuEventRecord = SimpleNamespace(unchecked=self.record)
         self.cuEventQuery = SimpleNamespace(unchecked_holding_gil=self.query)
-        self.cuStreamQuery = SimpleNamespace(unchecked=lambda track: gpu.status or NOT_READY)
+        self.cuStreamQuery = SimpleNamespace(unchecked=lambda _track: gpu.status or NOT_READY)
 
     def record(self, event, track):
         event.at = (track, track.enqueued)

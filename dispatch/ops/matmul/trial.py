@@ -38,7 +38,9 @@ SUMS = {
     Compute.COMPUTE_32F_FAST_TF32: (2.0**-24, 2.0**-10),
 }
 # fmt: on
-FP8_SUMS = 2.0**-14  # fp8 tensor cores align products to the largest of a group and keep 13 bits of fraction
+FP8_SUMS = 2.0**-14  # a quarter of what fp8 tensor cores lose of a sum of magnitudes: an estimate, see _CutOff
+# Products that they add at once, the bits of fraction that each keeps, and those that it has.
+FP8_GROUP, FP8_BITS, FP8_PRODUCT_BITS = 32, 13, 7
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
 GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
 
@@ -48,6 +50,32 @@ def _magnitudes(values: Array) -> Array:
 
 
 MAGNITUDES = Precision(operand=_magnitudes)
+
+
+class _CutOff(Precision):
+    """What fp8 tensor cores lose of each sum of products, at most.
+
+    They align `FP8_GROUP` products and the sum so far to the largest of them and cut off what lies 13 bits behind its
+    first: with products in this order that gives the very bits of an H200's 1.529052734375 for 1.530120849609375. A
+    product has 7 bits itself, so that only small ones lose any, one unit at most.
+    """
+
+    def product(self, a: Array, b: Array, work: np.dtype[Any]) -> Array:
+        total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), work)
+        lost = np.zeros_like(total)
+        for start in range(0, a.shape[-1], FP8_GROUP):
+            some, others = a[..., start : start + FP8_GROUP], b[..., start : start + FP8_GROUP, :]
+            terms = [np.abs(some[..., k, None] * others[..., k, None, :]) for k in range(some.shape[-1])]
+            _, exponent = np.frexp(np.maximum(np.max(terms, axis=0), np.abs(total)))  # of a mantissa below 1
+            unit = np.ldexp(1.0, exponent - 1 - FP8_BITS)
+            for term in terms:
+                lost += np.where(term < unit * 2**FP8_PRODUCT_BITS, np.minimum(term, unit), 0)
+            lost += np.minimum(np.abs(total), unit)
+            total += some @ others
+        return lost
+
+
+CUT_OFF = _CutOff()
 
 
 class Mismatch(AssertionError):
@@ -157,7 +185,8 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
     With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a compute type of
     unit roundoff u is within (8 + 4 √k) · u · S of the exact one: rounding errors of k sums add up like a random walk
     (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first
-    add 2 · v · S; fp8 tensor cores sum in groups with `FP8_SUMS` of each group's largest. GELU passes errors on by
+    add 2 · v · S; fp8 tensor cores cut off part of every product (`_CutOff`, in other orders some
+    `FP8_SUMS` of S). GELU passes errors on by
     its slope, at most `GELU_STEEPEST`, and adds that of the GPU's tanh. A result stored in a dtype of unit roundoff w
     is off by w of itself more. Sums over m or k for a bias gradient walk like those over k. A bit of a mask is free
     where |x| is within its bound of 0. Integers are exact.
@@ -175,9 +204,11 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
     u, v = SUMS[compute]
     walk = 8 + 4 * np.sqrt(request.k)
     size = np.abs(scaled_product(request, MAGNITUDES, work))
-    relative = walk * u + 2 * v + (4 * FP8_SUMS if request.a.dtype in FP8 else 0.0)
+    relative = walk * u + 2 * v
     kept = ROUNDOFF[request.c_dtype][0] if not request.device.is_host and request.c_dtype in HALF else 0.0
     affine = np.asarray((relative + kept) * size)
+    if request.a.dtype in FP8 and not request.device.is_host:
+        affine += np.maximum(4 * FP8_SUMS * size, np.abs(scaled_product(request, CUT_OFF, work)))
     added = 8 * max(u, 2.0**-53) + (kept if request.epilogue.is_gradient else 0.0)
     for addend in addends(request, work):
         affine = affine + added * np.abs(addend)

@@ -1,0 +1,77 @@
+"""A request that runs alone, against a child that the test plays: when it is acquitted, and when it is not."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from cudabind.errors import CudaDriverError
+from dispatch.errors import DeviceFault
+from dispatch.isolate import inquest, wire
+from dispatch.isolate.recovery import Sent
+
+NUMBER = 7
+
+
+class Seat:
+    """A worker's place whose child does what `plays` says at each sending."""
+
+    def __init__(self, far, control, plays):
+        self.index, self.sent, self.reports = 0, {NUMBER: None}, []
+        self.far, self.control, self.plays = far, control, list(plays)
+
+    def again(self, _link, _requests):
+        play = self.plays.pop(0)
+        if play == "ends":
+            self.far.send([NUMBER])
+        elif play == "faults":
+            self.control.send(b"lost")
+        else:
+            self.control.close()
+            self.far.socket.close()
+
+    def report(self, message):
+        self.reports.append(message)
+        del self.sent[message[0]]
+
+
+@pytest.fixture
+def alone():
+    """`alone(plays, runs)`: what becomes of the request, and its seat."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    (near, far), (control, other) = pairs
+
+    def run(plays, runs):
+        child = SimpleNamespace(links=[wire.Link(near)], control=control, is_stopped=lambda: False)
+        crew = SimpleNamespace(
+            hang_seconds=60, present=lambda: child, hear=lambda _: "the device is lost", last_words=lambda _: "it died"
+        )
+        seat = Seat(wire.Link(far), other, plays)
+        sent = Sent(NUMBER, SimpleNamespace(), None, {}, seat)
+        return inquest._alone(crew, sent, False, runs), seat
+
+    yield run
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_one_that_ends_well_each_time_is_reported_once(alone, runs):
+    loss, seat = alone(["ends"] * runs, runs)
+    assert (loss, seat.reports, seat.plays) == (None, [[NUMBER]], [])
+
+
+@pytest.mark.parametrize(("play", "why"), [("faults", "the device is lost"), ("dies", "it died")])
+def test_one_that_ended_before_its_fault_showed_is_not_acquitted(alone, play, why):
+    loss, seat = alone(["ends", play], 2)
+    assert (loss, seat.reports, list(seat.sent)) == (why, [], [NUMBER])
+
+
+@pytest.mark.parametrize(("status", "is_late"), [(716, True), (700, False), (719, False), (1, False), (None, False)])
+def test_only_a_misaligned_store_may_end_before_its_fault(status, is_late):
+    error = DeviceFault("lost")
+    error.__cause__ = CudaDriverError("cuda", "cuEventQuery", status)
+    assert inquest.Loss("lost", error).may_be_late == is_late
+    assert inquest.Loss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
+    assert not inquest.Loss("the child died").may_be_late
