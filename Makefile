@@ -66,8 +66,8 @@ test-gpu: $(READY)  ## the tests that need one
 	$(PY) -m pytest tests/gpu -q --seed=random -m "not alone" $(PARALLEL) $(ARGS)
 	$(PY) -m pytest tests/gpu -q --seed=random -m alone $(ARGS)
 
-# Each row with awkward extents and a batch; C in place, stream-K, memory beside outputs, groups, reductions.
-SANITIZED := awkward or batch or d_itself or stream_k or beside or varying or quantized
+# Each row with awkward extents and a batch, random trees; C in place, stream-K, memory beside outputs, groups, reductions.
+SANITIZED := awkward or batch or random_tree or d_itself or stream_k or beside or varying or quantized
 SANITIZER := compute-sanitizer --target-processes application-only --error-exitcode 9
 sanitize: $(READY)  ## part of CUTLASS's tests on a GPU under compute-sanitizer: memcheck, then racecheck
 	$(SANITIZER) --tool memcheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)

@@ -1,6 +1,6 @@
 """The kernels that the GPU tests and the benchmark need, compiled ahead where there are headers and written to a pack.
 
-    python tests/gpu/cutlass/kernels.py rows|blackwell|trees|grouped|tuned|conv|bench ... [--pack FILE] [--list]
+    python tests/gpu/cutlass/kernels.py rows|blackwell|trees|grouped|tuned|conv|swiglu|bench ... [--pack FILE] [--list]
 
 A machine without headers then takes them: `python -m dispatch cache import FILE`. Compiling takes half a minute to a
 minute of one core for each; what is in the cache is not compiled again, so that it can be stopped and goes on later.
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from conv_kernels import convolutions
+from conv_kernels import EXAMPLES, convolutions
 
 import dispatch as dp
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass import emit, emit80, emit100, emit_grouped, evt
-from dispatch.cutlass.config import candidates
+from dispatch.cutlass.config import candidates, choose
 from dispatch.cutlass.emit100 import ARCHES
 from dispatch.cutlass.store import store
 from dispatch.cutlass.warm import finish
@@ -128,6 +129,23 @@ def conv() -> Iterator[Kernel]:
     return (Kernel(*made) for made in convolutions())
 
 
+def swiglu() -> Iterator[Kernel]:
+    """Those of the gated block of examples/13_swiglu.py, as it is and as large as its docstring says."""
+    sys.path.insert(0, str(EXAMPLES))
+    block = import_module("13_swiglu")
+    sys.path.remove(str(EXAMPLES))
+    made, c = DEV.zeros((16, 32), "bf16"), DEV.zeros((16, 32), "bf16")
+    for tokens, width, hidden in ((256, 512, 1024), (4096, 4096, 11008)):
+        up_and_gate, down = (tokens, hidden, width), (tokens, width, hidden)
+        for request, extents in (
+            (plain("bf16"), up_and_gate),
+            (plain("bf16", block.GATE, operands={"up": made}), up_and_gate),
+            (plain("bf16", block.DOWN, c=c), down),
+        ):
+            spec = cutlass.spec_of(request, SM90, choose(*extents, 1, PROCESSORS))
+            yield Kernel(emit.emit(spec), spec.target, f"gated block {request.describe()}")
+
+
 SETS = {
     "rows": rows,
     "blackwell": newer,
@@ -135,6 +153,7 @@ SETS = {
     "grouped": groups,
     "tuned": tuned,
     "conv": conv,
+    "swiglu": swiglu,
     "bench": bench,
 }
 
