@@ -36,7 +36,9 @@ WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
 FEW = 4  # requests in flight at all workers: with more one who waits reads nothing, as it would only be in the way
-LOOKS = 60  # at the connection by one who waits, before it sleeps: some 50 us, in which a small request has ended
+# At the connection by one who waits, before it sleeps: some 120 us, in which a small request has ended, one of many in
+# turn, too. With 60 looks those took 110 to 160 us on the host, with 120 or 200 of them 100.
+LOOKS = 150
 NAP = 0.05  # seconds that it then waits for a report, before it leaves the reading to the warden
 PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
 
