@@ -24,7 +24,7 @@ from dispatch.device import Device, device, from_cuda_array_interface, from_dlpa
 from dispatch.future import Future
 from dispatch.keys import Arch, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape, matmul
-from dispatch.plans import BoundCall, prepare
+from dispatch.plans import BoundCall, prepare, prepare_all
 from dispatch.request import Request, run
 from dispatch.row import Row
 from dispatch.select import explain
@@ -170,6 +170,7 @@ __all__ = [
     "pooling",
     "pooling_bwd",
     "prepare",
+    "prepare_all",
     "ragged_offsets",
     "reduce",
     "register",

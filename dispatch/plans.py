@@ -1,11 +1,12 @@
 """Bound calls: requests with all choices made, and the wiring of lanes to devices and to the table.
 
-`prepare` gives one, users keep and call it. A bound call launches its recorded graph and looks at its tensors only when
-their order may have changed; what it runs on, and what it falls back to, is its lane.
+`prepare` gives one, `prepare_all` several; users keep and call them. A bound call launches its recorded graph and looks
+at its tensors only when their order may have changed; what it runs on, and what it falls back to, is its lane.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cuda import CudaDevice
@@ -16,7 +17,7 @@ from dispatch.stream import order
 from dispatch.table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dispatch.lane import Lane
     from dispatch.replay import Replay
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Tensor
 
-__all__ = ["BoundCall", "prepare"]
+__all__ = ["BoundCall", "prepare", "prepare_all"]
 
 
 class BoundCall:
@@ -104,6 +105,23 @@ def prepare(request: Request) -> BoundCall:
     lane: Lane = request.device.lane()
     lane.check()
     return BoundCall(lane, request, lane.outputs(request))
+
+
+def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
+    """Bind several requests as `prepare` does, but compile at once all kernels that they need.
+
+    Kernels of CUTLASS take half a minute each, where no cache has them. Raises what `prepare` does.
+    """
+    from dispatch.cutlass import compile as compiler  # at first use: nobody else needs it
+    from dispatch.cutlass.warm import finish
+
+    requests = list(requests)
+    with compiler.ahead() as started:
+        for request in requests:
+            with suppress(compiler.Later):
+                request.device.lane().plan(request)
+    finish(started)
+    return [prepare(request) for request in requests]
 
 
 def _forget_plans() -> None:

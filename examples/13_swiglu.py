@@ -2,7 +2,7 @@
 
 y = (silu(x·G) * (x·U))·D + x. The gate is the epilogue of the product with G, which loads x·U on the way; the residual
 is that of the product with D. Both also give the largest magnitude of each row, which a quantizer wants next. On a GPU
-the first run compiles three kernels (half a minute each); later ones read them from disk. The extra `cutlass` brings
+the first run compiles three kernels at once (half a minute); later ones read them from disk. The extra `cutlass` brings
 the headers.
 
     python examples/13_swiglu.py --device cuda:0 --tokens 4096 --width 4096 --hidden 11008
@@ -41,7 +41,7 @@ class Block:
             dp.CutlassGemmRequest(self.x, self.gate, out=h, epilogue=GATE, operands={"up": u}),
             dp.CutlassGemmRequest(h, self.down, c=self.x, epilogue=DOWN),
         )
-        self.calls = [dp.prepare(request) for request in self.requests]
+        self.calls = dp.prepare_all(self.requests)
 
     def __call__(self) -> tuple[dp.Tensor, dp.Tensor, dp.Tensor]:
         """y, and the largest magnitude of each row of h and of y."""

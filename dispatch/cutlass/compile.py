@@ -1,7 +1,8 @@
 """From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
 
-Plans ask `request` for a future and wait for it, `warm` asks for many. A second request for a kernel that is being
-compiled gets the same future. NVRTC holds the interpreter for as long as it runs, hence the processes.
+Plans ask `request` for a future and wait for it, `warm` asks for many, and within `ahead` plans only start what they
+would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC holds the interpreter
+for as long as it runs, hence the processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,12 +25,12 @@ from dispatch.cutlass.store import Entry, folder, store
 from dispatch.errors import DispatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dispatch.cutlass.emit import Source
 
-__all__ = ["OPTIONS", "CompileFailed", "kernel_id", "request", "toolchain"]
+__all__ = ["OPTIONS", "CompileFailed", "Later", "ahead", "kernel_id", "request", "toolchain"]
 
 OPTIONS = (
     "-std=c++17",
@@ -76,6 +78,11 @@ def toolchain() -> str | None:
     return f"NVRTC {version}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
 
 
+class Later(Exception):
+    """Raised by `request` within `ahead`: the kernel is being compiled."""
+
+
+_here = threading.local()
 _lock = threading.Lock()
 _known: dict[str, Future[bytes]] = {}
 
@@ -88,8 +95,28 @@ def _compilers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
 
 
+@contextmanager
+def ahead() -> Iterator[set[Future[bytes]]]:
+    """Within it this thread's `request` raises Later for what is still to be compiled; gives what was started."""
+    started: set[Future[bytes]] = set()
+    _here.started = started
+    try:
+        yield started
+    finally:
+        del _here.started
+
+
 def request(source: Source, target: str, label: str) -> Future[bytes]:
     """The future cubin of a source: it is there already, being compiled, or about to be."""
+    future = _request(source, target, label)
+    started = getattr(_here, "started", None)
+    if started is not None and not future.done():
+        started.add(future)
+        raise Later(label)
+    return future
+
+
+def _request(source: Source, target: str, label: str) -> Future[bytes]:
     kernel = kernel_id(source, target)
     with _lock:
         future = _known.get(kernel)
