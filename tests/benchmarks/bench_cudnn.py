@@ -216,14 +216,26 @@ def attentions(shape: tuple[Any, ...]) -> dict[str, Runs]:
             runs["backward"][name] = lambda _, o=made_o, leaves=leaves: torch.autograd.grad(
                 o, leaves, do, retain_graph=True
             )
-    front = attempt(FRONT_END, lambda: front_end(q, k, v, causal), {})
-    if front is not None:
-        runs["forward"][FRONT_END] = front
+    runs["forward"][FRONT_END] = front_end({"q": q, "k": k, "v": v}, causal)
+    known = {"q": q, "k": k, "v": v, "o": torch.from_dlpack(o), "dO": do, "stats": torch.from_dlpack(stats)}
+    runs["backward"][FRONT_END] = front_end(known, causal)
     return runs
 
 
-def front_end(q: Any, k: Any, v: Any, causal: bool) -> Callable[[int], Any]:
-    """cuDNN's own Python front end, forward."""
+def front_end(given: dict[str, Any], causal: bool) -> Callable[[int], Any]:
+    """cuDNN's own Python front end: backward where dO is given. What it fails with it says when it is called."""
+    try:
+        return _front_end(given, causal)
+    except Exception as error:  # noqa: BLE001 - not installed, or a version that takes no such call
+        why = error
+
+    def fails(_: int) -> Any:
+        raise why
+
+    return fails
+
+
+def _front_end(given: dict[str, Any], causal: bool) -> Callable[[int], Any]:
     import cudnn
 
     handle = cudnn.create_handle()
@@ -232,21 +244,23 @@ def front_end(q: Any, k: Any, v: Any, causal: bool) -> Callable[[int], Any]:
     graph = cudnn.pygraph(
         io_data_type=cudnn.data_type.BFLOAT16, intermediate_data_type=single, compute_data_type=single, handle=handle
     )
-    wires = [graph.tensor_like(t.detach()) for t in (q, k, v)]
-    scale = 1 / math.sqrt(q.shape[-1])
-    o, _ = graph.sdpa(
-        q=wires[0], k=wires[1], v=wires[2], is_inference=True, attn_scale=scale, use_causal_mask=causal, name="sdpa"
-    )
-    result = torch.empty_like(q.transpose(1, 2)).transpose(1, 2)
-    o.set_output(True).set_dim(list(result.shape)).set_stride(list(result.stride()))
+    wires = {name: graph.tensor_like(t.detach()) for name, t in given.items()}
+    choices = {"attn_scale": 1 / math.sqrt(given["q"].shape[-1]), "use_causal_mask": causal, "name": "sdpa"}
+    if "dO" in given:
+        outputs, like = graph.sdpa_backward(**wires, **choices), ("q", "k", "v")
+    else:
+        outputs, like = graph.sdpa(**wires, is_inference=True, **choices)[:1], ("q",)
+    results = [torch.empty_like(given[name].transpose(1, 2)).transpose(1, 2) for name in like]
+    for wire, result in zip(outputs, results, strict=True):
+        wire.set_output(True).set_dim(list(result.shape)).set_stride(list(result.stride()))
     graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     workspace = torch.empty(graph.get_workspace_size(), device="cuda", dtype=torch.uint8)
-    pack = {wires[0]: q, wires[1]: k, wires[2]: v, o: result}
+    pack = {wires[name]: t for name, t in given.items()} | dict(zip(outputs, results, strict=True))
 
     def run(_: int) -> Any:
         cudnn.set_stream(handle, torch.cuda.current_stream().cuda_stream)
         graph.execute(pack, workspace, handle=handle)
-        return result
+        return results[0]
 
     return run
 
