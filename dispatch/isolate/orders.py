@@ -54,7 +54,10 @@ class OrderTaker:
         self.is_held = False
         self.failures: dict[int, BaseException] = {}
         self.known: dict[int, Request | BaseException] = {}
-        self._open()
+        try:
+            self._open()
+        except BaseException as why:  # noqa: BLE001  # without this worker its orders would wait for ever
+            self.keeper.leave(why)
         while True:
             error = self._until_it_breaks()
             self._mend(error)

@@ -27,10 +27,11 @@ REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long
 class HostChild(OrderTaker, HostWorker):
     """Runs orders on the host."""
 
+    _running = 0
+
     def _open(self) -> None:
         super()._open()
         self._report: list[Any] = []
-        self._running = 0
 
     def _serve(self) -> None:
         link, report = self.seat.link, self._report

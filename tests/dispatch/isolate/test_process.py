@@ -171,7 +171,35 @@ def test_a_setup_that_fails_is_raised_where_the_supervisor_is_made(capfd):
     assert "no_such_module" in capfd.readouterr().err
 
 
+NARROW = """
+import select
+from pathlib import Path
+from dispatch.isolate.workers import HostChild
+opened = HostChild._open
+
+def open_late(self):
+    told = Path(__file__).with_name("told")
+    if self.seat.index == 1 and not told.exists():
+        select.select([self.seat.link.socket], [], [])  # until there is an order
+        told.touch()
+        raise RuntimeError("no room for a stream")
+    opened(self)
+
+HostChild._open = open_late
+"""
+
+
 # -- the child is lost ----------------------------------------------------------------------------------------------
+def test_a_worker_that_cannot_be_opened_costs_the_child_and_no_request(rng, tmp_path, monkeypatch):
+    (tmp_path / "narrow.py").write_text(NARROW)
+    monkeypatch.syspath_prepend(tmp_path)
+    with dp.Supervisor("host", isolation="process", streams=2, setup=("narrow",)) as sup:
+        request, right = pair(sup.device, rng)
+        assert np.allclose(sup.submit(request, worker=1).result(PATIENCE).numpy(), right, atol=1e-5)
+        assert sup.stats().restarts == 1
+    sup.device.close()
+
+
 @pytest.mark.parametrize("spare", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV], ids=lambda s: s.name)
 def test_what_was_in_flight_and_queued_ends_well_when_the_child_is_lost(open_supervisor, rng, sent, spare):
