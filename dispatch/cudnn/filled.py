@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.request import Argument
 
-__all__ = ["Fill", "FilledPlan", "fills_of"]
+__all__ = ["Fill", "filled", "fills_of"]
 
 START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
 
@@ -54,7 +54,12 @@ def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
     return tuple(found)
 
 
-class FilledPlan(Plan):
+def filled(lane: CudaLane, plan: Plan, fills: tuple[Fill, ...]) -> Plan:
+    """A plan with what is put into memory before it; the plan itself where that is nothing."""
+    return _FilledPlan(lane, plan, fills) if fills else plan
+
+
+class _FilledPlan(Plan):
     """A plan, and what is put into memory before it."""
 
     __slots__ = ("_fills", "_lane", "_plan")

@@ -136,6 +136,10 @@ class OperandRequest(Request):
     def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         return self._missing
 
+    def place_of(self, name: str) -> int:
+        """Where an operand stands in `arguments`."""
+        return (*self.reads, *self.writes).index(name)
+
     def layout_of(self, name: str) -> Layout:
         """The layout of an operand, as it will be where it is still to be allocated."""
         tensor: Tensor | None = getattr(self, name)

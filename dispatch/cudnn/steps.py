@@ -6,12 +6,11 @@ next lies in memory that the lane's plans share. Recorded and replayed like any 
 
 from __future__ import annotations
 
-import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudabind import driver
-from dispatch.cudnn.filled import FilledPlan, fills_of
+from dispatch.cudnn.filled import Fill, filled, fills_of
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.plan import ALIGNED, bind
 from dispatch.request import Plan
@@ -67,9 +66,9 @@ class StepsPlan(Plan):
         ends = list(accumulate((one.nbytes for one in passing), initial=0))
         room = handle_of(lane).between(lane, ends[-1])
         starts = iter(ends)
-        filled = [None if one.fill is None else _filled(lane, one) for one in between]
-        self._keep = (room, filled)
-        self._addresses = tuple((room.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in filled)
+        numbers = [None if one.fill is None else _numbers(lane, one) for one in between]
+        self._keep = (room, numbers)
+        self._addresses = tuple((room.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in numbers)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         given = (*arguments, *self._addresses)
@@ -82,13 +81,11 @@ def bind_steps(request: Request, lane: CudaLane, row: Row, steps: Steps, policy:
     plans: list[Plan] = []
     for step in steps.steps:
         made = bind(request, lane, row, step.graph, step.places, policy)
-        fills = fills_of(step.graph, step.places)
-        plans.append(FilledPlan(lane, made, fills) if fills else made)
+        plans.append(filled(lane, made, fills_of(step.graph, step.places)))
     return StepsPlan(row, lane, tuple(plans), steps.between)
 
 
-def _filled(lane: CudaLane, one: Between) -> Tensor:
+def _numbers(lane: CudaLane, one: Between) -> Tensor:
     made = lane.empty((one.size,), (1,), one.dtype)
-    (bits,) = struct.unpack("I", struct.pack("f", one.fill))
-    driver.cuMemsetD32Async(made.ptr, bits, one.size, lane.stream.c_handle.value)
+    driver.cuMemsetD32Async(made.ptr, Fill(0, one.fill or 0.0, one.size).bits, one.size, lane.stream.c_handle.value)
     return made

@@ -69,7 +69,7 @@ class _Drawing:
         layout = request.layout_of(name)
         strides = request.strides_of(name)
         wire = self._builder.tensor(layout.shape, strides, layout.dtype, alignment=layout.alignment)
-        self._places[wire.uid] = (*request.reads, *request.writes).index(name)
+        self._places[wire.uid] = request.place_of(name)
         return wire
 
     def _node(self, kind: str, ins: dict[str, Wire], name: str, out: Wire, **scaling: Value) -> None:
@@ -110,7 +110,7 @@ class _Drawing:
             value = then(request.activation.name)
         out = request.layout_of("out")
         real = builder.as_output(value, out.dtype, strides, out.alignment)
-        self._places[real.uid] = (*request.reads, *request.writes).index("out")
+        self._places[real.uid] = request.place_of("out")
 
     def _bias(self, request: ConvFwdRequest) -> Wire:
         layout = request.layout_of("bias")

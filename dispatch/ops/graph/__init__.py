@@ -22,13 +22,13 @@ __all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
 def cudnn_graph(request: GraphRequest, lane: CudaLane, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
-    from dispatch.cudnn.filled import FilledPlan, fills_of
+    from dispatch.cudnn.filled import filled, fills_of
     from dispatch.cudnn.plan import WORKSPACE, bind
 
     policy = Policy(request.tf32 or not request.multiplies_f32, request.deterministic, WORKSPACE)
     fills = fills_of(request.graph, request.places)
     made = bind(request, lane, row, request.graph, request.places, policy, autotune=request.autotune)
-    return FilledPlan(lane, made, fills) if fills else made
+    return filled(lane, made, fills)
 
 
 def numpy_graph(request: GraphRequest, lane: Lane, row: Row) -> Plan:

@@ -185,11 +185,10 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
     With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a compute type of
     unit roundoff u is within (8 + 4 √k) · u · S of the exact one: rounding errors of k sums add up like a random walk
     (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first
-    add 2 · v · S; fp8 tensor cores cut off part of every product (`_CutOff`, in other orders some
-    `FP8_SUMS` of S). GELU passes errors on by
-    its slope, at most `GELU_STEEPEST`, and adds that of the GPU's tanh. A result stored in a dtype of unit roundoff w
-    is off by w of itself more. Sums over m or k for a bias gradient walk like those over k. A bit of a mask is free
-    where |x| is within its bound of 0. Integers are exact.
+    add 2 · v · S; fp8 tensor cores cut off part of every product (`_CutOff`; in other orders some 4 · `FP8_SUMS` · S).
+    GELU passes errors on by its slope, at most `GELU_STEEPEST`, and adds that of the GPU's tanh. A result stored in a
+    dtype of unit roundoff w is off by w of itself more. Sums over m or k for a bias gradient walk like those over k. A
+    bit of a mask is free where |x| is within its bound of 0. Integers are exact.
 
     On a GPU, with a C of 16 bits, results were up to 2.7 half-units off the exact ones (cuBLASLt 13.1, algorithms 13,
     16, 21, 24 and 66). That fits a product that is kept in that dtype before beta · C, bias and activation, and bias

@@ -60,7 +60,7 @@ class _Drawing:
         request = self.request
         layout = request.layout_of(name)
         wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
-        self.places[wire.uid] = (*request.reads, *request.writes).index(name)
+        self.places[wire.uid] = request.place_of(name)
         return wire
 
     def data(self, name: str) -> Wire:
@@ -128,7 +128,7 @@ class _Drawing:
             value = builder.pointwise(mode, value, operand, out=builder.virtual(x.dims, None, x.strides))
         layout = request.layout_of("out")
         real = builder.as_output(value, layout.dtype, x.strides, layout.alignment)
-        self.places[real.uid] = (*request.reads, *request.writes).index("out")
+        self.places[real.uid] = request.place_of("out")
 
     def backward(self, request: NormBwdRequest) -> None:
         ins: dict[str, Wire | None] = {

@@ -56,7 +56,7 @@ class _Drawing:
     def operand(self, name: str) -> Held:
         request = self.request
         layout = request.layout_of(name)
-        return Held((*request.reads, *request.writes).index(name), layout.dtype, layout.alignment)
+        return Held(request.place_of(name), layout.dtype, layout.alignment)
 
     def keep(self, size: int, dtype: Dtype = F32, fill: float | None = None) -> Held:
         """Memory between graphs."""

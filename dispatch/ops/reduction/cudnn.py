@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cudabind.sys import cudnn
 from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
 from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.filled import FilledPlan, fills_of
+from dispatch.cudnn.filled import filled, fills_of
 from dispatch.cudnn.handle import handle_of
 from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor
@@ -72,4 +72,4 @@ def plan_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
         return NothingPlan(row)
     graph, places = describe(request)
     made = bind(request, lane, row, graph, places, policy_of(request, row))
-    return FilledPlan(lane, made, fills_of(graph, places))
+    return filled(lane, made, fills_of(graph, places))

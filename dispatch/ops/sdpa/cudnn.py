@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
 from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.filled import Fill, FilledPlan
+from dispatch.cudnn.filled import Fill, filled
 from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.errors import Refused
 from dispatch.ops.sdpa.describe import composed, unified
@@ -43,8 +43,7 @@ def plan(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
         with suppress(Refused):
             return bind(request, lane, row, *unified(request), policy, autotune=tune)
     made = bind(request, lane, row, *composed(request), policy, autotune=tune)
-    if not (isinstance(request, SdpaFwdRequest) and request.mask):
-        return made
-    # Engines pass over blocks that no query sees, and write no mask there (9.19).
-    place = (*request.reads, *request.writes).index("mask_out")
-    return FilledPlan(lane, made, (Fill(place, 0.0, prod(request.scores)),))
+    if isinstance(request, SdpaFwdRequest) and request.mask:
+        # Engines pass over blocks that no query sees, and write no mask there (9.19).
+        return filled(lane, made, (Fill(request.place_of("mask_out"), 0.0, prod(request.scores)),))
+    return made

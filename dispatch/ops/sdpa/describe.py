@@ -83,7 +83,7 @@ class _Drawing:
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
         wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment, ragged=ragged)
-        self.places[wire.uid] = (*request.reads, *request.writes).index(name)
+        self.places[wire.uid] = request.place_of(name)
         self._wires[name] = wire
         return wire
 
