@@ -26,6 +26,8 @@ BOUNDED = frozenset({"cuEventRecord", "cuGraphLaunch"})
 NEVER_BLOCKS = BOUNDED | frozenset(
     {
         "cuCtxGetCurrent",
+        "cuCtxPopCurrent",
+        "cuCtxPushCurrent",
         "cuCtxSetCurrent",
         "cuEventQuery",
         "cuStreamGetCaptureInfo",

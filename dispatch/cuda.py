@@ -10,7 +10,8 @@ import ctypes
 import itertools
 from collections import deque
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import proxy
 
 import numpy as np
 
@@ -20,13 +21,15 @@ from dispatch.device import Device, array_kind
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
 from dispatch.pinned import Copy, PinnedPool
-from dispatch.stream import Stream, relaxed
+from dispatch.stream import DEFAULTS, Stream, relaxed
 from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["CudaDevice", "device_of_pointer", "is_available"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-LEGACY_DEFAULTS = (0, 1, 2)  # the stream handles that are no objects and so cannot be destroyed
 
 
 @cache
@@ -43,6 +46,27 @@ def device_of_pointer(ptr: int) -> int:
     """The number of the GPU that a device pointer belongs to."""
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return int(driver.cuPointerGetAttribute(attribute, ptr))
+
+
+class Here:
+    """`with device.here:` has a device's context be the current one, and then that which was, such as torch's choice.
+
+    The driver keeps what was, for each thread, so one object serves all threads and may be entered again inside.
+    """
+
+    __slots__ = ("_device", "_pop", "_push")
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = proxy(device)
+        self._push, self._pop = device.push, device.pop
+
+    def __enter__(self) -> None:
+        status = self._push()
+        if status:
+            self._device.fail(status, "cuCtxPushCurrent")
+
+    def __exit__(self, *_: object) -> None:
+        self._pop()
 
 
 class CudaDevice(Device):
@@ -62,15 +86,23 @@ class CudaDevice(Device):
             raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
         self.handle = driver.cuDeviceGet(ordinal)
         self.context = driver.cuDevicePrimaryCtxRetain(self.handle)
-        driver.cuCtxSetCurrent(self.context)
+        context = ctypes.c_void_p(int(self.context))
+        self.is_alone = count == 1
+        # What `here` does, for who must not raise, or cannot wait for it; both give the driver's status.
+        self.push: Callable[[], int] = partial(driver.cuCtxPushCurrent.unchecked_holding_gil, context)
+        self.pop: Callable[[], int] = partial(
+            driver.cuCtxPopCurrent.unchecked_holding_gil, ctypes.byref(ctypes.c_void_p())
+        )
+        if self.is_alone:  # there is nothing to go back to, which takes as long again (0.3 us)
+            self.push, self.pop = partial(driver.cuCtxSetCurrent.unchecked_holding_gil, context), _nothing
+        self.here = Here(self)
+        self.activate()
         kinds = driver.CUdevice_attribute
         major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         minor = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         super().__init__(f"cuda:{ordinal}", ordinal, Arch(major * 10 + minor), generation)
         self.model = driver.cuDeviceGetName(96, self.handle).split(b"\0")[0].decode()
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
-        set_current = driver.cuCtxSetCurrent.unchecked_holding_gil
-        self._make_current = partial(set_current, ctypes.c_void_p(int(self.context)))
         self._pool = self._make_pool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
         self._deferred: deque[tuple[int, Stream]] = deque()
@@ -94,30 +126,32 @@ class CudaDevice(Device):
         return ctypes.c_void_p(int(pool))
 
     def activate(self) -> None:
-        """Make the context current in the calling thread; the libraries work on the current one."""
-        self._make_current()
+        """Let the calling thread have a context from now on: this one, where it has none, or one that is destroyed."""
+        if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
+            driver.cuCtxSetCurrent(self.context)
 
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self) -> Stream:
         """A new stream that does not wait for the legacy default stream."""
-        self.activate()
-        return Stream(self, int(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), owned=True)
+        with self.here:
+            handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return Stream(self, int(handle), owned=True)
 
     def event(self) -> ctypes.c_void_p:
         """An event without timing, to be given back with `recycle`."""
         try:
             return self._events.pop()
         except IndexError:
-            self.activate()
-            return ctypes.c_void_p(int(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+            with self.here:
+                return ctypes.c_void_p(int(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
 
     def recycle(self, event: ctypes.c_void_p) -> None:
         self._events.append(event)
 
     def synchronize(self) -> None:
         self.check()
-        self.activate()
-        status = driver.cuCtxSynchronize.unchecked()
+        with self.here:
+            status = driver.cuCtxSynchronize.unchecked()
         if status:
             self.fail(status, "cuCtxSynchronize")
 
@@ -138,8 +172,8 @@ class CudaDevice(Device):
 
     def memory(self) -> str:
         """What of the GPU's memory is free, in words."""
-        self.activate()
-        free, total = driver.cuMemGetInfo()
+        with self.here:
+            free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
     def bytes_in_use(self) -> int | None:
@@ -156,12 +190,18 @@ class CudaDevice(Device):
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        if stream.foreign and stream.is_capturing():
+        if not stream.foreign:
+            return self._allocate_on(nbytes, stream)
+        if stream.is_capturing():
             # An allocation on a stream under capture would belong to the caller's graph and live only as it runs.
             with relaxed():
-                storage = self.allocate(nbytes, self._side)
+                storage = self._allocate_on(nbytes, self._side)
                 self._side.synchronize()
             return storage
+        with stream.here:
+            return self._allocate_on(nbytes, stream)
+
+    def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
         self._unpark()
         ptr = ctypes.c_uint64()
         size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
@@ -188,11 +228,15 @@ class CudaDevice(Device):
 
     def _free(self, ptr: int, stream: Stream) -> None:
         """Free behind a stream; not while it is captured, when the free would become part of the caller's graph."""
-        if not stream.closed and stream.foreign and stream.is_capturing():
+        if stream.closed:
+            stream = self._side
+        if not stream.foreign:
+            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
+        elif stream.is_capturing():
             self._deferred.append((ptr, stream))
         else:
-            stream = self._side if stream.closed else stream
-            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
+            with stream.here:
+                driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
 
     def park(self, storage: Storage) -> None:
         """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
@@ -200,7 +244,8 @@ class CudaDevice(Device):
         for stream in storage.users():
             if not stream.done():
                 event = self.event()
-                driver.cuEventRecord.unchecked(event, stream.c_handle)
+                with stream.here:
+                    driver.cuEventRecord.unchecked(event, stream.c_handle)
                 events.append(event)
         if events:
             self._parked.append((events, storage.keep))
@@ -290,7 +335,8 @@ class CudaDevice(Device):
     def _recorded(self, stream: Stream) -> ctypes.c_void_p:
         """An event behind what is enqueued on a stream so far."""
         event = self.event()
-        status = driver.cuEventRecord.unchecked(event, stream.c_handle)
+        with stream.here:
+            status = driver.cuEventRecord.unchecked(event, stream.c_handle)
         if status:
             self.fail(status, "cuEventRecord")
         return event
@@ -299,7 +345,10 @@ class CudaDevice(Device):
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
         if array.size == 0:
             return
-        self.activate()
+        with self.here:
+            self._copy_here(stream, ptr, pitch, array, into=into)
+
+    def _copy_here(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
         host = array.ctypes.data
         if pitch == 0:
             device_side, host_side, size = ctypes.c_uint64(ptr), ctypes.c_void_p(host), ctypes.c_size_t(array.nbytes)
@@ -324,7 +373,8 @@ class CudaDevice(Device):
         tensor.storage.use(stream, write=True)
         if tensor.nbytes:
             size = ctypes.c_size_t(tensor.nbytes)
-            status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(tensor.ptr), 0, size, stream.c_handle)
+            with self.here:
+                status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(tensor.ptr), 0, size, stream.c_handle)
             if status:
                 self.fail(status, "cuMemsetD8Async")
 
@@ -332,14 +382,18 @@ class CudaDevice(Device):
         was_alive = self.alive
         super().close()
         if was_alive and self.fault is None:
-            self.activate()
-            driver.cuCtxSynchronize()
+            with self.here:
+                driver.cuCtxSynchronize()
             driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
             for event in self._events:
                 driver.cuEventDestroy(int(event.value or 0))
             self._events.clear()
             if not self._pinned.in_use:  # else arrays of the users would go with the context
                 driver.cuDevicePrimaryCtxRelease(self.handle)
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _allocate(*arguments: Any) -> int:
@@ -357,11 +411,12 @@ def _release(storage: Storage) -> None:
     for user in users:
         stream.wait_for(user)
     for handle in storage.lent:
-        if handle in LEGACY_DEFAULTS:
+        if handle in DEFAULTS:  # no objects, which somebody could have destroyed
             stream.wait_for_handle(ctypes.c_void_p(handle))
         else:  # a stream of theirs may be gone by now, and a dead handle must not be touched: wait for everything
-            device.activate()
-            driver.cuCtxSynchronize.unchecked()
+            if not device.push():
+                driver.cuCtxSynchronize.unchecked()
+                device.pop()
             break
     device._free(storage.base, stream)
 

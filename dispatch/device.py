@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -34,6 +35,8 @@ class Device:
 
     is_host: ClassVar[bool]
     open_lane: ClassVar[Callable[[Stream], LaneLike]]  # set by plans.py, which knows what runs on a lane
+    here: AbstractContextManager[None] = nullcontext()  # `with device.here:` its CUDA context is the current one
+    is_alone = True  # no other device of this process has a CUDA context
 
     def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
         self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation
@@ -107,6 +110,9 @@ class Device:
     def recycle(self, event: ctypes.c_void_p) -> None:
         """Take an event back."""
         raise DispatchError(f"{type(self).__name__} has no events")
+
+    def activate(self) -> None:
+        """Let the calling thread have a CUDA context, where it has none; on the host there is nothing to have."""
 
     # -- state --------------------------------------------------------------------------------------------------
     def check(self, *tensors: Tensor) -> None:
@@ -381,7 +387,8 @@ def from_dlpack(source: Any) -> Tensor:
     kind, number = source.__dlpack_device__()
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
-        taken = dlpack.take(source, home.lane().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
+        with home.here:  # torch gives memory of its current GPU only
+            taken = dlpack.take(source, home.lane().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
     elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
         home = device("host")
         taken = dlpack.take(source, None)

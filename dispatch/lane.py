@@ -11,7 +11,7 @@ import ctypes
 import sys
 from collections import deque
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,13 +22,14 @@ from dispatch.errors import BadRequest, Closed, Refused
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
-from dispatch.stream import order, relaxed
+from dispatch.stream import NOWHERE, order, relaxed
 from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from dispatch.cuda import CudaDevice
     from dispatch.device import Device
@@ -52,6 +53,7 @@ class Lane:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.device: Device = stream.device
+        self.device.activate()
         self.closed = False
         self.prepared = False  # whether there were prepared calls, whose graphs hold this lane's addresses
         self.at_close: list[Callable[[], None]] = []  # what rooms that hold something for this lane let go of with it
@@ -168,7 +170,6 @@ class CudaLane(Lane):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self.device.activate()
         # Plans enqueue on the stream that this names: the lane's own, and during a recording the recorder's.
         self.target = ctypes.c_void_p(stream.c_handle.value)
         self._recorder: Stream | None = None
@@ -178,6 +179,10 @@ class CudaLane(Lane):
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []
         self._zeros: list[Tensor] = []
+
+    def _make(self, request: Request) -> Plan:
+        with self.device.here:  # what rows make, handles and events and modules, belongs to the current context
+            return super()._make(request)
 
     # -- running ------------------------------------------------------------------------------------------------
     def run(self, request: Request) -> Any:
@@ -237,8 +242,14 @@ class CudaLane(Lane):
         if len(plan.seen) >= MAX_SEEN:
             plan.seen.clear()
         plan.seen[arguments] = None
-        self.device.activate()
-        plan.enqueue(arguments)
+        device = self.device  # `with device.here:` takes 0.1 us longer
+        status = device.push()
+        if status:
+            device.fail(status, "cuCtxPushCurrent")
+        try:
+            plan.enqueue(arguments)
+        finally:
+            device.pop()
 
     def _settle(self, tensors: tuple[Tensor, ...]) -> None:
         """Wait here for the other streams of some tensors: a graph under capture cannot wait for work outside it."""
@@ -262,10 +273,13 @@ class CudaLane(Lane):
 
     def capture(self, enqueue: Callable[[], None]) -> Replay:
         """Record what plans of this lane enqueue."""
-        self.device.activate()
-        if self._recorder is None:
-            self._recorder = self.device.stream()
-        return capture(enqueue, self.target, self._recorder.c_handle, holding=self.holding)
+        with self.device.here:
+            if self._recorder is None:
+                self._recorder = self.device.stream()
+            replay = capture(enqueue, self.target, self._recorder.c_handle, holding=self.holding)
+        if self.stream.here is not NOWHERE:
+            replay.launch = partial(_launch_on_default, self.stream.here, replay.launch)
+        return replay
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay:
         """Record a plan at some addresses; the oldest record of the lane goes where there are too many."""
@@ -296,8 +310,8 @@ class CudaLane(Lane):
             from cudabind.sys import cublasLt as lt
 
             handle = lt.cublasLtHandle_t()
-            self.device.activate()
-            lt.cublasLtCreate(handle)
+            with self.device.here:
+                lt.cublasLtCreate(handle)
             self._cublaslt = handle
         return self._cublaslt
 
@@ -324,15 +338,17 @@ class CudaLane(Lane):
     def write(self, address: int, value: complex, dtype: Dtype) -> None:
         """Write one number to device memory, on this lane's stream."""
         number = np.array(value, dtype.numpy)
-        driver.cuMemcpyHtoDAsync(address, number.ctypes.data, number.nbytes, self.stream.c_handle.value)
-        self.stream.synchronize()
+        with self.device.here:
+            driver.cuMemcpyHtoDAsync(address, number.ctypes.data, number.nbytes, self.stream.c_handle.value)
+            self.stream.synchronize()
 
     def zeros(self, nbytes: int) -> int:
         """The address of so many bytes of zeros, which nobody may write."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
             self.refuse_capture("a product with k = 0")
             self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
-            driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
+            with self.device.here:
+                driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
         return self._zeros[-1].ptr
 
     def twin(self, tensor: Tensor) -> Tensor:
@@ -341,7 +357,8 @@ class CudaLane(Lane):
         tensor.storage.use(self.stream, write=False)
         size = tensor.layout.high - tensor.layout.low
         if size:
-            driver.cuMemcpyDtoDAsync(copy.ptr, tensor.ptr, size, self.stream.c_handle.value)
+            with self.device.here:
+                driver.cuMemcpyDtoDAsync(copy.ptr, tensor.ptr, size, self.stream.c_handle.value)
         return copy
 
     def release(self) -> None:
@@ -358,12 +375,19 @@ class CudaLane(Lane):
         if self._cublaslt is not None and self.device.fault is None:
             from cudabind.sys import cublasLt as lt
 
-            lt.cublasLtDestroy(self._cublaslt)
+            with self.device.here:
+                lt.cublasLtDestroy(self._cublaslt)
         self._cublaslt = None
 
     def __del__(self) -> None:
         if not self.closed and self.device.alive and not sys.is_finalizing():
             self.close()
+
+
+def _launch_on_default(here: AbstractContextManager[None], launch: Callable[[], int]) -> int:
+    """Launch on a default stream, which is the lane's only in its device's context."""
+    with here:
+        return launch()
 
 
 class Bound:

@@ -36,13 +36,14 @@ def refit(lane: Lane, request: Request, operands: dict[str, Any]) -> None:
             raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
         pairs.append((target, source))
         _check(name, target, source)
-    for target, source in pairs:
-        if lane.device.is_host or not isinstance(source, Tensor):
-            _from_host(lane, target, source)
-        else:
-            target.storage.use(lane.stream, write=True)
-            source.storage.use(lane.stream, write=False)
-            _copy(target, source, lane.stream.c_handle.value or 0)
+    with lane.device.here:
+        for target, source in pairs:
+            if lane.device.is_host or not isinstance(source, Tensor):
+                _from_host(lane, target, source)
+            else:
+                target.storage.use(lane.stream, write=True)
+                source.storage.use(lane.stream, write=False)
+                _copy(target, source, lane.stream.c_handle.value or 0)
 
 
 def _check(name: str, target: Tensor, source: Any) -> None:

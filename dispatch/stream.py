@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
@@ -45,6 +45,7 @@ current = Current()
 
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+DEFAULTS = (0, 1, 2)  # handles that are no objects: they mean a default stream of whatever context is current
 
 
 class Order:
@@ -74,20 +75,25 @@ def relaxed() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
 
 
+NOWHERE: AbstractContextManager[None] = nullcontext()
+
+
 class Stream:
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
     Made by `Device.stream()`, or by `Stream.from_handle` over another library's stream, which then must outlive it.
     `foreign` says that somebody else knows the handle and may be capturing it; only then is that asked before a replay.
+    `with stream.here:` is for calls that take its handle: a default stream is this one only in its device's context.
     """
 
-    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "device", "foreign")
+    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "device", "foreign", "here")
 
     def __init__(self, device: Device, handle: int, *, owned: bool) -> None:
         self.device = device
         self.c_handle = ctypes.c_void_p(handle)
         self.closed = False
         self.foreign = not owned
+        self.here = NOWHERE if owned or handle not in DEFAULTS or device.is_alone else device.here
         self._owned = owned
 
     @classmethod
@@ -107,7 +113,8 @@ class Stream:
         """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
         if self.device.is_host or self.closed:
             return
-        status = driver.cuStreamSynchronize.unchecked(self.c_handle)
+        with self.here:
+            status = driver.cuStreamSynchronize.unchecked(self.c_handle)
         if status:
             self.device.fail(status, "cuStreamSynchronize")
 
@@ -115,7 +122,8 @@ class Stream:
         """Whether all that was enqueued here is done; raises what it ended in."""
         if self.device.is_host or self.closed:
             return True
-        status = driver.cuStreamQuery.unchecked(self.c_handle)
+        with self.here:
+            status = driver.cuStreamQuery.unchecked(self.c_handle)
         if status and status != NOT_READY:
             self.device.fail(status, "cuStreamQuery")
         return bool(status == 0)
@@ -139,7 +147,8 @@ class Stream:
         if self.device.is_host:
             return False
         state = ctypes.c_int()
-        status = driver.cuStreamIsCapturing.unchecked_holding_gil(self.c_handle, ctypes.byref(state))
+        with self.here:
+            status = driver.cuStreamIsCapturing.unchecked_holding_gil(self.c_handle, ctypes.byref(state))
         if status:
             self.device.fail(status, "cuStreamIsCapturing")
         return state.value != 0
@@ -179,6 +188,14 @@ NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
     """Record an event on one stream and let the other wait for it."""
+    if (before.value or 0) in DEFAULTS or (after.value or 0) in DEFAULTS:
+        with device.here:
+            _wait(device, before, after)
+    else:
+        _wait(device, before, after)
+
+
+def _wait(device: Device, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
     event = device.event()
     for name, status in (
         ("cuEventRecord", driver.cuEventRecord.unchecked(event, before)),

@@ -47,8 +47,8 @@ class Handle:
         self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._between: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._stream: int | None = -1  # none that exists
-        lane.device.activate()
-        cudnn.cudnnCreate(self.c_handle)
+        with lane.device.here:
+            cudnn.cudnnCreate(self.c_handle)
         self.follow()
 
     def follow(self) -> cudnn.cudnnHandle_t:
@@ -83,9 +83,9 @@ class Handle:
 
     def close(self) -> None:
         """Destroy it; a second call does nothing."""
-        if self.c_handle.value and self._device.fault is None:
-            self._device.activate()
+        if self.c_handle.value and self._device.fault is None and not self._device.push():
             cudnn.cudnnDestroy.unchecked(self.c_handle)
+            self._device.pop()
         self.c_handle.value = None
 
     def __del__(self) -> None:

@@ -148,7 +148,6 @@ def bind(
     Raises Refused with cuDNN's own words where no engine takes the graph.
     """
     lane.refuse_capture("a cuDNN request")  # engines are compiled and loaded now
-    lane.device.activate()
     target = Target(handle_of(lane).c_handle)
     if not autotune:
         return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)))

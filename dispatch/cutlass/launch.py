@@ -37,7 +37,6 @@ def module(device: CudaDevice, kernel: str, code: bytes, words: Sequence[Word]) 
     loaded = _modules.setdefault(device, {})
     found = loaded.get(kernel)
     if found is None:
-        device.activate()
         found = loaded[kernel] = Module(code, words)
     return found
 

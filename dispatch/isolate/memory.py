@@ -241,17 +241,17 @@ class SharedCuda(_Memory, CudaDevice):
         self._granularity = int(driver.cuMemGetAllocationGranularity(self._props, minimum))
 
     def _make_chunk(self, nbytes: int) -> Chunk:
-        self.activate()
         nbytes = -(-nbytes // self._granularity) * self._granularity
-        try:
-            handle = driver.cuMemCreate(nbytes, self._props, 0)
-        except CudaError as error:
-            if error.status != OUT_OF_MEMORY:
-                raise
-            raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        fd = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
-        return mapped_gpu(nbytes, fd, handle, self.ordinal)
+        with self.here:
+            try:
+                handle = driver.cuMemCreate(nbytes, self._props, 0)
+            except CudaError as error:
+                if error.status != OUT_OF_MEMORY:
+                    raise
+                raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
+            fd = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
+            return mapped_gpu(nbytes, fd, handle, self.ordinal)
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
         self.overwritten(tensor)
@@ -272,14 +272,14 @@ class SharedCuda(_Memory, CudaDevice):
         return super().copy_out(tensor)
 
     def trim(self) -> None:
-        self.activate()
-        _Memory.trim(self)
-        CudaDevice.trim(self)
+        with self.here:
+            _Memory.trim(self)
+            CudaDevice.trim(self)
 
     def close(self) -> None:
         if self.alive and self.fault is None:
-            self.activate()
-            self._dropped()
+            with self.here:
+                self._dropped()
         super().close()
 
     def __repr__(self) -> str:
