@@ -242,7 +242,7 @@ class CudaLane(Lane):
         if len(plan.seen) >= MAX_SEEN:
             plan.seen.clear()
         plan.seen[arguments] = None
-        device = self.device  # `with device.here:` takes 0.1 us longer
+        device = self.device  # `with device.here:` took 0.5 us longer
         status = device.push()
         if status:
             device.fail(status, "cuCtxPushCurrent")
