@@ -118,8 +118,8 @@ def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
         seconds, failed = host_race(found, device.synchronize, bursts=bursts, calls=1)
     missing |= failed
     with contextlib.ExitStack() as stack:
-        # After ours have ended. With the peer's four processes alive, though idle, a lone one of many took 47 - 66 us with
-        # threads and 79 - 102 with a process in three runs; without them 38 - 43 and 50 - 57, on other hosts, in three.
+        # After ours have ended. With the peer's four processes alive, though idle, a lone one of many took 47 - 66 us
+        # with threads and 79 - 102 with a process in three runs; without, on other hosts, 32 - 43 and 40 - 57 in three.
         peer = peers.ray_actors if device.is_host else peers.torch_processes
         made = attempt(peer.__name__, lambda: stack.enter_context(peer(plain, STREAMS)), missing) or []
         of_peer, failed = host_race(verified(made, plain, missing), device.synchronize, bursts=bursts, calls=1)
