@@ -10,22 +10,19 @@ import ctypes
 import itertools
 from collections import deque
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import proxy
+from typing import Any, NoReturn
 
 import numpy as np
 
 from cudabind import driver
 from cudabind.errors import CudaError
+from dispatch.context import Context
 from dispatch.device import Device, array_kind
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
 from dispatch.pinned import Copy, PinnedPool
 from dispatch.stream import DEFAULTS, Stream, relaxed
 from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["CudaDevice", "device_of_pointer", "is_available"]
 
@@ -48,31 +45,11 @@ def device_of_pointer(ptr: int) -> int:
     return int(driver.cuPointerGetAttribute(attribute, ptr))
 
 
-class Here:
-    """`with device.here:` has a device's context be the current one, and then that which was, such as torch's choice.
-
-    The driver keeps what was, for each thread, so one object serves all threads and may be entered again inside.
-    """
-
-    __slots__ = ("_device", "_pop", "_push")
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = proxy(device)
-        self._push, self._pop = device.push, device.pop
-
-    def __enter__(self) -> None:
-        status = self._push()
-        if status:
-            self._device.fail(status, "cuCtxPushCurrent")
-
-    def __exit__(self, *_: object) -> None:
-        self._pop()
-
-
 class CudaDevice(Device):
     """One GPU of this process, through its primary context; DeviceUnavailable where driver or GPU is missing."""
 
     is_host = False
+    here: Context
 
     def __init__(self, ordinal: int, generation: int) -> None:
         try:
@@ -85,17 +62,8 @@ class CudaDevice(Device):
         if ordinal >= count:
             raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
         self.handle = driver.cuDeviceGet(ordinal)
-        self.context = driver.cuDevicePrimaryCtxRetain(self.handle)
-        context = ctypes.c_void_p(int(self.context))
         self.is_alone = count == 1
-        # What `here` does, for who must not raise, or cannot wait for it; both give the driver's status.
-        self.push: Callable[[], int] = partial(driver.cuCtxPushCurrent.unchecked_holding_gil, context)
-        self.pop: Callable[[], int] = partial(
-            driver.cuCtxPopCurrent.unchecked_holding_gil, ctypes.byref(ctypes.c_void_p())
-        )
-        if self.is_alone:  # there is nothing to go back to, which takes as long again (0.3 us)
-            self.push, self.pop = partial(driver.cuCtxSetCurrent.unchecked_holding_gil, context), _nothing
-        self.here = Here(self)
+        self.here = Context(self)
         self.activate()
         kinds = driver.CUdevice_attribute
         major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -126,9 +94,7 @@ class CudaDevice(Device):
         return ctypes.c_void_p(int(pool))
 
     def activate(self) -> None:
-        """Let the calling thread have a context from now on: this one, where it has none, or one that is destroyed."""
-        if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
-            driver.cuCtxSetCurrent(self.context)
+        self.here.provide()
 
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self) -> Stream:
@@ -240,13 +206,7 @@ class CudaDevice(Device):
 
     def park(self, storage: Storage) -> None:
         """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
-        events = []
-        for stream in storage.users():
-            if not stream.done():
-                event = self.event()
-                with stream.here:
-                    driver.cuEventRecord.unchecked(event, stream.c_handle)
-                events.append(event)
+        events = [self._recorded(stream) for stream in storage.users() if not stream.done()]
         if events:
             self._parked.append((events, storage.keep))
 
@@ -392,10 +352,6 @@ class CudaDevice(Device):
                 driver.cuDevicePrimaryCtxRelease(self.handle)
 
 
-def _nothing() -> int:
-    return 0
-
-
 def _allocate(*arguments: Any) -> int:
     return int(driver.cuMemAllocFromPoolAsync.unchecked(*arguments))
 
@@ -414,9 +370,9 @@ def _release(storage: Storage) -> None:
         if handle in DEFAULTS:  # no objects, which somebody could have destroyed
             stream.wait_for_handle(ctypes.c_void_p(handle))
         else:  # a stream of theirs may be gone by now, and a dead handle must not be touched: wait for everything
-            if not device.push():
+            if not device.here.push():
                 driver.cuCtxSynchronize.unchecked()
-                device.pop()
+                device.here.pop()
             break
     device._free(storage.base, stream)
 

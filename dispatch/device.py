@@ -36,7 +36,7 @@ class Device:
     is_host: ClassVar[bool]
     open_lane: ClassVar[Callable[[Stream], LaneLike]]  # set by plans.py, which knows what runs on a lane
     here: AbstractContextManager[None] = nullcontext()  # `with device.here:` its CUDA context is the current one
-    is_alone = True  # no other device of this process has a CUDA context
+    is_alone = True  # this process sees no other GPU
 
     def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
         self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation

@@ -242,14 +242,14 @@ class CudaLane(Lane):
         if len(plan.seen) >= MAX_SEEN:
             plan.seen.clear()
         plan.seen[arguments] = None
-        device = self.device  # `with device.here:` took 0.5 us longer
-        status = device.push()
+        here = self.device.here  # as a block it took 0.5 us longer
+        status = here.push()
         if status:
-            device.fail(status, "cuCtxPushCurrent")
+            self.device.fail(status, "cuCtxPushCurrent")
         try:
             plan.enqueue(arguments)
         finally:
-            device.pop()
+            here.pop()
 
     def _settle(self, tensors: tuple[Tensor, ...]) -> None:
         """Wait here for the other streams of some tensors: a graph under capture cannot wait for work outside it."""

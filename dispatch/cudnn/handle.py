@@ -83,9 +83,9 @@ class Handle:
 
     def close(self) -> None:
         """Destroy it; a second call does nothing."""
-        if self.c_handle.value and self._device.fault is None and not self._device.push():
+        if self.c_handle.value and self._device.fault is None and not self._device.here.push():
             cudnn.cudnnDestroy.unchecked(self.c_handle)
-            self._device.pop()
+            self._device.here.pop()
         self.c_handle.value = None
 
     def __del__(self) -> None:

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import cudabind.driver
-from dispatch import cuda, lane, pinned, refit, replay, stream
+from dispatch import context, cuda, lane, pinned, refit, replay, stream
 from dispatch.cuda import CudaDevice
 from dispatch.keys import F32
-from dispatch.stream import Stream
+from dispatch.stream import NOT_READY, Stream
 
 INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE = 1, 201, 400
 DEFAULTS = [0, 1, 2]
@@ -65,6 +65,7 @@ class StandIn:
         self.owners = {}  # of streams, events and pools: their context
         self.memory = {}  # address: (the bytes, their number, their context)
         self.locked = []
+        self.busy, self.captured = set(), set()  # contexts whose streams are
         self.launched = []  # the contexts in which recorded calls were
         self.handles = itertools.count(0x9000, 16)
         self.thread = threading.local()
@@ -113,7 +114,14 @@ class StandIn:
     def _needs_one(self, *_):
         return (0 if self.current else INVALID_CONTEXT), None
 
-    _cuCtxSynchronize = _cuStreamSynchronize = _cuStreamQuery = _needs_one
+    _cuCtxSynchronize = _cuStreamSynchronize = _needs_one
+
+    def _cuStreamQuery(self, handle):
+        context = self.owner(handle)
+        return (NOT_READY if context in self.busy else 0) if context else INVALID_CONTEXT, None
+
+    def _cuStreamIsCapturing(self, handle, _):
+        return 0, int(self.owner(handle) in self.captured)
 
     def _cuDeviceGetCount(self):
         return 0, len(self.contexts)
@@ -209,15 +217,14 @@ def thread():
 @pytest.fixture(params=[1, 2], ids=["one GPU", "two GPUs"])
 def driver(request, monkeypatch):
     made = StandIn(request.param)
-    for module in (cuda, lane, pinned, refit, replay, stream):
+    for module in (context, cuda, lane, pinned, refit, replay, stream):
         monkeypatch.setattr(module, "driver", made)
     yield made
     gc.collect()  # devices lie in cycles; what they have must not be given back to the driver itself
 
 
-def everything(driver, dev):
-    """All that a device and its lanes do without a library; the current context must be what it was."""
-    before = list(driver.stack)
+def do_everything(dev):
+    """All that a device and its lanes do without a library."""
     values = np.arange(35, dtype=np.float32).reshape(SHAPE)
     tensor, zeros = dev.array(values), dev.zeros(SHAPE)
     assert np.array_equal(tensor.numpy(), values)
@@ -234,25 +241,30 @@ def everything(driver, dev):
     other.close()
     dev.synchronize()
     assert "MiB are free" in dev.memory()
-    assert driver.stack == before
 
 
-def default_streams(driver, dev, handle):
+def use_a_default_stream(driver, dev, handle):
     """Memory on another library's default stream: made, used on ours as well, kept, and freed."""
-    before = list(driver.stack)
     ours = dev.lane().stream
     theirs = Stream.from_handle(dev, handle)
     with theirs:
         tensor = dev.array(np.ones(SHAPE, np.float32))
         assert tensor.numpy().all()
+        assert tensor.numpy_async().result().all()
         dev.zeros(SHAPE)  # freed at once, and there
+    for state in (driver.busy, driver.captured):
+        state.add(int(dev.here.handle))
+    assert not theirs.done()
+    assert theirs.is_capturing()
+    dev.park(tensor.storage)
+    for state in (driver.busy, driver.captured):
+        state.clear()
     assert theirs.done()
     assert not theirs.is_capturing()
     tensor.storage.use(ours, write=True)
     theirs.wait_for(ours)
     theirs.synchronize()
     ours.precede_handle(theirs.c_handle)
-    dev.park(tensor.storage)
     tensor.storage.lent.add(handle)
     size = len(driver.memory)
     holder = [tensor]
@@ -261,7 +273,6 @@ def default_streams(driver, dev, handle):
     nobody.start()
     nobody.join()
     assert len(driver.memory) == size - 1
-    assert driver.stack == before
 
 
 def test_a_thread_gets_the_context_of_the_first_device_it_uses_and_keeps_it(driver, thread):
@@ -269,12 +280,14 @@ def test_a_thread_gets_the_context_of_the_first_device_it_uses_and_keeps_it(driv
         devices = [CudaDevice(number, 1) for number in range(len(driver.contexts))]
         assert driver.stack == driver.contexts[:1]
         for dev in (*devices, *reversed(devices)):
-            everything(driver, dev)
+            do_everything(dev)
+            assert driver.stack == driver.contexts[:1]
 
         def elsewhere():
             assert devices[-1].array(np.ones(3)).numpy().all()
             assert driver.stack == driver.contexts[-1:]
-            everything(driver, devices[0])
+            do_everything(devices[0])
+            assert driver.stack == driver.contexts[-1:]
 
         thread(elsewhere)
 
@@ -284,10 +297,11 @@ def test_a_thread_gets_the_context_of_the_first_device_it_uses_and_keeps_it(driv
 def test_the_choice_of_another_library_stays(driver, thread):
     def work():
         devices = [CudaDevice(number, 1) for number in range(len(driver.contexts))]
-        for context in driver.contexts:
-            driver.cuCtxSetCurrent(context)
+        for chosen in driver.contexts:
+            driver.cuCtxSetCurrent(chosen)
             for dev in devices:
-                everything(driver, dev)
+                do_everything(dev)
+                assert driver.stack == [chosen]
 
     thread(work)
 
@@ -296,10 +310,11 @@ def test_the_choice_of_another_library_stays(driver, thread):
 def test_default_streams_are_those_of_their_device(driver, thread, handle):
     def work():
         devices = [CudaDevice(number, 1) for number in range(len(driver.contexts))]
-        for context in driver.contexts:
-            driver.cuCtxSetCurrent(context)
+        for chosen in driver.contexts:
+            driver.cuCtxSetCurrent(chosen)
             for dev in devices:
-                default_streams(driver, dev, handle)
+                use_a_default_stream(driver, dev, handle)
+                assert driver.stack == [chosen]
 
     thread(work)
 
