@@ -4,7 +4,9 @@ Everything in tests/gpu and tests/benchmarks carries the mark by its place; a te
 """
 
 import functools
+import importlib
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -79,6 +81,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def trouble():
+    """The module tests/trouble.py, by the name by which children import it; its rows are in the table as long."""
+    sys.path.insert(0, str(HERE))
+    module = importlib.import_module("trouble")
+    yield module
+    for row in module.ROWS:
+        module.dp.TABLE.unregister(row)
+    del sys.modules["trouble"]
+    sys.path.remove(str(HERE))
 
 
 @pytest.fixture

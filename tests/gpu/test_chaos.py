@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,24 +10,14 @@ import dispatch as dp
 from cudabind import driver
 
 REQUESTS, FAULTS = 20_000, 50
-TESTS = str(Path(__file__).parents[1])
 SLACK = 64 << 20  # bytes: the parent's own context takes some at its first copies
 
 
-@pytest.fixture(scope="module")
-def chaos():
-    sys.path.insert(0, TESTS)
-    trouble, module = importlib.import_module("trouble"), importlib.import_module("chaos")
-    yield module
-    for row in trouble.ROWS:
-        dp.TABLE.unregister(row)
-    del sys.modules["trouble"], sys.modules["chaos"]
-    sys.path.remove(TESTS)
-
-
 @pytest.mark.alone
+@pytest.mark.usefixtures("trouble")
 @pytest.mark.timeout(280)
-def test_every_request_ends_once_and_only_the_guilty_fail(chaos, rng, record_property):
+def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
+    chaos = importlib.import_module("chaos")
     dev = dp.device("cuda:0")
     seed = int(rng.integers(1 << 32))
     chaos.storm("cuda:0", seed, 500, {})  # so that what this process keeps for good is there before

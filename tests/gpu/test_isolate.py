@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import sys
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -17,18 +14,6 @@ from dispatch.errors import DeadlineExceeded, DeviceFault, OutOfMemory, TaintedT
 
 PATIENCE = 60
 N = 64
-TESTS = str(Path(__file__).parents[1])
-
-
-@pytest.fixture(scope="module")
-def trouble():
-    sys.path.insert(0, TESTS)
-    module = importlib.import_module("trouble")
-    yield module
-    for row in module.ROWS:
-        dp.TABLE.unregister(row)
-    del sys.modules["trouble"]
-    sys.path.remove(TESTS)
 
 
 @pytest.fixture

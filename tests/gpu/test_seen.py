@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,18 +16,6 @@ from dispatch.journal import read
 
 PATIENCE = 60
 N = 64
-TESTS = str(Path(__file__).parents[1])
-
-
-@pytest.fixture
-def trouble():
-    sys.path.insert(0, TESTS)
-    module = importlib.import_module("trouble")
-    yield module
-    for row in module.ROWS:
-        dp.TABLE.unregister(row)
-    del sys.modules["trouble"]
-    sys.path.remove(TESTS)
 
 
 def pair(dev, rng):
