@@ -8,13 +8,14 @@ This file never names a library, a path or a status: those come from the generat
 from __future__ import annotations
 
 import threading
-from ctypes import c_char_p, c_void_p, cast
-from functools import cached_property
+from ctypes import c_char_p, c_void_p, cast, sizeof
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from cudabind import LIBRARIES, _load
+from cudabind._cached import cached_property
+from cudabind._fork import anew
 from cudabind._lazy import Module, key
-from cudabind._types import argument
+from cudabind._types import Symbol, argument, converter
 from cudabind.errors import CudaError, LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ class _Function:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def publish(self, bare: Any) -> None:
-        """From now on call this ctypes function. `_bare` is set last: who sees it may call."""
-        self._call(self._checking(bare))
+    def publish(self, bare: Any, symbol: Any) -> None:
+        """From now on call this symbol, as the checks need it. `_bare` is set last: who sees it may call."""
+        self._call(self._checking(symbol))
         self._bare = bare
 
-    def _checking(self, bare: Any) -> Callable[..., Any]:
+    def _checking(self, symbol: Any) -> Callable[..., Any]:
         """What a call calls."""
         raise NotImplementedError
 
@@ -66,8 +67,9 @@ class _Function:
 
 
 def symbols(module: ModuleType) -> dict[str, str]:
-    """The exported symbol of each function of a generated module, which is the function's name."""
-    return {f.__name__: f.__name__ for f in vars(module).values() if isinstance(f, _Function)}
+    """The exported symbol of each function of a generated module that has one, which is the function's name."""
+    functions = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
+    return {function.__name__: function.__name__ for function in functions}
 
 
 def expected(module: ModuleType, version: str) -> set[str]:
@@ -104,7 +106,8 @@ class _Verdict(dict[int, None]):
 class StatusFunction(_Function, Generic[P]):
     """A function that returns a status: a call checks it and returns None.
 
-    `unchecked` is the bare ctypes function, which returns the status as an int: for hot paths, with prebuilt arguments.
+    `unchecked` is the bare ctypes function, which returns the status as an int: for hot paths, with prebuilt arguments;
+    it takes texts and bytes for a pointer, too, and so may overwrite them.
     """
 
     __slots__ = ()
@@ -117,16 +120,42 @@ class StatusFunction(_Function, Generic[P]):
         """The error for a status, for callers of `unchecked`: `raise lt.cublasLtMatmul.error(status)`."""
         return self._library.error(self, status)
 
-    def _checking(self, bare: Any) -> Callable[..., Any]:
-        symbol: Any = type(bare)
-        checked: Any = symbol(cast(bare, c_void_p).value)
-        checked.argtypes, checked.restype = bare.argtypes, _Verdict(self).__getitem__
-        call: Callable[..., Any] = checked
+    def _checking(self, symbol: Any) -> Callable[..., Any]:
+        symbol.restype = _Verdict(self).__getitem__
+        call: Callable[..., Any] = symbol
         return call
 
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+
+class SizedFunction(StatusFunction[P]):
+    """A function that is inline in the header: it calls another, with the size of a struct behind the first argument.
+
+    The size is that of the library which is loaded, as everywhere.
+    """
+
+    __slots__ = ("_called", "_struct")
+
+    def __init__(
+        self, library: SysLibrary, signature: Callable[..., Any], called: StatusFunction[Any], struct: str
+    ) -> None:
+        super().__init__(library, signature)
+        self._called = called
+        self._struct = struct
+
+    def bare(self) -> Callable[..., int]:
+        """What `unchecked` is: not ctypes' own, for that would want the size."""
+        called, size = self._called.unchecked, self._size()
+        return lambda first, /, *rest: called(first, size, *rest)
+
+    def _checking(self, symbol: Any) -> Callable[..., Any]:
+        called, size = self._called, self._size()
+        return lambda first, /, *rest: called(first, size, *rest)
+
+    def _size(self) -> int:
+        return sizeof(_names(self)["_names"].resolve(self._struct))
 
 
 class ValueFunction(_Function, Generic[P, R]):
@@ -141,8 +170,10 @@ class ValueFunction(_Function, Generic[P, R]):
     def unchecked(self) -> Callable[..., Any]:
         return self._library.bind(self)
 
-    def _checking(self, bare: Any) -> Callable[..., Any]:
-        return (lambda *args: _text(bare(*args))) if bare.restype is c_char_p else bare
+    def _checking(self, symbol: Any) -> Callable[..., Any]:
+        is_text = symbol.restype is c_char_p
+        call: Callable[..., Any] = (lambda *args: _text(symbol(*args))) if is_text else symbol
+        return call
 
     if TYPE_CHECKING:
 
@@ -169,10 +200,15 @@ class SysLibrary:
         self._error = error
         self._text = text
         self._lock = threading.Lock()
+        anew(self, "_lock", threading.Lock)
 
     def status(self, signature: Callable[P, IntEnum]) -> StatusFunction[P]:
         """Decorator: the signature of a function that returns a status."""
         return StatusFunction(self, signature)
+
+    def sized(self, called: StatusFunction[Any], struct: str) -> Callable[[Callable[P, IntEnum]], SizedFunction[P]]:
+        """Decorator: the signature of an inline function, what it calls, and the struct whose size that wants."""
+        return lambda signature: SizedFunction(self, signature, called, struct)
 
     def value(self, signature: Callable[P, R]) -> ValueFunction[P, R]:
         """Decorator: the signature of a function that returns a value or nothing."""
@@ -192,6 +228,10 @@ class SysLibrary:
             LibraryNotFound: the library is not installed.
             SymbolNotFound: the installed version does not export the function.
         """
+        if isinstance(function, SizedFunction):
+            function.publish(function.bare(), None)  # its types are those of the function that it calls
+            inline: Callable[..., Any] = function._bare
+            return inline
         with self._lock:
             # Another thread may have bound it while this one waited: everybody must see one and the same object.
             if function._bare is None:
@@ -202,7 +242,9 @@ class SysLibrary:
                 hints = {name: module.evaluate(hint) for name, hint in function.__wrapped__.__annotations__.items()}
                 symbol.restype = argument(hints.pop("return"))
                 symbol.argtypes = tuple(argument(hint) for hint in hints.values())
-                function.publish(symbol)
+                again: Any = Symbol(cast(symbol, c_void_p).value or 0)
+                again.argtypes, again.restype = tuple(map(converter, hints.values())), symbol.restype
+                function.publish(symbol, again)
             bound: Callable[..., Any] = function._bare
             return bound
 
@@ -239,7 +281,7 @@ class SysLibrary:
         dll = _load.open(self.name)
         module: Module = names["_names"]
         try:
-            return dll[module.older(name, name)]
+            return Symbol((module.older(name, name), dll))
         except AttributeError as error:
             raise self._missing(name, names) from error
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from cudabind import _types
+from cudabind._fork import anew
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,7 @@ __all__ = ["Callback", "Handle", "IntEnum", "Module", "Structure", "Union", "key
 
 # One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
 _lock = threading.RLock()
+anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 class Declaration:

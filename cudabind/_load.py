@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cudabind import EXTRAS, LIBRARIES, Library, _agree, _dl
 from cudabind._agree import Opened
+from cudabind._fork import guard
 from cudabind._version import STYLES
 from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
 
@@ -23,6 +24,7 @@ __all__ = ["found_by", "in_short", "install", "open", "open_override", "path", "
 
 _opened: dict[str, Opened] = {}  # by Library.file: modules of one file share it
 _lock = threading.RLock()
+guard(_lock)  # what finds libraries is imported while it is held
 
 
 def open(library: str) -> ctypes.CDLL:  # noqa: A001 - the module is always named at the call: _load.open(…)

@@ -39,13 +39,16 @@ if TYPE_CHECKING:
     from ctypes import _CArgObject, _Pointer, c_void_p
     from typing import TypeAlias
 
-    void_p: TypeAlias = int | bytes | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
+    void_p: TypeAlias = int | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
+    const_void_p: TypeAlias = void_p | bytes  # noqa: PYI042
     # Ptr: to a struct or a handle in host memory; ctypes checks its type, and takes the object itself by reference.
     Ptr: TypeAlias = T | _Pointer[T] | Array[T] | _CArgObject | None
     # Mem: to numbers that may lie on the device; an address will do, so ctypes checks nothing.
     Mem: TypeAlias = int | c_void_p | _Pointer[T] | Array[T] | _CArgObject | None
+    ConstMem: TypeAlias = int | c_void_p | _Pointer[T] | Array[T] | _CArgObject | bytes | None
 else:
     void_p = ctypes.c_void_p
+    const_void_p = Annotated[int, ctypes.c_void_p, "const"]
 
     class Ptr:
         def __class_getitem__(cls, pointee):
@@ -55,12 +58,51 @@ else:
         def __class_getitem__(cls, _pointee):
             return ctypes.c_void_p
 
+    class ConstMem:
+        def __class_getitem__(cls, _pointee):
+            return const_void_p
+
 
 class Handle(ctypes.c_void_p):
-    """Base of the opaque handles: a pointer whose type ctypes and mypy both check."""
+    """Base of the opaque handles: a pointer whose type ctypes and mypy both check.
+
+    c_void_p's own conversion takes any pointer, texts and bytes included. The one of every other simple type takes an
+    instance, an int or None, in C as well.
+    """
+
+    from_param: Any = classmethod(type(ctypes.c_void_p).from_param)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.value or 0:#x})"
+
+
+class Writable:
+    """How a checked call takes a `void_p` or a `Mem`: as c_void_p does, without texts and bytes.
+
+    The library writes there, and Python shares the object with whoever else has it: a constant, a key of a dict.
+    """
+
+    @staticmethod
+    def from_param(value: Any) -> Any:
+        if type(value) in PREBUILT:  # what calls that shall be fast are given: a fifth of what c_void_p takes
+            return value
+        if isinstance(value, (bytes, str)):
+            hint = "an address, byref(x), an array, or ctypes.create_string_buffer(data)"
+            raise TypeError(f"{type(value).__name__} is no memory that a library may write to; pass {hint}")
+        return ctypes.c_void_p.from_param(value)
+
+
+PREBUILT = frozenset({ctypes.c_void_p, type(ctypes.byref(ctypes.c_int()))})
+
+
+class Symbol(CFuncPtr):
+    """A function of a library. Without the flag of a cdecl function, ctypes refuses arguments beyond its types.
+
+    On Linux that flag means nothing else: there is one way to call.
+    """
+
+    _flags_ = 0
+    _restype_ = ctypes.c_int
 
 
 class Callback(CFuncPtr):
@@ -82,6 +124,11 @@ def argument(hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, IntEnum):
         return ctypes.c_int
     return hint
+
+
+def converter(hint: Any) -> Any:
+    """The type by which a checked call takes an argument."""
+    return Writable if hint is ctypes.c_void_p else argument(hint)
 
 
 def field(hint: Any) -> tuple[Any, ...]:

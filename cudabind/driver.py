@@ -30,9 +30,12 @@ NEVER_BLOCKS = BOUNDED | frozenset(
         "cuCtxPushCurrent",
         "cuCtxSetCurrent",
         "cuEventQuery",
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
         "cuStreamGetCaptureInfo",
         "cuStreamIsCapturing",
         "cuStreamQuery",
+        "cuThreadExchangeStreamCaptureMode",
     }
 )
 

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 
+from dispatch.cli import complain
 from dispatch.errors import DispatchError
 
 __all__ = ["main"]
@@ -42,12 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status: int = options.run(options)
         sys.stdout.flush()
-    except (DispatchError, MemoryError) as error:
-        sys.stderr.write(f"{parser.prog}: {error}\n")
-        return 2
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (DispatchError, MemoryError, OSError) as error:
+        complain(f"{parser.prog}: {error}")
+        return 2
     return status
 
 

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
-from dispatch.stream import NOT_READY
+from dispatch.stream import NOT_READY, RELAXED, exchange_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +130,8 @@ class Blocking:
 
     def _wait(self) -> None:
         self._device.activate()
+        # While a thread captures in the default mode, others may not even wait for an event; this one may.
+        exchange_mode()(ctypes.byref(ctypes.c_int(RELAXED)))
         while True:
             flight = self._flights.get()
             if flight is None:

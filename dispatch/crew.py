@@ -2,24 +2,55 @@
 
 supervisor.py is what users hold; worker.py has the threads, which know the crew and not the supervisor, so that one
 that is dropped can end. This room never runs a request and never touches a stream.
+
+What holds where a thread is interrupted or cannot start. Python interrupts the main thread alone (Ctrl-C, any handler
+of a signal that raises), and may do so as a function begins, after a call, at the end of a loop and in a call that
+blocks. The threads of the project are never interrupted; a system call of theirs that a signal breaks is made again.
+
+    interrupted in          what holds
+    Supervisor(...)         all threads and children that were started end; nothing is left (`undo`)
+    submit, submit_many     what nobody was given a future of is withdrawn, or ends as it would have; others go on
+    a full queue            who waits for room leaves; what was about to be dropped is dropped, or stays
+    sending (processes)     the next who sends goes on where that was, the warden at its next tick (sending.py)
+    result, exception       the request goes on; who reads for it leaves the rest to the warden (isolate/seat.py)
+    await                   as asyncio has it: the task is cancelled, and with it what has not started
+    cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it
+    a callback, here        the others are called, then the interrupt goes on
+    close, leaving a block  nothing more is taken, what is queued runs, the threads end; call it again to wait
+    a destructor            the interpreter reports the interrupt and passes over it; at worst a block of memory is held
+
+    cannot be had           what holds
+    a first thread          WorkerFailed, and nothing is left: a supervisor is made whole or not at all
+    a worker's successor    the thread of the worker that broke goes on in its place
+    a thread of completion  the worker breaks, which counts as a restart
+    a thread that describes status and journal say so; nothing else depends on the status
+    a child, as it starts   it counts as a restart and is tried again after 0.05 s, then ever later, up to 2 s
+    a child to stand by     it is tried again later
+    memory for a request    OutOfMemory, after caches were freed; that request's future alone
+    a descriptor, a poll    as for what needs it: a child, memory, or the warden, whose end fails what is in flight
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import itertools
 import os
 import threading
 import warnings
 import weakref
+from _thread import allocate_lock, start_new_thread
 from collections import deque
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
-from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, QueueFull, Undelivered, WorkerFailed
-from dispatch.future import DELIVERED, DONE, FAILED, MISSED, LateFuture
+from dispatch.circuit import Circuit
+from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, Undelivered, WorkerFailed
+from dispatch.future import DELIVERED, DONE, FAILED, LateFuture
 from dispatch.levels import PRIORITIES, Levels
+from dispatch.room import Room
 from dispatch.seat import BROKEN, CANCELLING, CLOSING, OPEN, Seat, again
 from dispatch.worker import CudaWorker, HostWorker
 
@@ -28,23 +59,27 @@ if TYPE_CHECKING:
 
     from dispatch.device import Device
     from dispatch.future import Future
-    from dispatch.worker import Worker
+    from dispatch.limits import RestartLimit
 
 __all__ = ["Crew"]
 
 SAMPLES = 1024  # latencies that are kept
 PRUNE = 1024  # failures, from which on those that were asked for are sorted out
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC)
+UNDO_STEP = 0.05  # seconds between looks at whether what was begun has come to its end, so that it can be undone
 AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that nobody closed
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 
-class Crew:
+class Crew(Room, Circuit):
     """The workers of one supervisor and the policy over them: what the threads hold, so that they do not hold it.
 
     Guarantees: `ending` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
     who submits looks at `Seat.vacant` after adding to it: what comes too late is ended by whoever sees that it did.
     Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
+    What a main thread does here may be interrupted anywhere (see supervisor.py): so it holds `lock` by `with` only,
+    waits in plain locks, and leaves nothing that is not done again by the next who comes.
     """
 
     def __init__(
@@ -52,8 +87,7 @@ class Crew:
         device: Device,
         streams: int,
         queue_size: int,
-        max_restarts: int,
-        max_seconds: float,
+        limit: RestartLimit,
         completion: str = "poll",
     ) -> None:
         self.device = device
@@ -62,16 +96,23 @@ class Crew:
         self.refusal: DispatchError | None = None
         self.turn = threading.Lock()
         self.lock = threading.Lock()
-        self.room = threading.Condition(self.lock)
         self.blocked = 0
+        self.gates = []
         self.holding = False
-        self.dropped = self.withdrawn = 0  # by who submitted others: failed, and cancelled before
+        self.dropped = self.withdrawn = 0
         self.tickets = itertools.count()
         self.homes: dict[Any, Seat] = {}  # lane -> seat
         self.samples: deque[float] = deque(maxlen=SAMPLES)
         self.restarts = 0
-        self._max_restarts, self._max_seconds = max_restarts, max_seconds
-        self._breaks: deque[float] = deque()
+        self.limit = limit
+        self.resting = False  # the circuit is open, but for a while only
+        self.rested = allocate_lock()  # held; released for those who wait for the end of that, where they shall not
+        self.rested.acquire()
+        self._up = allocate_lock()  # held until the workers have begun, or cannot
+        self._up.acquire()
+        self._starters: list[int] = []  # the thread that starts the others, once it has begun
+        self._is_up = False
+        self._start_error: BaseException | None = None
         self._failures: list[Future] = []
         self._prune_at = PRUNE
         self._errors: list[BaseException] = []  # of callbacks
@@ -92,11 +133,53 @@ class Crew:
             seat.worker = kind(seat, self)
         return seats
 
-    def start(self) -> None:
-        """Have the workers begin."""
+    def start(self, then: Callable[[], None]) -> None:
+        """Have the workers begin, and then do what else there is to be begun; raises what that raised, or WorkerFailed.
+
+        A thread of its own does it, for Thread.start() cannot be interrupted without harm, and this can. Where this
+        raises, `undo` ends what has begun.
+        """
+        try:
+            self._starters.extend(map(start_new_thread, (self._bring_up,), ((then,),)))  # one step: see waiting.py
+            self._up.acquire()
+        except RuntimeError as error:
+            raise unstarted(self.device, error) from error
+        failure = self._start_error
+        if failure is not None:
+            raise unstarted(self.device, failure) if is_exhausted(failure) else failure
+
+    def _bring_up(self, then: Callable[[], None]) -> None:
+        """On a bare thread, whose making is one step: a full one, which may log, does the work."""
+        try:
+            name = f"dispatch {self.device} starter"
+            threading.Thread(target=self._begin, args=(then,), name=name, daemon=True).start()
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+            self._is_up = True
+            self._up.release()
+
+    def _begin(self, then: Callable[[], None]) -> None:
+        try:
+            self._start_threads()
+            then()
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+        self._is_up = True
+        self._up.release()
+
+    def _start_threads(self) -> None:
         for seat in self.seats:
             if seat.worker is not None:
                 seat.worker.start()
+
+    def undo(self) -> None:
+        """End one that never came to be, and wait until nothing of it is left."""
+        self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
+        _crews.discard(self)
+        self.device.supervisors.discard(self)
+        while self._starters and not self._is_up:
+            self._up.acquire(True, UNDO_STEP)
+        self.join()
 
     # -- placing --------------------------------------------------------------------------------------------------
     def place(self, ticket: int, seats: list[Seat]) -> Seat:
@@ -156,116 +239,41 @@ class Crew:
             if seat.asleep and type(seat.items) is Levels and seat.items:
                 seat.wake()
 
-    def drop_oldest(self, seats: list[Seat], count: int) -> None:
-        """Fail so many of the oldest requests that wait, in favour of newer ones; here run the callbacks of these."""
-        for seat in sorted(seats, key=lambda seat: len(seat.items), reverse=True):
-            for _ in range(min(count, len(seat.items))):
-                items = seat.items
-                try:
-                    future = items.drop() if type(items) is Levels else items.popleft()
-                except IndexError:  # the worker was quicker
-                    break
-                count -= 1
-                if future.claim() is MISSED:
-                    self._count(withdrawn=1)
-                    continue
-                text = (
-                    f"dropped for a newer request, for it was the oldest and {self.full([seat], 'drop_oldest', None)}"
-                )
-                self._count(dropped=1)
-                self.failed(future, future.settle(FAILED, QueueFull(text)))
-
-    def _count(self, dropped: int = 0, withdrawn: int = 0) -> None:
-        with self.lock:
-            self.dropped += dropped
-            self.withdrawn += withdrawn
-
-    def wait_for_room(self, seats: list[Seat], when_full: str, deadline: float | None) -> Seat:
-        """A seat with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
-        if when_full == "drop_oldest":
-            seat = min(seats, key=lambda seat: len(seat.items))
-            self.drop_oldest([seat], 1)
-            return seat
-        with self.room:
-            self.blocked += 1
-            try:
-                while True:
-                    self.check()
-                    seat = min(seats, key=lambda seat: len(seat.items))
-                    if len(seat.items) < seat.limit:
-                        return seat
-                    left = None if deadline is None else deadline - monotonic()
-                    if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
-                        raise QueueFull(self.full(seats, when_full, deadline))
-                    self.room.wait(left)
-            finally:
-                self.blocked -= 1
-
-    def full(self, seats: list[Seat], when_full: str, deadline: float | None) -> str:
-        where = f"worker {seats[0].index}" if len(seats) == 1 else f"all {len(seats)} workers"
-        trace.log("queue full", {"device": self.device, "workers": [seat.index for seat in seats]})
-        why = ""
-        if when_full == "block":
-            why = "; a worker's own thread cannot wait for room" if deadline is None else "; the time to wait is over"
-        return f"the queue of {where} of {self.device} is full ({seats[0].limit} requests each){why}"
-
-    def make_room(self) -> None:
-        with self.room:
-            self.room.notify_all()
-
     # -- what workers say (worker.Keeper) -------------------------------------------------------------------------
     def opened(self, lane: Any, seat: Seat) -> None:
         with self.lock:
             self.homes = {**{key: other for key, other in self.homes.items() if other is not seat}, lane: seat}
 
-    def failed(self, future: Future, errors: list[BaseException]) -> None:
-        """Keep a failed future until somebody asks it."""
-        error = future._value
-        trace.log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
+    def keep(self, future: Future) -> None:
+        """Keep a future that is about to fail, until somebody asks it; for those that can be interrupted after it."""
         with self.lock:
             self._failures.append(future)
-            self._errors += errors
             if len(self._failures) >= self._prune_at:
-                self._failures = [kept for kept in self._failures if kept._status == FAILED]
+                self._failures = [kept for kept in self._failures if kept._status in (0, FAILED)]
                 self._prune_at = max(PRUNE, 2 * len(self._failures))
 
+    def failed(self, future: Future, errors: list[BaseException]) -> None:
+        """Keep a failed future, and what its callbacks raised, until somebody asks."""
+        error = future._value
+        trace.log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
+        self.keep(future)
+        self.callbacks_failed(errors)
+
     def callbacks_failed(self, errors: list[BaseException]) -> None:
+        """Keep what callbacks raised, until the end; an interrupt of the main thread goes on there, at once."""
+        if not errors:
+            return
+        is_main = threading.current_thread() is threading.main_thread()
+        interrupts = [error for error in errors if is_main and not isinstance(error, Exception)]
         with self.lock:
-            self._errors += errors
+            self._errors += [error for error in errors if error not in interrupts]
+        for error in interrupts:
+            raise error
 
     def lost(self) -> None:
         """The device is lost: nothing more is taken, and what is queued fails."""
         if self.device.fault is not None:
             self.end(BROKEN, again(self.device.fault))
-
-    def replace(self, worker: Worker, defect: BaseException) -> bool:
-        """Put a new worker where one broke; False where it ended anyway, or broke once too often."""
-        now = monotonic()
-        with self.lock:
-            if self.ending >= CANCELLING:
-                return False
-            self._breaks.append(now)
-            while self._breaks[0] < now - self._max_seconds:
-                self._breaks.popleft()
-            if len(self._breaks) <= self._max_restarts:
-                try:
-                    successor = type(worker)(worker.seat, self)
-                    successor.start()
-                except RuntimeError as error:  # the system gives no more threads
-                    error.__cause__ = defect
-                    defect = error
-                else:
-                    worker.seat.worker = successor
-                    self.restarts += 1
-                    trace.log("worker replaced", {"device": self.device, "worker": worker.seat.index, "cause": defect})
-                    return True
-        broken = WorkerFailed(
-            f"the workers of {self.device} broke {len(self._breaks)} times in {self._max_seconds:g} s"
-            f" (max_restarts={self._max_restarts}), the last time with {defect!r}; make a new supervisor"
-        )
-        broken.__cause__ = defect
-        self.end(BROKEN, broken)
-        return False
 
     def reason(self) -> DispatchError:
         """Why what is queued will not be run."""
@@ -286,11 +294,14 @@ class Crew:
         if ending == BROKEN > self.ending:
             event = "device lost" if isinstance(refusal, DeviceFault) else "circuit opened"
             trace.log(event, {"device": self.device, "cause": refusal})
-        with self.room:
-            if self.refusal is None or ending == BROKEN > self.ending:
+        with self.lock:
+            if self.refusal is None or self.resting or ending == BROKEN > self.ending:
                 self.refusal = refusal
             self.ending = max(self.ending, ending)
-            self.room.notify_all()
+            self.resting = False
+            self.open_gates()
+        with suppress(RuntimeError):
+            self.rested.release()
         for seat in self.seats:
             seat.wake()
 
@@ -312,14 +323,19 @@ class Crew:
             worker = None
             while worker is not seat.worker and seat.worker is not None:
                 worker = seat.worker
-                worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
+                if worker.thread.ident is not None:  # or it was never started
+                    worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
 
     def abandon(self) -> None:
         """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock."""
         if self.ending > OPEN:
+            for seat in self.seats:  # close() may have been interrupted before it had woken all
+                seat.wake()
             return
         self.refusal = Closed("the supervisor is gone")
         self.ending = CANCELLING
+        with suppress(RuntimeError):
+            self.rested.release()
         for seat in self.seats:
             seat.wake()
         warnings.warn(
@@ -331,7 +347,7 @@ class Crew:
     def undelivered(self) -> Undelivered | None:
         """What failed and nobody asked for, which is delivered herewith."""
         with self.lock:
-            futures = [future for future in self._failures if future._status == FAILED]
+            futures = [future for future in dict.fromkeys(self._failures) if future._status == FAILED]
             errors = [future._value for future in futures] + self._errors
             self._failures, self._errors = [], []
         for future in futures:
@@ -341,8 +357,8 @@ class Crew:
     def after_fork(self) -> None:
         """In a forked child: its threads are not there, and a CUDA context does not survive a fork."""
         self.lock = threading.Lock()
-        self.room = threading.Condition(self.lock)
         self.turn = threading.Lock()
+        self.gates = []
         self.refusal = Closed(
             f"this supervisor of {self.device} was made before os.fork(), which leaves its threads and the CUDA context"
             " behind; make it in the child, and start children with the 'spawn' method"
@@ -355,6 +371,21 @@ class Crew:
                 future.claim()
                 future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
         self._failures, self._errors = [], []
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether the system has no more of something: threads, processes, descriptors or memory."""
+    if isinstance(error, OSError):
+        return error.errno in EXHAUSTED
+    return type(error) in (RuntimeError, MemoryError)  # what Thread.start() raises is a RuntimeError
+
+
+def unstarted(device: Device, error: BaseException) -> DispatchError:
+    """The error for a supervisor that could not be made."""
+    hint = "is the limit of threads, processes, descriptors or memory reached?"
+    failure = WorkerFailed(f"the supervisor of {device} could not be started: {error!r}; {hint}")
+    failure.__cause__ = error
+    return failure
 
 
 def _after_fork() -> None:

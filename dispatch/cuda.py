@@ -1,32 +1,47 @@
 """The GPU as a device: primary context, stream-ordered memory pool, copies, and what a driver status means.
 
 `device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
-them. Memory comes from a pool of this device's own; freeing is ordered behind every stream that used it.
+them. Memory comes from a pool of this device's own; releases.py frees it behind every stream that used it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections import deque
+from collections import defaultdict, deque
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from cudabind import driver
-from cudabind.errors import CudaError
+from cudabind.errors import CudaError, SymbolNotFound
+from dispatch.callers_graph import CallersGraphs
+from dispatch.checks import converted
 from dispatch.context import Context
 from dispatch.device import Device, array_kind
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
+from dispatch.external import ExternalStream, ExternalStreams
 from dispatch.keys import Arch
+from dispatch.pieces import pieces, whole
 from dispatch.pinned import Copy, PinnedPool
-from dispatch.stream import DEFAULTS, Stream, relaxed
-from dispatch.tensor import Array, Storage, Tensor, c_strides, check_dense, packed, unpacked
+from dispatch.releases import Releases
+from dispatch.replay import Recordings
+from dispatch.stream import RELAXED, QuietStream, Stream, current, exchange_mode, relaxed
+from dispatch.tensor import Array, Storage, Tensor, check_dense, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["CudaDevice", "device_of_pointer", "is_available"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+STUCK = 8  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
+NOT_INITIALIZED = 3  # what cuInit says in a process that was forked from one that uses CUDA
+FORKED = (
+    "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
+    " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
+)
+_of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
 
 
 @cache
@@ -35,8 +50,8 @@ def is_available() -> bool:
     try:
         driver.cuInit(0)
         return int(driver.cuDeviceGetCount()) > 0
-    except CudaError:
-        return False
+    except CudaError as error:
+        return error.status == NOT_INITIALIZED  # there is one: `device()` says why this process cannot use it
 
 
 def device_of_pointer(ptr: int) -> int:
@@ -56,6 +71,8 @@ class CudaDevice(Device):
             driver.cuInit(0)
             count = int(driver.cuDeviceGetCount())
         except CudaError as error:
+            if error.status == NOT_INITIALIZED:
+                raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
             raise DeviceUnavailable(
                 f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without"
             ) from error
@@ -73,10 +90,15 @@ class CudaDevice(Device):
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         self._pool = self._make_pool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
-        self._deferred: deque[tuple[int, Stream]] = deque()
-        self._parked: deque[tuple[list[ctypes.c_void_p], Any]] = deque()
         self._pinned = PinnedPool(self)
-        self._side = self.stream()  # allocations made while the caller captures its own stream
+        self.recordings = Recordings()
+        self.externals = ExternalStreams(self)
+        self.releases = Releases(self, self.stream())
+        self.graphs = CallersGraphs(self)
+        self.quiet = self.stream()  # waits for nobody; what is prepared while a caller captures is made ready there
+        # Libraries' handles without a lane, and how they are destroyed: for that the whole context is waited for.
+        self.idle: defaultdict[str, deque[tuple[Any, Callable[[Any], object]]]] = defaultdict(deque)
+        self._most_stuck = int(driver.cuDeviceTotalMem(self.handle)) // STUCK
 
     def attribute(self, kind: Any) -> int:
         """One `CUdevice_attribute` of the GPU."""
@@ -88,13 +110,23 @@ class CudaDevice(Device):
         props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         props.location.id = ordinal
-        pool = driver.cuMemPoolCreate(props)
-        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
+        with relaxed():
+            pool = driver.cuMemPoolCreate(props)
+            threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
         return ctypes.c_void_p(int(pool))
 
     def activate(self) -> None:
         self.here.provide()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        lanes = self.lanes()
+        _of_parents.append((self.__dict__.copy(), lanes, [lane.__dict__.copy() for lane in lanes]))
+        if self.fault is None:
+            self.fault = DeviceUnavailable(f"{self.name} cannot be used in this process: {FORKED}")
+        for lane in lanes:
+            lane.lose()
 
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self) -> Stream:
@@ -102,6 +134,9 @@ class CudaDevice(Device):
         with self.here:
             handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return Stream(self, int(handle), owned=True)
+
+    def external(self, handle: int) -> ExternalStream:
+        return self.externals.named(handle)
 
     def event(self) -> ctypes.c_void_p:
         """An event without timing, to be given back with `recycle`."""
@@ -114,12 +149,58 @@ class CudaDevice(Device):
     def recycle(self, event: ctypes.c_void_p) -> None:
         self._events.append(event)
 
-    def synchronize(self) -> None:
-        self.check()
-        with self.here:
-            status = driver.cuCtxSynchronize.unchecked()
+    def recorded(self, stream: Stream) -> ctypes.c_void_p:
+        """An event behind what is enqueued on a stream so far."""
+        event = self.event()
+        with stream.here:
+            status = driver.cuEventRecord.unchecked(event, stream.c_handle)
         if status:
+            self.fail(status, "cuEventRecord")
+        return event
+
+    def synchronize(self) -> None:
+        """Wait for all work on the GPU, that of other libraries too; raises what it ended in.
+
+        It ends whatever other libraries capture meanwhile, as `torch.cuda.synchronize` does; no recording of ours.
+        """
+        self.check()
+        self.refuse_capture("to wait for the device")
+        self._collect()
+        gathered, blind = self.releases.gather(), self.externals.blind()
+        try:
+            status = self._wait()
+        except BaseException:
+            self.releases.put_back(gathered)
+            raise
+        if status:
+            self.releases.put_back(gathered)
             self.fail(status, "cuCtxSynchronize")
+        for stream, since in blind:
+            if stream.blind == since:
+                stream.blind = 0
+        self.releases.done(gathered)
+
+    def _wait(self) -> int:
+        """Wait for the whole context. That would end recordings as it begins, so that is when there must be none."""
+        event = self.event()
+        try:
+            with self.recordings.none(), self.here:
+                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.here.handle)), event)
+            if not status:
+                with relaxed():
+                    status = driver.cuEventSynchronize.unchecked(event)
+        except SymbolNotFound:  # a driver from before CUDA 12.5
+            with self.recordings.none(), self.here:
+                status = driver.cuCtxSynchronize.unchecked()
+        finally:
+            self.recycle(event)
+        return int(status)
+
+    def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
+        """BadRequest where the caller captures a stream, or this thread's current one; nothing is enqueued then."""
+        if self._is_captured(stream):
+            hint = "do that outside of the capture"
+            raise BadRequest("stream", "a stream under capture", f"another {what}", hint)
 
     def fail(self, status: int, function: str) -> NoReturn:
         error = driver.error(function, status)
@@ -142,95 +223,106 @@ class CudaDevice(Device):
             free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
+    def _is_captured(self, stream: Stream | None = None) -> bool:
+        lane = current.lane
+        if stream is None and lane is not None and lane.stream.device is self:
+            stream = lane.stream
+        return stream is not None and stream.foreign and not stream.closed and stream.is_capturing()
+
     def bytes_in_use(self) -> int | None:
         used = ctypes.c_uint64()
         kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
-        if not self.alive or driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
-            return None  # counting raises nothing: a fault is told to those who wait for results
+        if not self.alive or self.fault is not None:
+            return None
+        with relaxed():
+            self.releases.collect()
+            if driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
+                return None  # counting raises nothing: a fault is told to those who wait for results
         return used.value
 
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
-        if self.alive and self.fault is None and not self._side.closed:
-            self._side.wait_for_handle(stream.c_handle)
+        side = self.releases.side
+        if self.alive and self.fault is None and not side.closed and not (stream.foreign and stream.is_capturing()):
+            side.wait_for_handle(stream.c_handle)
+
+    def dispose(self, handle: ctypes.c_void_p) -> None:
+        if self.alive and self.fault is None and not self.releases.side.closed:
+            self.releases.gone.append(handle)
+        else:
+            driver.cuStreamDestroy.unchecked(handle)
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         if not stream.foreign:
             return self._allocate_on(nbytes, stream)
+        if isinstance(stream, QuietStream):
+            return self._allocate_for(stream.stream, nbytes)
         if stream.is_capturing():
-            # An allocation on a stream under capture would belong to the caller's graph and live only as it runs.
-            with relaxed():
-                storage = self._allocate_on(nbytes, self._side)
-                self._side.synchronize()
+            storage = self._allocate_for(stream, nbytes)
+            self.graphs.keep(stream, storage)
             return storage
         with stream.here:
             return self._allocate_on(nbytes, stream)
 
     def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
-        self._unpark()
         ptr = ctypes.c_uint64()
         size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
-        status = _allocate(ctypes.byref(ptr), size, self._pool, stream.c_handle)
+        mode = ctypes.byref(ctypes.c_int(RELAXED))  # what `relaxed` does, which as a block took 0.3 us longer
+        exchange = exchange_mode()
+        exchange(mode)
+        try:
+            self.releases.collect()
+            status = driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle)
+        finally:
+            exchange(mode)
         if status == OUT_OF_MEMORY:
-            self.trim()
-            status = _allocate(ctypes.byref(ptr), size, self._pool, stream.c_handle)
+            status = self._allocate_again(ptr, size, stream)
+        elif self.releases.stuck > self._most_stuck and not self._is_captured():
+            self.synchronize()
         if status:
             self.fail(status, "cuMemAllocFromPoolAsync")
         return Storage(self, ptr.value, nbytes, stream, _release)
 
+    def _allocate_again(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
+        if self._is_captured():
+            return OUT_OF_MEMORY  # to wait for the device would end the caller's capture
+        self.trim()
+        with relaxed():
+            return int(driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle))
+
+    def _allocate_for(self, stream: Stream, nbytes: int) -> Storage:
+        """Memory for a stream that the caller captures: it is there at once, and no part of his graph."""
+        with relaxed():
+            storage = self._allocate_on(nbytes, self.quiet)
+            self.quiet.synchronize()
+        storage.owner = storage.writer = stream
+        return storage
+
     def trim(self) -> None:
         """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
-        self._free_deferred()
-        self.synchronize()
-        self._unpark()
-        driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
-        self._pinned.trim()
-
-    def _free_deferred(self) -> None:
-        for _ in range(len(self._deferred)):
-            ptr, stream = self._deferred.popleft()
-            self._free(ptr, stream)
-
-    def _free(self, ptr: int, stream: Stream) -> None:
-        """Free behind a stream; not while it is captured, when the free would become part of the caller's graph."""
-        if stream.closed:
-            stream = self._side
-        if not stream.foreign:
-            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
-        elif stream.is_capturing():
-            self._deferred.append((ptr, stream))
-        else:
-            with stream.here:
-                driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), stream.c_handle)
+        with relaxed():
+            self.releases.collect()
+            self.synchronize()
+            self.releases.side.synchronize()
+            self.releases.collect()
+            driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
+            self._pinned.trim()
 
     def park(self, storage: Storage) -> None:
-        """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
-        events = [self._recorded(stream) for stream in storage.users() if not stream.done()]
-        if events:
-            self._parked.append((events, storage.keep))
+        self.releases.give_back(storage)
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
-        """Keep what a copy reads or writes until it has ended, where nobody waits for that."""
-        self._parked.append(([event], keep))
-
-    def _unpark(self) -> None:
-        """Give parked memory back whose last use is done; looked at as new memory is asked for."""
-        for _ in range(len(self._parked)):
-            events, _ = self._parked[0]
-            if any(driver.cuEventQuery.unchecked_holding_gil(event) for event in events):
-                return
-            self._events.extend(self._parked.popleft()[0])
+        self.releases.keep_until(event, keep)
 
     # -- copies ---------------------------------------------------------------------------------------------------
     def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
         stream = self.lane().stream
-        if 0 in (stride for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True) if extent > 1):
-            raise BadRequest(
-                "tensor", str(tensor.layout), "memory of its own for every element", "it is a broadcast view"
-            )
+        self.refuse_capture("to copy from the host", stream)
+        array = self.packed(tensor, array)
         tensor.storage.use(stream, write=True)
-        for ptr, part, pitch in _pieces(tensor, packed(tensor, array)):
+        for ptr, part, pitch in pieces(tensor, array):
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
             if self._pinned.holds(dense.ctypes.data):
@@ -242,13 +334,14 @@ class CudaDevice(Device):
             one = self.copy_out(tensor[broadcast])
             return np.array(np.broadcast_to(one, tensor.shape))
         stream = self.lane().stream
+        self.refuse_capture("to copy to the host", stream)
         tensor.storage.use(stream, write=False)
         array = np.empty(tensor.shape, tensor.dtype.numpy)
         target = array
         if tensor.dtype.bits == 4:
             check_dense(tensor)
             target = np.empty((tensor.size + 1) // 2, np.uint8)
-        for ptr, part, pitch in _pieces(tensor, target):
+        for ptr, part, pitch in pieces(tensor, target):
             dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
             self._copy(stream, ptr, pitch, dense, into=False)
             stream.synchronize()
@@ -259,47 +352,45 @@ class CudaDevice(Device):
 
     def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         self.check()
-        self._unpark()
+        self._collect()
         return self._pinned.array(*array_kind(shape, dtype))
 
+    def _collect(self) -> None:
+        with relaxed():
+            self.releases.collect()
+
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
-        self._unpark()
+        self.check_written(tensor)
+        self.refuse_capture("to copy from the host")
+        self._collect()
         pool, kind = self._pinned, tensor.dtype.numpy
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
             source = pool.array(array.shape, kind)
-            source[...] = array
-        pieces = _whole(tensor, source)
-        if pieces is None:
+            source[...] = converted("source", array, tensor.dtype)
+        piece = whole(tensor, source)
+        if piece is None:
             self.copy_in(tensor, source)
             return Copy(None, None, tensor)
         stream = self.lane().stream
         tensor.storage.use(stream, write=True)
-        self._copy(stream, *pieces, into=True)
-        return Copy(self, self._recorded(stream), tensor, source)
+        self._copy(stream, *piece, into=True)
+        return Copy(self, self.recorded(stream), tensor, source)
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
-        self._unpark()
+        self.refuse_capture("to copy to the host")
+        self._collect()
         pool = self._pinned
         direct = out is not None and pool.holds(out.ctypes.data)
         target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)
-        pieces = _whole(tensor, target)
-        if pieces is None:
+        piece = whole(tensor, target)
+        if piece is None:
             return super().copy_out_async(tensor, out)
         stream = self.lane().stream
         tensor.storage.use(stream, write=False)
-        self._copy(stream, *pieces, into=False)
+        self._copy(stream, *piece, into=False)
         finish = None if direct or out is None else partial(np.copyto, out, target)
-        return Copy(self, self._recorded(stream), target if out is None else out, (tensor, target), finish)
-
-    def _recorded(self, stream: Stream) -> ctypes.c_void_p:
-        """An event behind what is enqueued on a stream so far."""
-        event = self.event()
-        with stream.here:
-            status = driver.cuEventRecord.unchecked(event, stream.c_handle)
-        if status:
-            self.fail(status, "cuEventRecord")
-        return event
+        return Copy(self, self.recorded(stream), target if out is None else out, (tensor, target), finish)
 
     def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
@@ -328,91 +419,40 @@ class CudaDevice(Device):
         copy.WidthInBytes, copy.Height = array.shape[1] * array.itemsize, array.shape[0]
         driver.cuMemcpy2DAsync(copy, int(stream.c_handle.value or 0))
 
-    def fill_zero(self, tensor: Tensor) -> None:
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
         stream = self.lane().stream
         tensor.storage.use(stream, write=True)
-        if tensor.nbytes:
-            size = ctypes.c_size_t(tensor.nbytes)
+        if nbytes:
+            size = ctypes.c_size_t(nbytes)
             with self.here:
-                status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(tensor.ptr), 0, size, stream.c_handle)
+                status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(ptr), 0, size, stream.c_handle)
             if status:
                 self.fail(status, "cuMemsetD8Async")
+            if stream.foreign and stream.is_capturing():
+                self.graphs.keep(stream, tensor.storage)
 
     def close(self) -> None:
         was_alive = self.alive
         super().close()
         if was_alive and self.fault is None:
-            with self.here:
+            with self.recordings.none(), relaxed(), self.here:
                 driver.cuCtxSynchronize()
-            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
-            for event in self._events:
-                driver.cuEventDestroy(int(event.value or 0))
+                for handles in self.idle.values():
+                    while handles:
+                        handle, destroy = handles.pop()
+                        destroy(handle)
+                while self.releases.gone:
+                    driver.cuStreamDestroy.unchecked(self.releases.gone.popleft())
+                driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+                for event in self._events:
+                    driver.cuEventDestroy(int(event.value or 0))
             self._events.clear()
             if not self._pinned.in_use:  # else arrays of the users would go with the context
                 driver.cuDevicePrimaryCtxRelease(self.handle)
 
 
-def _allocate(*arguments: Any) -> int:
-    return int(driver.cuMemAllocFromPoolAsync.unchecked(*arguments))
-
-
 def _release(storage: Storage) -> None:
     """Free a storage behind all streams that used it, those of other libraries included."""
     device = storage.device
-    if not isinstance(device, CudaDevice) or not device.alive or device.fault is not None:
-        return  # the pool is gone, and this memory with it
-    users = storage.users()
-    # The side stream is behind every stream that is closed.
-    stream = device._side if any(user.closed for user in users) else storage.writer
-    for user in users:
-        stream.wait_for(user)
-    for handle in storage.lent:
-        if handle in DEFAULTS:  # no objects, which somebody could have destroyed
-            stream.wait_for_handle(ctypes.c_void_p(handle))
-        else:  # a stream of theirs may be gone by now, and a dead handle must not be touched: wait for everything
-            if not device.here.push():
-                driver.cuCtxSynchronize.unchecked()
-                device.here.pop()
-            break
-    device._free(storage.base, stream)
-
-
-def _whole(tensor: Tensor, array: Array) -> tuple[int, int, Array] | None:
-    """The one dense piece that a copy of a tensor in C order is: (pointer, pitch, array); None where it is not one."""
-    if not tensor.layout.is_contiguous or tensor.dtype.bits == 4:
-        return None
-    return tensor.ptr, 0, array
-
-
-def _pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
-    """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows by outer index.
-
-    The axes are taken from the largest stride to the smallest, all of them forward, so that a transposed or reversed
-    tensor is dense as well.
-    """
-    layout = tensor.layout
-    if layout.size == 0:
-        return []
-    if layout.dtype.bits == 4:
-        return [(tensor.ptr, array, 0)]
-    item = layout.dtype.itemsize
-    base = tensor.ptr + layout.low
-    forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
-    forward.append(...)  # the dots keep an array of no axes an array
-    array = array[tuple(forward)]
-    order = sorted(range(len(layout.shape)), key=lambda axis: -abs(layout.strides[axis]))
-    array = array.transpose(order)
-    shape = [layout.shape[axis] for axis in order]
-    strides = [abs(layout.strides[axis]) for axis in order]
-    if all(
-        extent == 1 or stride == step
-        for extent, stride, step in zip(shape, strides, c_strides(tuple(shape)), strict=True)
-    ):
-        return [(base, array, 0)]
-    if strides[-1] != 1:  # no axis is dense: single elements, one to a row
-        array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]
-    pieces = []
-    for index in itertools.product(*map(range, shape[:-2])):
-        offset = sum(i * stride for i, stride in zip(index, strides, strict=False))
-        pieces.append((base + offset * item, array[index], strides[-2] * item))
-    return pieces
+    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else the pool is gone, and this too
+        device.releases.free(storage)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
+import os
+import sys
 import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext
@@ -15,9 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from cudabind._fork import anew
 from dispatch import dlpack
-from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, StaleTensor
-from dispatch.keys import HOST, Arch, Dtype
+from dispatch.checks import as_array, check_dtype, check_shape, check_type, converted, shown
+from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, OutOfMemory, StaleTensor
+from dispatch.keys import HOST, U8, Arch, Dtype
 from dispatch.pinned import Copy
 from dispatch.stream import LaneLike, Stream, current
 from dispatch.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "HostDevice", "array_kind", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
 
+MAX_EXTERNAL_LANES = 16  # of one thread; each has handles, plans and a workspace
+_all: weakref.WeakSet[Device] = weakref.WeakSet()
 MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
 
 
@@ -46,11 +53,20 @@ class Device:
         self._lanes: weakref.WeakSet[Any] = weakref.WeakSet()
         self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
         self._lock = threading.Lock()
+        anew(self, "_lock", threading.Lock)
+        _all.add(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of what only the parent can use."""
 
     # -- what a kind of device must have ------------------------------------------------------------------------
     def stream(self) -> Stream:
         """A new stream."""
         raise DispatchError(f"{type(self).__name__} makes no streams")
+
+    def external(self, handle: int) -> Stream:
+        """Another library's stream, of which the caller says that it is alive."""
+        raise DispatchError(f"{type(self).__name__} has no streams of other libraries")
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         """Uninitialized memory, ordered on a stream; OutOfMemory where there is not enough."""
@@ -70,11 +86,11 @@ class Device:
         On a GPU it is page-locked memory, from a pool; on the host it is an array like any other.
         """
         self.check()
-        return np.empty(*array_kind(shape, dtype))
+        return _host_memory(*array_kind(shape, dtype))
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         """Begin `copy_in`, of an array of any dtype."""
-        self.copy_in(tensor, array.astype(tensor.dtype.numpy, copy=False))
+        self.copy_in(tensor, converted("source", array, tensor.dtype))
         return Copy(None, None, tensor)
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
@@ -99,6 +115,9 @@ class Device:
 
     def retire(self, stream: Stream) -> None:
         """Note the work of a stream that is about to go, so that memory it used is freed behind it."""
+
+    def dispose(self, handle: ctypes.c_void_p) -> None:
+        """Destroy a stream of this device that is closed, once nobody can be about to use its handle."""
 
     def park(self, storage: Storage) -> None:
         """Keep another library's memory until work on it is done; on the host it always is."""
@@ -131,6 +150,20 @@ class Device:
                 f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next"
             )
 
+    def check_written(self, tensor: Tensor, array: Array | None = None) -> None:
+        """Raise unless a tensor of this device may be overwritten, and with an array if that is given."""
+        check_type("tensor", tensor, Tensor)
+        self.check(tensor)
+        layout = tensor.layout
+        if layout.device is not self:
+            raise BadRequest("tensor", f"one on {layout.device!r}", f"one on {self!r}")
+        if layout.readonly:
+            raise BadRequest("tensor", "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+        if any(step == 0 and extent > 1 for step, extent in zip(layout.strides, layout.shape, strict=True)):
+            raise BadRequest("tensor", str(layout), "memory of its own for every element", "it is a broadcast view")
+        if array is not None and (array.shape, array.dtype) != (layout.shape, layout.dtype.numpy):
+            raise BadRequest("array", f"{array.dtype}{list(array.shape)}", f"{layout.dtype}{list(layout.shape)}")
+
     def look(self, tensor: Tensor) -> None:
         """Raise for a tensor whose elements must not be read; see TaintedTensor."""
 
@@ -160,7 +193,7 @@ class Device:
         here = current.lane
         if stream is None and here is not None and here.stream.device is self:
             return here
-        becomes_current = stream is None or here is None or here.closed
+        becomes_current = stream is None or ((here is None or here.closed) and stream.is_ours)
         if stream is None:
             stream = current.homes.get(self)
             if stream is None:
@@ -169,6 +202,8 @@ class Device:
         lane = current.lanes.get(stream)
         if lane is None:
             lane = current.lanes[stream] = type(self).open_lane(stream)
+            if not stream.is_ours:
+                _forget_a_lane()
             with self._lock:
                 self._lanes.add(lane)
         if becomes_current and not current.entered:  # no `with stream:` block says otherwise
@@ -202,12 +237,9 @@ class Device:
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
         """An uninitialized C-order tensor; `dtype` is a short name ("bf16"), a Dtype or a NumPy or ml_dtypes dtype."""
         self.check()
-        extents = _shape(shape)
-        kind = _dtype(dtype)
-        size = 1
-        for extent in extents:
-            size *= extent
-        storage = self.allocate((size * kind.bits + 7) // 8, self.lane().stream)
+        kind = check_dtype("dtype", dtype)
+        extents = check_shape("shape", shape, kind.bits)
+        storage = self.allocate((math.prod(extents) * kind.bits + 7) // 8, self.lane().stream)
         return Tensor(storage, storage.base, self.layout(kind, extents, c_strides(extents), storage.base))
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
@@ -217,15 +249,35 @@ class Device:
         return tensor
 
     def fill_zero(self, tensor: Tensor) -> None:
-        """Set every byte of a dense tensor to zero, on the current stream."""
+        """Set every element of a tensor to zero, on the current stream, and nothing beside or between them."""
+        self.check_written(tensor)
+        if tensor.layout.fills_bytes:
+            self.clear(tensor.ptr + tensor.layout.low, tensor.nbytes, tensor)
+        else:
+            self.copy_in(tensor, np.zeros(tensor.shape, tensor.dtype.numpy))
+
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
+        """Set bytes of a tensor to zero, on the current stream."""
         raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def packed(self, tensor: Tensor, array: Array) -> Array:
+        """What the memory of a tensor is to hold: an array as it is, or 4-bit elements two to a byte.
+
+        An odd one at the end shares its byte with what lies behind, in a view: that half stays as it is.
+        """
+        pairs = packed(tensor, array)
+        if tensor.dtype.bits == 4 and tensor.size % 2:
+            ptr = tensor.ptr + tensor.nbytes - 1
+            last = Tensor(tensor.storage, ptr, self.layout(U8, (1,), (1,), ptr))
+            pairs[-1] |= self.copy_out(last)[0] & 0xF0
+        return pairs
 
     def array(self, source: Any, dtype: Any = None) -> Tensor:
         """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first."""
-        array = np.asarray(source)
-        kind = _dtype(array.dtype if dtype is None else dtype)
+        array = as_array("source", source)
+        kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
         tensor = self.empty(array.shape, kind)
-        self.copy_in(tensor, array.astype(kind.numpy, copy=False))
+        self.copy_in(tensor, converted("source", array, kind))
         return tensor
 
     def __str__(self) -> str:
@@ -236,24 +288,29 @@ class Device:
         return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
-    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    for extent in extents:
-        if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
-            raise BadRequest("shape", repr(shape), "integers of 0 or more")
-    return tuple(int(extent) for extent in extents)
+def _forget_a_lane() -> None:
+    """Let the thread's oldest lane on another library's stream go, where there are many: such streams come and go."""
+    others = [stream for stream in current.lanes if not stream.is_ours]
+    if len(others) > MAX_EXTERNAL_LANES:
+        open_blocks = {lane.stream for lane in (current.lane, *current.entered) if lane is not None}
+        oldest = next((stream for stream in others[:-1] if stream not in open_blocks), None)
+        if oldest is not None:
+            lane: Any = current.lanes.pop(oldest)
+            if not lane.prepared:  # else it goes with the calls that were prepared on it
+                lane.close()
 
 
 def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the NumPy dtype that are meant; BadRequest for what is none."""
-    return _shape(shape), _dtype(dtype).numpy
+    kind = check_dtype("dtype", dtype)
+    return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
 
 
-def _dtype(spec: Any) -> Dtype:
+def _host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
     try:
-        return Dtype.of(spec)
-    except TypeError as error:
-        raise BadRequest("dtype", repr(spec), f"one of {', '.join(Dtype.by_name)}", str(error)) from None
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError, OverflowError) as error:  # the latter two where no address space has so much
+        raise OutOfMemory(f"the host is out of memory: {error}") from error
 
 
 class HostDevice(Device):
@@ -268,9 +325,12 @@ class HostDevice(Device):
     def stream(self) -> Stream:
         return self._stream
 
+    def external(self, handle: int) -> Stream:
+        return self._stream
+
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         # 256 bytes of slack so that host tensors are aligned as device memory is.
-        memory = np.empty(nbytes + 256, np.uint8)
+        memory = _host_memory(nbytes + 256, np.uint8)
         base = (memory.ctypes.data + 255) // 256 * 256
         return Storage(self, base, nbytes, stream, _let_go, memory)
 
@@ -280,7 +340,8 @@ class HostDevice(Device):
         if layout.dtype.bits < 8:
             raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
         window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
-        window.keep = tensor.storage  # type: ignore[attr-defined]  # a ctypes array takes attributes
+        # A ctypes array takes attributes. What the memory lives in may be taken from the storage, but not from a view.
+        window.keep = tensor.storage, tensor.storage.keep  # type: ignore[attr-defined]
         dtype = layout.dtype.numpy
         steps = tuple(s * dtype.itemsize for s in layout.strides)
         view: Array = np.ndarray(layout.shape, dtype, memoryview(window), -layout.low, steps)
@@ -288,8 +349,9 @@ class HostDevice(Device):
         return view
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
         if tensor.dtype.bits < 8:
-            pairs = packed(tensor, array)
+            pairs = self.packed(tensor, array)
             ctypes.memmove(tensor.ptr, pairs.ctypes.data, pairs.nbytes)
         else:
             self.view(tensor)[...] = array
@@ -301,8 +363,8 @@ class HostDevice(Device):
         check_dense(tensor)
         return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
 
-    def fill_zero(self, tensor: Tensor) -> None:
-        ctypes.memset(tensor.ptr, 0, tensor.nbytes)
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
+        ctypes.memset(ptr, 0, nbytes)
 
     def synchronize(self) -> None:
         self.check()
@@ -320,6 +382,7 @@ def _hand_back(storage: Storage) -> None:
 
 # -- the live devices ---------------------------------------------------------------------------------------------
 _registry = threading.RLock()
+anew(sys.modules[__name__], "_registry", threading.RLock)
 _live: dict[str, Device] = {}
 _generations: dict[str, Iterator[int]] = {}
 
@@ -333,6 +396,8 @@ def device(name: str | None = None) -> Device:
         from dispatch.cuda import is_available
 
         name = "cuda:0" if is_available() else "host"
+    if not isinstance(name, str):
+        raise BadRequest("device", shown(name), "its name: 'cuda:0' (any number) or 'host'")
     name = "cuda:0" if name == "cuda" else name
     found = _live.get(name)
     if found is not None:
@@ -349,7 +414,7 @@ def _start(name: str) -> Device:
     made: Device
     if name == "host":
         made = HostDevice(generation)
-    elif kind == "cuda" and number.isdigit():
+    elif kind == "cuda" and number.isascii() and number.isdigit():
         from dispatch.cuda import CudaDevice
 
         made = CudaDevice(int(number), generation)
@@ -380,11 +445,11 @@ def from_dlpack(source: Any) -> Tensor:
             source.strides,
             not source.flags.writeable,
         )
-    if not hasattr(source, "__dlpack__"):
+    if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
         raise BadRequest(
             "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
         )
-    kind, number = source.__dlpack_device__()
+    kind, number = dlpack.place_of(source)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
         with home.here:  # torch gives memory of its current GPU only
@@ -406,12 +471,19 @@ def from_cuda_array_interface(source: Any) -> Tensor:
         raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
     from dispatch.cuda import device_of_pointer
 
-    ptr, readonly = face["data"]
+    try:
+        (ptr, readonly), shape, typestr = face["data"], face["shape"], face["typestr"]
+        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), face.get("strides")
+        is_sound = isinstance(ptr, int) and (steps is None or len(steps) == len(shape))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface", str(error)) from None
+    if not is_sound:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface")
     home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
     stream = face.get("stream")
     if stream:
-        home.lane().stream.wait_for_handle(ctypes.c_void_p(stream))
-    return _foreign(home, source, ptr, np.dtype(face["typestr"]), face["shape"], face.get("strides"), readonly)
+        home.lane().stream.wait_for(home.external(stream))
+    return _foreign(home, source, ptr, dtype, shape, steps, bool(readonly))
 
 
 def _foreign(
@@ -423,7 +495,7 @@ def _foreign(
     strides: tuple[int, ...] | None,
     readonly: bool,
 ) -> Tensor:
-    kind = _dtype(dtype)
+    kind = check_dtype("dtype", dtype)
     steps = c_strides(shape)
     if strides is not None:
         if any(stride % kind.numpy.itemsize for stride in strides):
@@ -433,3 +505,11 @@ def _foreign(
         steps = tuple(stride // kind.numpy.itemsize for stride in strides)
     storage = Storage(home, ptr, 0, home.lane().stream, _hand_back, source)
     return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))
+
+
+def _after_fork() -> None:
+    for each in list(_all):
+        each.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)  # behind that of the locks, which are asked for there

@@ -6,16 +6,16 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch import keys
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, DispatchError
 
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
@@ -93,18 +93,20 @@ capsule_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_obj
 capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
-# What a consumer holds, by number: the struct and the tensor, until the struct's deleter is called with the number.
+# What a consumer holds, by number: the struct, the tensor, and what its memory lives in, until the struct's deleter is
+# called with the number.
 _lent: dict[int, tuple[Any, ...]] = {}
 _numbers = itertools.count(1)
 
 # Capsules that nobody has consumed yet. They have no destructor: a Python function cannot be one, for a consumer that
 # refuses a capsule drops it with its exception already set. What was dropped unconsumed is let go at the next export.
+# There is no lock, which a destructor or a forked child could find held: each step is one of a dictionary.
 _offered: dict[int, Any] = {}
-_offers = threading.Lock()
 
 
 def _references(capsules: dict[int, Any], number: int) -> int:
-    return sys.getrefcount(capsules[number])
+    capsule = capsules.get(number)
+    return sys.getrefcount(capsule)
 
 
 UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
@@ -112,14 +114,16 @@ UNHELD = _references({0: object()}, 0)  # what an object counts that only the di
 
 def _sweep() -> None:
     """Forget the capsules that were consumed, and take back what was offered with those that were dropped."""
-    with _offers:
-        for number in list(_offered):
-            if not any(
-                capsule_is(_offered[number], kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)
-            ):
-                del _offered[number]  # consumed: the struct's deleter will be called
-            elif _references(_offered, number) <= UNHELD:
-                del _offered[number], _lent[number]
+    for number in list(_offered):
+        capsule = _offered.get(number)
+        if capsule is None:  # another thread was quicker
+            continue
+        if not any(capsule_is(capsule, kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)):
+            _offered.pop(number, None)  # consumed: the struct's deleter will be called
+            continue
+        del capsule
+        if _references(_offered, number) <= UNHELD and _offered.pop(number, None) is not None:
+            _lent.pop(number, None)
 
 
 def device_of(tensor: Tensor) -> tuple[int, int]:
@@ -153,19 +157,21 @@ def export(
         raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
     number = next(_numbers)
     managed = _managed(tensor, kind, number)
-    _lent[number] = managed, tensor
+    _lent[number] = managed, tensor, tensor.storage.keep
     capsule = capsule_new(ctypes.addressof(managed), kind.capsule, None)
-    with _offers:
-        _offered[number] = capsule
+    _offered[number] = capsule
     return capsule
 
 
-def _lend(tensor: Tensor, stream: int) -> None:
+def _lend(tensor: Tensor, handle: int) -> None:
     """Let a consumer's stream wait for all users of the memory; freeing the memory will wait for that stream."""
-    handle = ctypes.c_void_p(stream)
+    stream: Any = tensor.device.external(handle)
     for user in tensor.storage.users():
-        user.precede_handle(handle)
-    tensor.storage.lent.add(stream)
+        stream.wait_for_uses(user)
+    if stream.waiting and stream.identity >= 0:  # memory that it was given before, and that has been let go of since
+        stream.claim()  # which lets go of that
+        stream.unclaim()
+    tensor.storage.lend(stream)
 
 
 def _managed(tensor: Tensor, kind: type[Managed], number: int) -> Managed:
@@ -190,6 +196,15 @@ def _managed(tensor: Tensor, kind: type[Managed], number: int) -> Managed:
 
 def _give_back(managed: Any) -> None:
     _lent.pop(managed.contents.manager_ctx, None)
+
+
+@atexit.register
+def _leave() -> None:
+    """Let consumers keep what they hold: a deleter that they call after the end of Python must be none of Python's."""
+    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value  # which may be called at any time
+    for managed, *_ in list(_lent.values()):
+        managed.deleter = harmless
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))
 
 
 _delete = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))(_give_back)
@@ -233,10 +248,25 @@ def _names() -> str:
 def take(source: Any, stream: int | None) -> Taken:
     """Take the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it."""
     try:
-        capsule = source.__dlpack__(stream=stream, max_version=(1, 1))
-    except TypeError:  # a producer from before DLPack 1.0
-        capsule = source.__dlpack__(stream=stream)
+        try:
+            capsule = source.__dlpack__(stream=stream, max_version=(1, 1))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = source.__dlpack__(stream=stream)
+    except (DispatchError, RuntimeError):  # a fault of its device is the producer's to tell
+        raise
+    except Exception as error:
+        raise BadRequest("from_dlpack", f"a {type(source).__name__}", "memory that it lends", str(error)) from error
     return Taken(capsule)
+
+
+def place_of(source: Any) -> tuple[int, int]:
+    """Where a producer says its memory is: (device type, device number)."""
+    try:
+        kind, number = map(int, source.__dlpack_device__())
+    except Exception as error:
+        expected = "one that says (device type, device number)"
+        raise BadRequest("from_dlpack", f"a {type(source).__name__}", expected, str(error)) from error
+    return kind, number
 
 
 def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
@@ -247,15 +277,15 @@ def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
     tensor.device.look(tensor)
     if tensor.dtype.numpy.kind == "V" or tensor.dtype.numpy.isbuiltin != 1:
         raise AttributeError(f"__cuda_array_interface__ has no type string for {tensor.dtype}; use from_dlpack")
-    users = list(tensor.storage.users())
-    for user in users[1:]:
-        users[0].wait_for(user)
-    tensor.storage.lent.add(-1)
+    stream = tensor.device.lane().stream  # one that is there as long as this thread; those of the users may be gone
+    for user in tensor.storage.users():
+        stream.wait_for_uses(user)
+    tensor.storage.lend(None)
     return {
         "version": 3,
         "shape": tensor.shape,
         "typestr": np.dtype(tensor.dtype.numpy).str,
         "data": (tensor.ptr, tensor.layout.readonly),
         "strides": None if tensor.layout.is_contiguous else tensor.strides,
-        "stream": users[0].handle or LEGACY_DEFAULT_STREAM,
+        "stream": stream.handle or LEGACY_DEFAULT_STREAM,
     }

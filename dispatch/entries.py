@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import weakref
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import check_shape, shown
 from dispatch.device import Device
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory
 from dispatch.keys import Dtype
 from dispatch.request import Request
 from dispatch.tensor import Storage, Tensor
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Reader", "Writer"]
 
 Json = dict[str, Any]
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
+MOST = 2**48  # of an extent, a stride or an offset
 OWN = "dispatch"  # the package whose classes an entry may always name
 
 
@@ -126,12 +130,19 @@ class Memory:
         self._last: dict[int, int] = {}
         for line in lines:
             for entry in tensors_of(line.get("fields", {})):
-                number, end = entry["tensor"], entry["offset"] + self._layout(entry, 0).high
+                try:
+                    layout = self._layout(entry, 0)  # looks at the entry, too
+                    number, end = entry["tensor"], entry["offset"] + layout.high
+                except BadRequest:
+                    continue  # whoever asks for it is told
                 self._ends[number] = max(self._ends.get(number, 0), end)
                 self._last[number] = max(self._last.get(number, 0), last.get(line["define"], 0))
 
     def tensor(self, entry: Json) -> Tensor:
-        """The tensor of an entry, at the same place of the same storage as it was."""
+        """The tensor of an entry, at the same place of the same storage as it was; BadRequest for one that is none."""
+        layout = self._layout(entry, 0)
+        if entry["offset"] + layout.high > self._ends.get(entry["tensor"], 0):
+            raise BadRequest("tensor", shown(entry), "one that the journal has shown before")
         storage = self._storages.get(entry["tensor"])
         if storage is None:
             storage = self._filled(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
@@ -144,16 +155,36 @@ class Memory:
         self._storages = {number: kept for number, kept in self._storages.items() if self._last[number] > line}
 
     def _layout(self, entry: Json, ptr: int) -> Layout:
-        kind, shape = Dtype.by_name[entry["dtype"]], tuple(entry["shape"])
-        return self._device.layout(kind, shape, tuple(entry["strides"]), ptr, entry.get("readonly", False))
+        """The layout of an entry at an address; BadRequest where it leaves its storage, or no storage is so large."""
+        kind, shape, strides = _described(entry)
+        layout = self._device.layout(kind, shape, strides, ptr, entry.get("readonly", False) is True)
+        low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
+        if low < 0 or high > MEMORY or entry["offset"] % max(kind.itemsize, 1):
+            given, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MEMORY}"
+            raise BadRequest("tensor", given, expected, "the journal was damaged, or changed")
+        return layout
 
     def _filled(self, nbytes: int, kind: Dtype) -> Storage:
         count = -(-nbytes * 8 // kind.bits)
         count += count % 2  # of the packed type, whole bytes
+        if 8 * count + nbytes > MEMORY:  # the random numbers, and what is made of them
+            raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
         numbers: Any = self._rng.integers(0, 2, count)
         if kind.numpy.kind not in "biu":
             numbers = self._rng.uniform(0.5, 2, count)  # what every type has, scale factors included
         return self._device.array(numbers, kind).storage
+
+
+def _described(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
+    """Dtype, shape and strides of an entry; BadRequest where they are none."""
+    kind = Dtype.by_name.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
+    shape, strides = entry.get("shape"), entry.get("strides")
+    if kind is None or not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
+        raise BadRequest("tensor", shown(entry), "a dtype, a shape, and as many strides")
+    numbers = (entry.get("tensor"), entry.get("offset"), *shape, *strides)
+    if not all(type(number) is int and abs(number) <= MOST for number in numbers) or min(shape, default=0) < 0:
+        raise BadRequest("tensor", shown(entry), "whole numbers that fit into memory")
+    return kind, check_shape("shape", shape, kind.bits), tuple(strides)
 
 
 class Reader:
@@ -166,6 +197,16 @@ class Reader:
 
     def request(self, entry: Json) -> Request:
         """The request of an entry; BadRequest where it cannot be made, with the reason."""
+        try:
+            return self._request(entry)
+        except (DispatchError, MemoryError):
+            raise
+        except Exception as error:  # of a damaged entry, or of a class that refuses a field in its own way
+            expected = "one that this class has written"
+            reason = f"{type(error).__name__}: {error}"
+            raise BadRequest("entry", shown(entry.get("class")), expected, reason) from error
+
+    def _request(self, entry: Json) -> Request:
         kind = self._find(entry["class"])
         if not (isinstance(kind, type) and issubclass(kind, Request)):
             raise BadRequest("class", entry["class"], "a dispatch.Request")

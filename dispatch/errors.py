@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BadIndex",
     "BadRequest",
     "BadRow",
     "Closed",
@@ -49,6 +50,10 @@ class BadRequest(DispatchError, ValueError):
 
     def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
         return type(self), (self.operand, self.given, self.expected, self.hint)
+
+
+class BadIndex(BadRequest, IndexError):
+    """An index beyond the end of an axis; iterating over a tensor ends by it."""
 
 
 class NoRow(DispatchError, LookupError):

@@ -7,92 +7,26 @@ supervisor.py makes futures, worker.py settles them, users wait for them in thre
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-import weakref
+import math
 from _thread import allocate_lock
-from collections import deque
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered
+from dispatch.limits import check_seconds
+from dispatch.waiting import CANCELLED, DELIVERED, DONE, FAILED, Bell, Waiting, open_waiting
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Generator
 
     from dispatch.errors import DispatchError
     from dispatch.request import Request
     from dispatch.seat import Seat
 
-__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture"]
-
-# `Future._status`; 0 until it is settled.
-DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
+__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
 
 MISSED = object()  # what `claim` gives to those who come too late
-
-_making = threading.Lock()  # for the moment in which a future gets its `Waiting`
-
-
-class Waiting:
-    """Those who wait for one future; made when the first of them comes.
-
-    Guarantees: `told` turns true once, under `lock`, and whoever turned it tells all that came before; whoever comes
-    later sees it and waits for nothing. `lock` and `waiters` are what `concurrent.futures.wait` takes hold of.
-    """
-
-    __slots__ = ("callbacks", "gates", "lock", "told", "waiters")
-
-    def __init__(self) -> None:
-        self.lock = allocate_lock()
-        self.told = False
-        self.gates: list[Any] = []  # locks, each with a thread that waits for its release
-        self.callbacks: list[Callable[[Future], object]] = []
-        self.waiters: list[Any] = []  # of concurrent.futures
-
-    def enter(self, gate: Any) -> bool:
-        """Add a lock to be released; False where all has been told already."""
-        with self.lock:
-            if not self.told:
-                self.gates.append(gate)
-            return not self.told
-
-    def leave(self, gate: Any) -> None:
-        with self.lock:
-            if gate in self.gates:
-                self.gates.remove(gate)
-
-    def tell(self, future: Future) -> list[BaseException]:
-        """Wake all who wait and run the callbacks; returns what these raised."""
-        with self.lock:
-            if not self.told:
-                for waiter in self.waiters:
-                    _tell_waiter(waiter, future)
-            self.told = True
-        while self.gates:
-            gate = self.gates[-1]  # taken off when it is open: an interrupted call is made once more
-            with contextlib.suppress(RuntimeError):
-                gate.release()
-            self.gates.pop()
-        errors: list[BaseException] = []
-        while self.callbacks:
-            callback = self.callbacks.pop(0)
-            try:
-                callback(future)
-            except BaseException as error:  # noqa: BLE001  # whoever settles the future delivers it
-                errors.append(error)
-        return errors
-
-
-def _tell_waiter(waiter: Any, future: Future) -> None:
-    if future._status == CANCELLED:
-        waiter.add_cancelled(future)
-    elif future._status == DONE:
-        waiter.add_result(future)
-    else:
-        waiter.add_exception(future)
 
 
 class Future:
@@ -102,10 +36,12 @@ class Future:
 
     Guarantees:
         It ends once. Deleting the slot `_request` claims a future, which succeeds for one caller only: the worker
-        that starts it, `cancel()`, or whoever fails it unstarted. Only the one who claimed it settles it.
+        that starts it, or who withdraws it unstarted. Only the one who claimed it settles it.
         Nobody is missed. Settling stores `_status` and then reads `_waiting`; who waits stores `_waiting` and then
-        reads `_status`. So one of them sees the other, and where both do, `Waiting.told` lets one of them act.
+        reads `_status`. So one of them sees the other.
         Callbacks run once: on the worker's thread, or at once in `add_done_callback` where it has ended before.
+        Ctrl-C at any place in here leaves it as it was, or ended, or withdrawn: then whoever finds it in the queue ends
+        it. A claim and the note of who claimed are one step of the interpreter, which nothing can come between.
     """
 
     __slots__ = ("__weakref__", "_number", "_request", "_seat", "_status", "_value", "_waiting")
@@ -113,6 +49,7 @@ class Future:
     _seat: Seat  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
     _request: Request  # until it is claimed
+    _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -148,12 +85,9 @@ class Future:
 
     def cancel(self) -> bool:
         """Take the request back if no worker has started it; whether it is cancelled now."""
-        if self.claim() is MISSED:
-            return self._status == CANCELLED
-        errors = self.settle(CANCELLED, None)
-        if errors:
-            raise Undelivered(errors) from errors[0]
-        return True
+        is_mine, errors = self.withdraw(None)
+        raise_errors(errors)
+        return is_mine or self._status == CANCELLED
 
     def done(self) -> bool:
         """Whether it has ended: with a result, a failure, or cancelled."""
@@ -171,12 +105,16 @@ class Future:
 
         What a callback raises on a worker is delivered when the supervisor is closed.
         """
-        waiting = self._open()
-        with waiting.lock:
-            if not waiting.told:
-                waiting.callbacks.append(callback)
+        if not callable(callback):
+            raise TypeError(f"a callback is called with the future; {type(callback).__name__} cannot be called")
+        waiting = open_waiting(self)
+        waiting.callbacks.append(callback)
+        if self._status:
+            try:
+                waiting.callbacks.remove(callback)
+            except ValueError:  # who settled it has seen it, and calls it
                 return
-        callback(self)
+            callback(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait in asyncio; cancelling the task that waits takes the request back if no worker has started it."""
@@ -185,7 +123,7 @@ class Future:
         if not self._status:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
-            self.add_done_callback(partial(_Bell.of(loop).ring, waiter))
+            self.add_done_callback(partial(Bell.of(loop).ring, waiter))
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -205,8 +143,50 @@ class Future:
             request = self._request
             del self._request
         except AttributeError:
+            self._finish_withdrawal()
             return MISSED
         return request
+
+    def unclaimed_request(self) -> Any:
+        """The request, which stays; MISSED where it is claimed."""
+        return getattr(self, self._claimed_by, MISSED)
+
+    def claim_again(self) -> bool:
+        """Claim it for one who alone may start it, and may have claimed it already when it was interrupted."""
+        try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
+            delattr(self, self._claimed_by)
+        except AttributeError:
+            pass
+        return self._waiting is None or not self._waiting.withdrawn
+
+    def withdraw(self, cause: BaseException | None) -> tuple[bool, list[BaseException]]:
+        """End it unstarted, cancelled or failed with `cause`; whether that came in time, and what callbacks raised.
+
+        Interrupted, it can be called again; or else the worker that finds it in its queue ends it.
+        """
+        request = self.unclaimed_request()
+        if request is MISSED and (self._waiting is None or not self._waiting.withdrawn):
+            return False, []
+        waiting = open_waiting(self)
+        if not waiting.withdrawn:
+            with contextlib.suppress(AttributeError):  # claimed by another
+                # Claiming and noting it is one step. `request` stays here: nothing is freed within that step.
+                waiting.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
+        if not waiting.withdrawn:
+            return False, []
+        return waiting.withdrawn[0][1] is cause, self._settle_withdrawn(waiting)
+
+    def _settle_withdrawn(self, waiting: Waiting) -> list[BaseException]:
+        if self._status:
+            return waiting.tell(self)
+        cause = waiting.withdrawn[0][1]
+        return self.settle(CANCELLED if cause is None else FAILED, cause)
+
+    def _finish_withdrawal(self) -> None:
+        """End what somebody withdrew who was interrupted before it had ended."""
+        waiting = self._waiting
+        if waiting is not None and waiting.withdrawn and not waiting.told:
+            self._settle_withdrawn(waiting)
 
     def settle(self, status: int, value: Any) -> list[BaseException]:
         """End it; returns what callbacks raised."""
@@ -228,31 +208,24 @@ class Future:
 
     # -- waiting --------------------------------------------------------------------------------------------------
     def _unclaimed(self) -> bool:
-        return hasattr(self, "_request")
-
-    def _open(self) -> Waiting:
-        waiting = self._waiting
-        if waiting is None:
-            with _making:
-                if self._waiting is None:
-                    made = Waiting()
-                    with made.lock:  # so that nobody is added before it is known whether there is anything to wait for
-                        self._waiting = made
-                        made.told = self._status != 0
-            waiting = self._waiting
-        return waiting
+        return hasattr(self, self._claimed_by)
 
     def _wait(self, timeout: float | None) -> None:
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, -math.inf)
         left = self._seat.attend(self, timeout) if hasattr(self, "_seat") else timeout
         if self._status:
             return
-        waiting = self._open()
+        waiting = open_waiting(self)
         gate = allocate_lock()
         gate.acquire()
-        if not waiting.enter(gate):
-            return
-        if gate.acquire(True, -1 if left is None else min(max(left, 0), threading.TIMEOUT_MAX)):
-            return
+        try:
+            waiting.enter(gate)
+            if self.done() or gate.acquire(True, -1 if left is None else max(left, 0)):
+                return
+        except BaseException:
+            waiting.leave(gate)
+            raise
         waiting.leave(gate)
         if not self._status:
             raise TimeoutError(f"the request has not ended after {timeout:g} s; it goes on")
@@ -269,11 +242,14 @@ class Future:
     # -- what `concurrent.futures.wait` and `as_completed` look at ------------------------------------------------
     @property
     def _condition(self) -> Any:
-        return self._open().lock
+        waiting = open_waiting(self)
+        if self._status and not waiting.told:  # it ended while nobody waited
+            waiting.tell(self)
+        return waiting.lock
 
     @property
     def _waiters(self) -> list[Any]:
-        return self._open().waiters
+        return open_waiting(self).waiters
 
     @property
     def _state(self) -> str:
@@ -292,6 +268,7 @@ class LateFuture(Future):
     """
 
     __slots__ = ("_due", "after")
+    _claimed_by = "_due"
 
     def __init__(self, request: Request, after: tuple[Future, ...] = ()) -> None:
         super().__init__(request)
@@ -318,11 +295,9 @@ class LateFuture(Future):
             request = self._due
             del self._due
         except AttributeError:
+            self._finish_withdrawal()
             return MISSED
         return request
-
-    def _unclaimed(self) -> bool:
-        return hasattr(self, "_due")
 
 
 class TimedFuture(LateFuture):
@@ -346,56 +321,10 @@ class TimedFuture(LateFuture):
         return super().refusal()
 
 
-class _Bell:
-    """Wakes one asyncio loop, once for all futures that ended since it last looked.
-
-    Guarantees: `ring` appends and then reads `rung`; `answer` clears `rung` and then takes what was appended. So what
-    was appended is either taken by the answer under way or rings anew.
-    """
-
-    bells: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell]] = weakref.WeakKeyDictionary()
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = weakref.ref(loop)
-        self.ended: deque[asyncio.Future[None]] = deque()
-        self.rung = False
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> _Bell:
-        bell = cls.bells.get(loop)
-        if bell is None:
-            bell = cls.bells[loop] = cls(loop)  # a loop has one thread, and only that comes here with it
-        return bell
-
-    def ring(self, waiter: asyncio.Future[None], future: Future) -> None:
-        """From any thread: let the loop see that `future` has ended."""
-        self.ended.append(waiter)
-        if self.rung:
-            return
-        self.rung = True
-        loop = self.loop()
-        if loop is None:
-            return
-        try:
-            loop.call_soon_threadsafe(self.answer)
-        except RuntimeError:
-            if not loop.is_closed():
-                raise
-            # A closed loop has no task left that could wait.
-
-    def answer(self) -> None:
-        """On the loop's thread: wake the tasks."""
-        self.rung = False
-        while self.ended:
-            waiter = self.ended.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-def _after_fork() -> None:
-    """In a forked child the lock may be held by a thread that is not there."""
-    global _making
-    _making = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+def raise_errors(errors: list[BaseException]) -> None:
+    """Raise what callbacks raised on the thread that had them run; an interrupt goes first, and is itself."""
+    for error in errors:
+        if not isinstance(error, Exception):
+            raise error
+    if errors:
+        raise Undelivered(errors) from errors[0]

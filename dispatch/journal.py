@@ -19,14 +19,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.checks import check_type, shown
 from dispatch.entries import Writer
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DispatchError, QueueFull
 from dispatch.future import CANCELLED, DONE
 from dispatch.request import Request
 from dispatch.select import candidates
+from dispatch.waiting import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dispatch.crew import Crew
     from dispatch.future import Future
@@ -71,12 +73,16 @@ class Journal:
         self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id of a request -> the request, its name
         self._writer = Writer()
         self._rows: dict[tuple[Any, ...], str | None] = {}  # by what a plan is found by
-        self._ending = threading.Event()
-        self._bell = threading.Event()
+        self._ending = Signal()
+        self._bell = Signal()
         self._error: BaseException | None = None
-        self._write([self._header(isolation, setup)])
         self._thread = threading.Thread(target=self._run, name=f"dispatch {crew.device} journal", daemon=True)
-        self._thread.start()
+        try:
+            self._write([self._header(isolation, setup)])
+            self._thread.start()
+        except BaseException:  # a full disk, or no more threads
+            os.close(self._file)
+            raise
 
     def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
         device = self._crew.device
@@ -209,14 +215,72 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
     Where several supervisors wrote to the file, one after the other, it is the last one's part. BadRequest for a file
     that is no journal, or of another version.
     """
-    whole, _, _ = Path(path).read_text(encoding="utf-8").rpartition("\n")
+    data, _, _ = Path(path).read_bytes().rpartition(b"\n")
     try:
-        lines: list[dict[str, Any]] = [json.loads(text) for text in whole.split("\n")]
-        begins = [index for index, line in enumerate(lines) if "journal" in line]
-    except (ValueError, TypeError) as error:
-        raise BadRequest("journal", str(path), "lines of JSON", str(error)) from None
+        lines: list[dict[str, Any]] = [json.loads(text) for text in data.decode("utf-8").split("\n")]
+        begins = [index for index, line in enumerate(lines) if "journal" in check_type("line", line, dict)]
+    except (ValueError, RecursionError) as error:  # of check_type, too
+        raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
     version = lines[begins[-1]]["journal"] if begins else None
-    if version != VERSION:
-        found = "of no version" if version is None else f"of version {version}"
+    if type(version) is not int or version != VERSION:
+        found = "of no version" if version is None else f"of version {shown(version)}"
         raise BadRequest("journal", f"{path}, {found}", f"a journal of version {VERSION}")
+    defined: set[int] = set()
+    for number, line in enumerate(lines[begins[-1] :], begins[-1] + 1):
+        wrong = _wrong(line, defined)
+        if wrong:
+            raise BadRequest("journal", f"{path}, line {number}: {wrong}", "what a supervisor has written")
     return lines[begins[-1]], lines[begins[-1] + 1 :]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+# For each kind of line, by the field that names it: the fields it must have, those it may have, and what each is.
+LINES: dict[str, tuple[dict[str, Callable[[object], bool]], dict[str, Callable[[object], bool]]]] = {
+    "journal": ({"device": _is_text, "arch": _is_text, "isolation": _is_text}, {}),
+    "define": (
+        {"define": _is_number},
+        {"op": _is_text_or_none, "class": _is_text, "why": _is_text, "row": _is_text_or_none},
+    ),
+    "request": ({"request": _is_number, "is": _is_number}, {"timeout": _is_seconds}),
+    "done": ({"done": _are_numbers}, {}),
+    "ended": ({"ended": _is_number, "status": _is_text}, {"error": _is_text, "words": _is_text}),
+}
+
+
+def _wrong(line: Any, defined: set[int]) -> str:
+    """What a line has that no line has; "" for a sound one. `defined` are the names that lines before it gave."""
+    kind = next((kind for kind in LINES if isinstance(line, dict) and kind in line), None)
+    if kind is None:
+        return shown(line)
+    must, may = LINES[kind]
+    for name, check in (*must.items(), *((name, check) for name, check in may.items() if name in line)):
+        if name not in line or not check(line[name]):
+            return f"{name} is {shown(line.get(name))}"
+    if kind == "define":
+        defined.add(line["define"])
+        if "why" not in line and not (isinstance(line.get("fields"), dict) and "class" in line):
+            return "a request without a class or fields"
+    if kind == "journal" and line["isolation"] not in ("thread", "process"):
+        return f"isolation is {shown(line['isolation'])}"
+    if kind == "request" and line["is"] not in defined:
+        return f"request {line['request']} is {line['is']}, which is not defined before"
+    return ""

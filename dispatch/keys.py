@@ -54,9 +54,14 @@ class Dtype:
         if isinstance(spec, str) and spec in Dtype.by_name:
             return Dtype.by_name[spec]
         try:
-            return Dtype.by_numpy[np.dtype(spec)]
-        except (TypeError, KeyError):
-            raise TypeError(f"{spec!r} is no dtype of this library; it has {', '.join(Dtype.by_name)}") from None
+            if spec is not None:  # which NumPy takes for f64
+                return Dtype.by_numpy[np.dtype(spec)]
+        except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
+            pass
+        choices = ", ".join(Dtype.by_name)
+        raise TypeError(
+            f"{spec if isinstance(spec, str) else type(spec)!r} is no dtype of this library; it has {choices}"
+        )
 
     @property
     def itemsize(self) -> int:

@@ -10,21 +10,23 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Mapping
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from cudabind import LIBRARIES, _load, driver
-from dispatch.errors import BadRequest, Closed, Refused
+from cudabind import driver
+from dispatch.bound import Bound
+from dispatch.errors import BadRequest, Closed, OutOfMemory, Refused
+from dispatch.installed import algorithms, installed
 from dispatch.keys import C128, U8
 from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
-from dispatch.stream import NOWHERE, order, relaxed
+from dispatch.stream import NOWHERE, RELAXED, QuietStream, exchange_mode, order, relaxed
 from dispatch.table import TABLE
-from dispatch.tensor import Tensor
+from dispatch.tensor import NOBODY, Tensor
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,13 +35,14 @@ if TYPE_CHECKING:
 
     from dispatch.cuda import CudaDevice
     from dispatch.device import Device
+    from dispatch.external import ExternalStream
     from dispatch.keys import Dtype
     from dispatch.request import Argument, Operands, Plan, Request
     from dispatch.row import Row
     from dispatch.stream import Stream
     from dispatch.tuning import AlgorithmCache
 
-__all__ = ["Bound", "CudaLane", "HostLane", "Lane", "algorithms"]
+__all__ = ["Bound", "CudaLane", "ExternalLane", "HostLane", "Lane", "algorithms", "lane_on"]
 
 MAX_PLANS = 4096  # on one lane; the oldest goes first
 MAX_REPLAYS = 1024  # on one lane; the oldest goes first
@@ -113,7 +116,11 @@ class Lane:
         """Raise what ended this lane."""
         self.device.check()
         if self.closed:
-            raise Closed(f"this lane of {self.device} was closed with its thread or supervisor")
+            raise Closed(f"this lane of {self.device} was closed with its stream, thread or supervisor")
+
+    def claimed(self) -> AbstractContextManager[None]:
+        """Calls on this lane outside of `with` blocks of its stream are made in here."""
+        return NOWHERE
 
     def close(self) -> None:
         """End the lane; its plans and graphs are let go, then what was kept for them, the latest first."""
@@ -159,7 +166,10 @@ class HostLane(Lane):
         return request.result(outputs)
 
     def run_into(self, request: Request, outputs: Operands) -> None:
-        self.plan(request).run(request, outputs)
+        try:
+            self.plan(request).run(request, outputs)
+        except MemoryError as error:  # of NumPy, for what is passed on from step to step
+            raise OutOfMemory(f"the host is out of memory: {error}") from error
 
 
 class CudaLane(Lane):
@@ -167,6 +177,7 @@ class CudaLane(Lane):
 
     device: CudaDevice
     holding = False  # whether launches keep the interpreter's lock
+    _is_preparing = False  # for a call that the caller captures
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -181,7 +192,8 @@ class CudaLane(Lane):
         self._zeros: list[Tensor] = []
 
     def _make(self, request: Request) -> Plan:
-        with self.device.here:  # what rows make, handles and events and modules, belongs to the current context
+        # What rows make, handles and events and modules, belongs to the current context.
+        with self.device.here, relaxed(), self.preparing():
             return super()._make(request)
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -226,15 +238,15 @@ class CudaLane(Lane):
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
         """Run a plan at some addresses: by its library the first time, from the second on as a recorded call."""
-        if self.captured:  # nothing is recorded meanwhile: to instantiate a graph may end the caller's capture
-            self._settle((*reads, *writes))
-        else:
-            replay = plan.replays.get(arguments)
-            if replay is None and plan.capture_safe and arguments in plan.seen:
-                replay = self.record(plan, arguments)
-            if replay is not None:
-                self.launch(replay, reads, writes)
-                return
+        if self.captured:
+            self._enqueue_captured(plan, arguments, reads, writes)
+            return
+        replay = plan.replays.get(arguments)
+        if replay is None and plan.capture_safe and arguments in plan.seen:
+            replay = self.record(plan, arguments)
+        if replay is not None:
+            self.launch(replay, reads, writes)
+            return
         for tensor in reads:
             tensor.storage.use(self.stream, write=False)
         for tensor in writes:
@@ -242,23 +254,43 @@ class CudaLane(Lane):
         if len(plan.seen) >= MAX_SEEN:
             plan.seen.clear()
         plan.seen[arguments] = None
-        here = self.device.here  # as a block it took 0.5 us longer
+        self._call(plan, arguments)
+
+    def _call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        """Have a plan call its library: in the lane's context, and so that nobody's capture ends by it."""
+        here, mode = self.device.here, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
         status = here.push()
         if status:
             self.device.fail(status, "cuCtxPushCurrent")
+        exchange = exchange_mode()
+        exchange(mode)
         try:
             plan.enqueue(arguments)
         finally:
+            exchange(mode)
             here.pop()
 
-    def _settle(self, tensors: tuple[Tensor, ...]) -> None:
-        """Wait here for the other streams of some tensors: a graph under capture cannot wait for work outside it."""
-        with relaxed():
-            for tensor in tensors:
-                for stream in tensor.storage.users() - {self.stream}:
-                    stream.synchronize()
-                tensor.storage.owner = tensor.storage.writer = self.stream
-                tensor.storage.readers = set()
+    def _enqueue_captured(
+        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
+    ) -> None:
+        """Make a call part of the graph that the caller captures, which keeps what of ours the call uses.
+
+        Nothing is recorded meanwhile, or launched: it is the library's own call that he captures.
+        """
+        if not (plan.capture_safe or plan.is_bare):
+            what, hint = "a call that waits for the GPU, or writes memory of its own", "run it outside of the capture"
+            raise BadRequest("stream", "a stream under capture", f"another for {plan.row.name}: {what}", hint)
+        storages = {tensor.storage for tensor in (*reads, *writes)}
+        for storage in storages:
+            for user in storage.users():
+                self.stream.wait_for_uses(user)
+        for storage in storages:
+            storage.owner = storage.writer = self.stream
+            storage.readers = NOBODY
+        order.epoch += 1
+        ours = [storage for storage in storages if storage.keep is None]
+        self.device.graphs.keep(self.stream, plan, self._workspace, *self._pages, *self._zeros, *ours)
+        self._call(plan, arguments)
 
     @property
     def captured(self) -> bool:
@@ -266,25 +298,55 @@ class CudaLane(Lane):
         return self.stream.foreign and self.stream.is_capturing()
 
     def refuse_capture(self, what: str) -> None:
-        """Raise BadRequest where the caller captures the stream: what is written now would be part of his graph."""
-        if self.captured:
+        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph."""
+        if self._is_preparing or self.captured:
             hint = "run the request once before the capture"
             raise BadRequest("stream", "a stream under capture", f"none for the first run of {what}", hint)
 
-    def capture(self, enqueue: Callable[[], None]) -> Replay:
-        """Record what plans of this lane enqueue."""
-        with self.device.here:
-            if self._recorder is None:
-                self._recorder = self.device.stream()
-            replay = capture(enqueue, self.target, self._recorder.c_handle, holding=self.holding)
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Prepare a call in here: on another stream where the caller captures the lane's, and wait for that one then.
+
+        What is written in here is there before his graph runs, and is no part of it.
+        """
+        if self._is_preparing or not self.captured:
+            yield
+            return
+        stream, target = self.stream, self.target.value
+        quiet = QuietStream(self.device, self.device.quiet.c_handle.value or 0, stream)
+        self._is_preparing = True
+        self.stream, self.target.value = quiet, quiet.c_handle.value
+        try:
+            with relaxed():
+                yield
+                quiet.synchronize()
+        finally:
+            self.stream, self.target.value = stream, target
+            self._is_preparing = False
+
+    def capture(self, enqueue: Callable[[], None]) -> Replay | None:
+        """Record what plans of this lane enqueue; None where others ended each recording of it."""
+        device, replay = self.device, None
+        with device.here:
+            recorder = self._recorder or device.stream()
+            self._recorder = None  # unless it ends well
+            replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holding=self.holding)
+        if replay is None:
+            return None
+        self._recorder = recorder
         if self.stream.here is not NOWHERE:
             replay.launch = partial(_launch_on_default, self.stream.here, replay.launch)
         return replay
 
-    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay:
-        """Record a plan at some addresses; the oldest record of the lane goes where there are too many."""
+    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> Replay | None:
+        """Record a plan at some addresses; the oldest record of the lane goes where there are too many.
+
+        None where recordings are lost again and again: it is tried anew once the call has been seen twice more.
+        """
         replay = self.capture(lambda: plan.enqueue(arguments))
         plan.seen.pop(arguments, None)
+        if replay is None:
+            return None
         plan.replays[arguments] = replay
         self._replays.append((plan, arguments))
         if len(self._replays) > MAX_REPLAYS:
@@ -294,25 +356,24 @@ class CudaLane(Lane):
 
     @property
     def versions(self) -> Versions:
-        return _installed
+        return installed
 
     # -- what plans take from their lane ------------------------------------------------------------------------
     @property
     def workspace(self) -> Workspace:
         if self._workspace is None:
-            self._workspace = Workspace(self.device, self.stream)
+            with self.preparing():
+                self._workspace = Workspace(self.device, self.stream)
         return self._workspace
 
     @property
     def cublaslt(self) -> Any:
-        """This lane's `cublasLtHandle_t`."""
+        """This lane's `cublasLtHandle_t`; to destroy one ends all captures, so it serves another lane afterwards."""
         if self._cublaslt is None:
-            from cudabind.sys import cublasLt as lt
-
-            handle = lt.cublasLtHandle_t()
-            with self.device.here:
-                lt.cublasLtCreate(handle)
-            self._cublaslt = handle
+            try:
+                self._cublaslt, _ = self.device.idle["cublasLt"].pop()
+            except IndexError:
+                self._cublaslt = _made_cublaslt(self.device)
         return self._cublaslt
 
     @property
@@ -325,13 +386,13 @@ class CudaLane(Lane):
         key = (value, dtype.cuda)
         address = self._scalars.get(key)
         if address is None:
-            self.refuse_capture("a number that is read on the device")
-            slot = len(self._scalars) % SCALARS_PER_PAGE
-            if slot == 0:
-                self._pages.append(self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
-            page = self._pages[-1]
-            address = page.ptr + slot * 16
-            self.write(address, value, dtype)
+            with self.preparing():
+                slot = len(self._scalars) % SCALARS_PER_PAGE
+                if slot == 0:
+                    self._pages.append(self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
+                page = self._pages[-1]
+                address = page.ptr + slot * 16
+                self.write(address, value, dtype)
             self._scalars[key] = address
         return address
 
@@ -345,9 +406,8 @@ class CudaLane(Lane):
     def zeros(self, nbytes: int) -> int:
         """The address of so many bytes of zeros, which nobody may write."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
-            self.refuse_capture("a product with k = 0")
-            self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
-            with self.device.here:
+            with self.preparing(), self.device.here:
+                self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
                 driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
         return self._zeros[-1].ptr
 
@@ -375,8 +435,7 @@ class CudaLane(Lane):
         if self._cublaslt is not None and self.device.fault is None:
             from cudabind.sys import cublasLt as lt
 
-            with self.device.here:
-                lt.cublasLtDestroy(self._cublaslt)
+            self.device.idle["cublasLt"].append((self._cublaslt, lt.cublasLtDestroy.unchecked))
         self._cublaslt = None
 
     def __del__(self) -> None:
@@ -384,78 +443,30 @@ class CudaLane(Lane):
             self.close()
 
 
+class ExternalLane(CudaLane):
+    """Runs requests on another library's stream, which is alive in `with` blocks of it and while a call is made."""
+
+    stream: ExternalStream
+
+    def claimed(self) -> AbstractContextManager[None]:
+        return NOWHERE if self.stream.is_current else self.stream.claimed()
+
+
+def lane_on(stream: Stream) -> CudaLane:
+    """A lane on a stream of a GPU."""
+    return CudaLane(stream) if stream.is_ours else ExternalLane(stream)
+
+
+def _made_cublaslt(device: CudaDevice) -> Any:
+    from cudabind.sys import cublasLt as lt
+
+    handle = lt.cublasLtHandle_t()
+    with device.here:
+        lt.cublasLtCreate(handle)
+    return handle
+
+
 def _launch_on_default(here: AbstractContextManager[None], launch: Callable[[], int]) -> int:
     """Launch on a default stream, which is the lane's only in its device's context."""
     with here:
         return launch()
-
-
-class Bound:
-    """A request's plan on one lane, with what its runs need and nothing that would keep the request alive."""
-
-    __slots__ = ("arguments", "lane", "plan", "plans", "reads", "result", "writes")
-
-    def __init__(self, lane: CudaLane, request: Request, outputs: Operands | None = None) -> None:
-        self.lane, self.plans = lane, lane.plans
-        self.plan = lane.plan(request)
-        operands = list(request.tensors())
-        self.reads = tuple(tensor for _, tensor, written in operands if not written)
-        self.writes = tuple(tensor for _, tensor, written in operands if written)
-        self.arguments: tuple[Argument, ...] | None = None
-        self.result: Any = None
-        if outputs is not None:
-            self.writes += tuple(outputs.values())
-        if outputs is not None or not request.missing():
-            self.arguments = request.arguments(outputs or {})
-            self.result = request.result(outputs or {})
-
-    def run(self, request: Request) -> Any:
-        """Run once, into the request's outputs or into fresh ones."""
-        lane = self.lane
-        if lane.closed:
-            lane.check()
-        if self.arguments is not None:
-            replay = self.plan.replays.get(self.arguments)
-            if replay is not None and not lane.stream.foreign:
-                lane.launch(replay, self.reads, self.writes)
-            else:
-                lane.enqueue(self.plan, self.arguments, self.reads, self.writes)
-            return self.result
-        outputs = lane.outputs(request)
-        lane.run_into(request, outputs)
-        return request.result(outputs)
-
-
-class _Installed(Mapping[str, tuple[int, ...]]):
-    """The version of each library, asked when a row of it first is; one that is missing says so with its own error.
-
-    A library that cudabind does not bind is a user's: it is not in here, and taken to be new enough.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, ...]] = {}
-
-    def __getitem__(self, name: str) -> tuple[int, ...]:
-        found = self._known.get(name)
-        if found is None:
-            if name not in LIBRARIES:
-                raise KeyError(name)
-            found = self._known[name] = tuple(int(part) for part in str(_load.version(name)).split("."))
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
-_installed = _Installed()
-
-
-@cache
-def algorithms(gpu: str, library: str) -> AlgorithmCache:
-    """The one cache of this process for a GPU model and a version of cuBLASLt."""
-    from dispatch.tuning import AlgorithmCache  # at first use: few requests are tuned
-
-    return AlgorithmCache(gpu, f"cublasLt-{library}")

@@ -62,17 +62,38 @@ class Levels:
                     return level.popleft()
         raise IndexError("nothing that may start")
 
-    def drop(self) -> Future:
-        """The oldest of the lowest level that has any, whether it may start or not; IndexError where there is none."""
+    def first(self) -> Future:
+        """What `popleft` would give, which stays; IndexError where there is none."""
+        for index in ORDERS[self._turn]:
+            level = self._levels[index]
+            if self._is_open(level):
+                return level[0]
+        raise IndexError("nothing that may start")
+
+    def remove(self, future: Future) -> None:
+        """Take out a future, which is near the beginning of its level; ValueError where it is gone."""
         with self._lock:
-            for level in reversed(self._levels):
-                if level:
-                    return level.popleft()
+            self._turn = (self._turn + 1) % len(ORDERS)
+            for level in self._levels:
+                if future in level:
+                    level.remove(future)
+                    return
+        raise ValueError("it has been taken out")
+
+    def oldest(self) -> Future:
+        """The oldest of the lowest level that has any, whether it may start or not; IndexError where there is none."""
+        for level in reversed(self._levels):
+            if level:
+                return level[0]
         raise IndexError("nothing waits")
 
     def release(self) -> None:
         """From now on nothing holds anything up: what is left is only taken to be ended."""
         self._may_start = None
+
+    def hold(self, may_start: Callable[[LateFuture], bool]) -> None:
+        """Undo `release`: what waits for others is held up again."""
+        self._may_start = may_start
 
     def clear(self) -> None:
         for level in self._levels:

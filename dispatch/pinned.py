@@ -17,7 +17,7 @@ import numpy as np
 from cudabind import driver
 from dispatch.errors import OutOfMemory
 from dispatch.isolate.arena import Arena
-from dispatch.stream import NOT_READY
+from dispatch.stream import NOT_READY, relaxed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -40,7 +40,7 @@ class _Page:
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self.base, self.nbytes = 0, nbytes
         where = ctypes.c_void_p()
-        with device.here:
+        with device.here, relaxed():
             status = driver.cuMemHostAlloc.unchecked(ctypes.byref(where), ctypes.c_size_t(nbytes), PORTABLE)
         if status == 2:  # CUDA_ERROR_OUT_OF_MEMORY
             raise OutOfMemory(f"the host has not {nbytes / 2**20:,.0f} MiB of memory that can be locked for {device}")
@@ -50,7 +50,8 @@ class _Page:
 
     def __del__(self) -> None:
         if self.base and not sys.is_finalizing():
-            driver.cuMemFreeHost.unchecked(ctypes.c_void_p(self.base))  # waits for copies; after a fault it fails
+            with relaxed():  # it waits for copies; after a fault it fails
+                driver.cuMemFreeHost.unchecked(ctypes.c_void_p(self.base))
 
 
 class _Lease:
@@ -129,7 +130,8 @@ class Copy:
         """Whether it has ended; raises what the stream ended in."""
         if self._event is None or self._device is None:
             return True
-        status = driver.cuEventQuery.unchecked_holding_gil(self._event)
+        with relaxed():
+            status = driver.cuEventQuery.unchecked_holding_gil(self._event)
         if status == NOT_READY:
             return False
         if status:
@@ -142,7 +144,8 @@ class Copy:
         event = self._event
         if event is not None and self._device is not None:
             if timeout is None:
-                status = driver.cuEventSynchronize.unchecked(event)
+                with relaxed():
+                    status = driver.cuEventSynchronize.unchecked(event)
                 if status:
                     self._device.fail(status, "cuEventSynchronize")
                 self._end()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.cuda import CudaDevice
 from dispatch.device import HostDevice, live_devices
-from dispatch.lane import Bound, CudaLane, HostLane
+from dispatch.lane import Bound, CudaLane, HostLane, lane_on
 from dispatch.refit import refit
+from dispatch.request import check_request
 from dispatch.stream import order
 from dispatch.table import TABLE
 
@@ -50,7 +51,8 @@ class BoundCall:
             plan, arguments = self._bound.plan, self._bound.arguments
             if plan.capture_safe and arguments is not None and not lane.captured:
                 self._replay = plan.replays.get(arguments) or lane.record(plan, arguments)
-                self._launch: Callable[[], int] = self._replay.launch
+                if self._replay is not None:
+                    self._launch: Callable[[], int] = self._replay.launch
         else:
             lane.plan(self.request)
 
@@ -73,25 +75,29 @@ class BoundCall:
         """Run it where something may have changed: other operands, another stream's use of them, a closed lane."""
         lane = self._lane
         lane.check()
-        if operands:
-            return lane.run(self.request.replace(**operands))
-        if not isinstance(lane, CudaLane) or self._replay is None or lane.captured:
-            return lane.run(self.request)
-        epoch = order.epoch  # as it was before the look
-        lane.launch(self._replay, self._bound.reads, self._bound.writes)
-        if order.epoch == epoch and not lane.stream.foreign:
-            self._epoch = epoch
-        return self._result
+        with lane.claimed():
+            if operands:
+                return lane.run(self.request.replace(**operands))
+            if not isinstance(lane, CudaLane) or self._replay is None or lane.captured:
+                return lane.run(self.request)
+            epoch = order.epoch  # as it was before the look
+            lane.launch(self._replay, self._bound.reads, self._bound.writes)
+            if order.epoch == epoch and not lane.stream.foreign:
+                self._epoch = epoch
+            return self._result
 
     def refit(self, weights: Any = None, **operands: Any) -> None:
         """Replace the weights `b`, or operands by name, in place: the same memory, the same plan, in stream order.
 
-        Takes tensors of the same device or arrays, of the very same shape and dtype; BadRequest for others, and for an
-        operand that the call does not read. Work in flight sees the old ones.
+        The weights of a recurrent network are its operand of that name. Takes tensors of the same device or arrays, of
+        the very same shape and dtype; BadRequest for others, and for an operand that the call does not read. Work in
+        flight sees the old ones.
         """
         if weights is not None:
-            operands = {"b": weights, **operands}
-        refit(self._lane, self.request, operands)
+            named = any(name == "weights" for name, _, _ in self.request.tensors())
+            operands = {"weights" if named else "b": weights, **operands}
+        with self._lane.claimed():
+            refit(self._lane, self.request, operands)
 
     def __repr__(self) -> str:
         return f"<{self.row.name}: {self.request.describe()}>"
@@ -102,6 +108,7 @@ def prepare(request: Request) -> BoundCall:
 
     Outputs that the request leaves open are allocated once, here. Raises as `run` does.
     """
+    check_request(request)
     lane: Lane = request.device.lane()
     lane.check()
     return BoundCall(lane, request, lane.outputs(request))
@@ -116,6 +123,8 @@ def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
     from dispatch.cutlass.warm import finish
 
     requests = list(requests)
+    for request in requests:
+        check_request(request)
     calls: dict[int, BoundCall] = {}
     with compiler.ahead() as started:
         for place, request in enumerate(requests):
@@ -132,5 +141,5 @@ def _forget_plans() -> None:
 
 
 HostDevice.open_lane = HostLane
-CudaDevice.open_lane = CudaLane
+CudaDevice.open_lane = staticmethod(lane_on)
 TABLE.watchers.append(_forget_plans)

@@ -6,6 +6,7 @@ weights, what is enqueued after reads the new ones. This room never changes a re
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from cudabind import driver
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
-from dispatch.tensor import Tensor
+from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
     from dispatch.lane import Lane
@@ -57,6 +58,8 @@ def _check(name: str, target: Tensor, source: Any) -> None:
         given = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None is no dtype of ours
     if given != (target.shape, target.dtype):
         raise BadRequest(name, f"{given[1]}{list(given[0])}", f"{target.layout}: a refit changes numbers and no more")
+    if any(step == 0 and extent > 1 for step, extent in zip(target.layout.strides, target.shape, strict=True)):
+        raise BadRequest(name, f"a broadcast view {target.layout}", "memory of its own for every element")
     if target.layout.readonly:
         raise BadRequest(name, "read-only memory", "memory that may be written, so that it can be refitted")
 
@@ -68,29 +71,44 @@ def _from_host(lane: Lane, target: Tensor, source: Any) -> None:
 
 
 def _copy(target: Tensor, source: Tensor, stream: int) -> None:
-    """Enqueue the copy between two tensors of one shape: at once where both are dense alike, else line by line."""
-    dense = target.layout.high - target.layout.low == target.nbytes
-    if target.layout.strides == source.layout.strides and dense:
-        driver.cuMemcpyDtoDAsync(target.ptr + target.layout.low, source.ptr + source.layout.low, target.nbytes, stream)
-    elif target.ndim > 2:
-        for index in range(target.shape[0]):
-            _copy(target[index], source[index], stream)
-    elif target.ndim == 2 and 1 in (target.layout.strides[0], target.layout.strides[1]):
-        _lines(target, source, stream)
-    else:
-        raise BadRequest("refit", str(source.layout), f"steps as those of {target.layout}")
+    """Enqueue the copy between two tensors of one shape: at once where both are dense alike, else piece by piece."""
+    one, other = target.layout, source.layout
+    # Only axes of several elements, from the largest step of the target to the smallest.
+    axes = sorted(
+        (axis for axis, extent in enumerate(one.shape) if extent > 1), key=lambda axis: -abs(one.strides[axis])
+    )
+    shape = [one.shape[axis] for axis in axes]
+    to, of = ([layout.strides[axis] for axis in axes] for layout in (one, other))
+    if not target.size:
+        return
+    if to == of and [abs(step) for step in to] == list(c_strides(tuple(shape))):
+        driver.cuMemcpyDtoDAsync(target.ptr + one.low, source.ptr + other.low, target.nbytes, stream)
+        return
+    item = target.dtype.itemsize
+    if not item:
+        raise BadRequest("refit", str(other), f"packed elements that lie as those of {one}")
+    if to[-1] != 1 or of[-1] != 1:  # no line is dense in both: single elements, one to a line
+        shape, to, of = [*shape, 1], [*to, 1], [*of, 1]
+    count, width = (shape[-2] if len(shape) > 1 else 1), shape[-1] * item
+    pitches = (to[-2] * item, of[-2] * item) if count > 1 else (width, width)
+    for index in product(*map(range, shape[:-2])):
+        ends = [
+            tensor.ptr + item * sum(i * step for i, step in zip(index, steps, strict=False))
+            for tensor, steps in ((target, to), (source, of))
+        ]
+        _lines(ends, pitches, width, count, stream)
 
 
-def _lines(target: Tensor, source: Tensor, stream: int) -> None:
-    """One copy of all the lines of a matrix, at the pitch of each side."""
-    by_row = target.layout.strides[1] == 1
-    one, other = (target, source) if by_row else (target.mT, source.mT)
-    if other.layout.strides[1] != 1 and other.shape[1] > 1:
-        raise BadRequest("refit", str(source.layout), f"dense lines as those of {target.layout}")
-    copy, item = driver.CUDA_MEMCPY2D(), one.dtype.itemsize
-    kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+def _lines(ends: list[int], pitches: tuple[int, int], width: int, count: int, stream: int) -> None:
+    """So many lines of so many bytes, from the second address to the first: one copy where all steps are forward."""
+    if min(pitches) < width:
+        for line in range(count):
+            to, of = (end + line * pitch for end, pitch in zip(ends, pitches, strict=True))
+            driver.cuMemcpyDtoDAsync(to, of, width, stream)
+        return
+    copy, kind = driver.CUDA_MEMCPY2D(), driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.dstMemoryType = copy.srcMemoryType = kind
-    copy.dstDevice, copy.srcDevice = one.ptr, other.ptr
-    copy.dstPitch, copy.srcPitch = (max(t.layout.strides[0], t.shape[1]) * item for t in (one, other))
-    copy.WidthInBytes, copy.Height = one.shape[1] * item, one.shape[0]
+    copy.dstDevice, copy.srcDevice = ends
+    copy.dstPitch, copy.srcPitch = pitches
+    copy.WidthInBytes, copy.Height = width, count
     driver.cuMemcpy2DAsync(copy, stream)

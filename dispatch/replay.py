@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.stream import RELAXED, relaxed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
-__all__ = ["Replay", "capture"]
+__all__ = ["Recordings", "Replay", "capture"]
 
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and other streams may do as they like meanwhile
+TRIES = 3  # of a recording that something ends, before it is given up
+LOST = range(
+    900, 909
+)  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and what follows: a capture was ended, by whatever it was
 
 
 class Replay:
@@ -36,27 +43,115 @@ class Replay:
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        # The driver frees a graph that is still running once it is done.
-        driver.cuGraphExecDestroy.unchecked(self._exec)
+        with relaxed():  # the driver frees a graph that is still running once it is done
+            driver.cuGraphExecDestroy.unchecked(self._exec)
+
+
+class Recordings:
+    """The recordings under way on a device, and the calls that would end them all: those of the whole context.
+
+    Guarantees: no block of `with recordings.one():` overlaps one of `with recordings.none():` of another thread.
+    Whoever enters the second waits for the recordings under way, which are short, and no other begins meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # of a lock that may be taken again: finalizers may come in between
+        self._recording: list[int] = []  # the threads that are
+        self._excluding = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Record in here."""
+        me = threading.get_ident()
+        with self._changed:
+            while self._excluding and me not in self._recording:
+                self._changed.wait()
+            self._recording.append(me)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._recording.remove(me)
+                self._changed.notify_all()
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """Make calls in here that end captures."""
+        me = threading.get_ident()
+        with self._changed:
+            self._excluding += 1
+        try:
+            with self._changed:
+                while any(thread != me for thread in self._recording):
+                    self._changed.wait()
+            yield
+        finally:
+            with self._changed:
+                self._excluding -= 1
+                self._changed.notify_all()
 
 
 def capture(
-    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, *, holding: bool = False
-) -> Replay:
+    enqueue: Callable[[], None],
+    target: ctypes.c_void_p,
+    recorder: ctypes.c_void_p,
+    recordings: Recordings,
+    *,
+    holding: bool = False,
+) -> Replay | None:
     """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
 
     Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holding`: the
-    launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED).
+    launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). Waits for the context in
+    other libraries end captures, so one that is lost is repeated; None where that happens again and again.
     """
-    stream = ctypes.c_void_p(target.value)
-    driver.cuStreamBeginCapture(recorder.value, driver.CUstreamCaptureMode(RELAXED))
+    for _ in range(TRIES):
+        with recordings.one():
+            graph = _recorded(enqueue, target, recorder)
+        if graph is not None:
+            try:
+                with relaxed():
+                    executable = int(driver.cuGraphInstantiate(graph.value, 0))
+            finally:
+                driver.cuGraphDestroy.unchecked(graph)
+            return Replay(executable, ctypes.c_void_p(target.value), holding=holding)
+    return None
+
+
+def _recorded(
+    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p
+) -> ctypes.c_void_p | None:
+    """The graph; None where something has ended the capture. Raises what `enqueue()` does of its own accord."""
+    graph, stream = ctypes.c_void_p(), target.value
+    # Other threads and streams may do as they like, but for waits for the whole context. One that another library makes
+    # at the very moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of
+    # them): the interpreter's lock is held for that moment, so that no thread of Python begins one.
+    status = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
+    if status:
+        _pass_over("cuStreamBeginCapture", status)
+        return None
     target.value = recorder.value
+    error: CudaError | None = None
+    is_whole = False
     try:
         enqueue()
+        is_whole = True
+    except CudaError as raised:  # of the library, or because the capture was ended under it
+        error = raised
     finally:
-        target.value = stream.value
-        graph = driver.cuStreamEndCapture(recorder.value)
-    try:
-        return Replay(int(driver.cuGraphInstantiate(graph, 0)), stream, holding=holding)
-    finally:
-        driver.cuGraphDestroy(graph)
+        target.value = stream
+        status = driver.cuStreamEndCapture.unchecked_holding_gil(recorder, ctypes.byref(graph))
+        if graph.value and (status or not is_whole):
+            driver.cuGraphDestroy.unchecked(graph)
+    if error is not None and status not in LOST:
+        raise error
+    if status:
+        _pass_over("cuStreamEndCapture", status)
+        return None
+    return graph
+
+
+def _pass_over(function: str, status: int) -> None:
+    """Raise what a status means, unless it is that a capture was ended."""
+    if status not in LOST:
+        raise driver.error(function, status)

@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.errors import WorkerFailed
+from dispatch.errors import BadRequest, WorkerFailed
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.device import Device
     from dispatch.keys import Compute, Dtype, Epilogue
 
-__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "run"]
+__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "check_request", "run"]
 
 Argument = int | float | complex  # an address, or a number given by value
 Use = tuple[str, Tensor, bool]  # a field's name, its tensor, whether it is written
@@ -114,6 +114,7 @@ class Plan:
     """
 
     __slots__ = ("__weakref__", "capture_safe", "replays", "row", "seen")
+    is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
 
     def __init__(self, row: Any, *, capture_safe: bool) -> None:
         self.row = row
@@ -136,4 +137,15 @@ def run(request: Request) -> Any:
     Returns the request's outputs. Raises NoRow where no row takes the request, StaleTensor for tensors of a closed
     device, DeviceFault on a lost one.
     """
-    return request.device.lane().run(request)
+    try:
+        return request.device.lane().run(request)
+    except AttributeError:
+        check_request(request)
+        raise
+
+
+def check_request(request: object) -> None:
+    """BadRequest for what is no request; the doors ask only once something has gone wrong."""
+    if not isinstance(request, Request):
+        hint = "such as dispatch.MatmulRequest(a=a, b=b)"
+        raise BadRequest("request", f"a {type(request).__name__}", "a dispatch.Request", hint)

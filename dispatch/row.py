@@ -7,6 +7,7 @@ it is added. Nothing here knows an op or calls a library.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -46,6 +47,8 @@ class Row:
         call: makes the plan.
         run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
         variant: a word for what of its op it is for, where other rows have the same dtypes.
+        note: what a result may be other than one would take for granted; empty where there is nothing to say.
+        nonfinite: what becomes of NaN and infinities; `nonfinite.py` states it of this library's own rows.
     """
 
     op: str
@@ -63,6 +66,8 @@ class Row:
     call: Callable[[Any, Any, Row], Plan] = field(compare=False)
     run_on: tuple[str, ...] = field(default=(), compare=False)
     variant: str = field(default="", compare=False)
+    note: str = field(default="", compare=False)
+    nonfinite: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -137,11 +142,12 @@ class Table:
     def __init__(self, rows: Iterable[Row], rooms: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
         self._waiting = {op: room for room, ops in rooms.items() for op in ops}  # of rooms that are not in yet
         self._entering: set[str] = set()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # held while rows come in or go
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
+        self.broken: tuple[str, ...] = ()  # what is wrong with the packages that should have added rows
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         given = tuple(rows)
         _check_all(given)
@@ -149,7 +155,7 @@ class Table:
 
     def register(self, *rows: Row) -> None:
         """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""
-        with self._lock:
+        with self.lock:
             before = self._rows
             try:
                 for row in rows:
@@ -162,7 +168,7 @@ class Table:
 
     def unregister(self, row: Row) -> None:
         """Take a row out again; BadRow where it is not in the table."""
-        with self._lock:
+        with self.lock:
             if row not in self._rows:
                 raise BadRow(f"{row.name} is not in the table")
             self._set(tuple(r for r in self._rows if r != row))
@@ -197,26 +203,25 @@ class Table:
         return found
 
     def _load(self) -> None:
-        """Add the rows of installed packages; one that is broken is named, at every call until it is mended."""
-        with self._lock:
+        """Add the rows of installed packages; one that is broken is named in a warning, and adds none."""
+        with self.lock:
             if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
                 return
-            before, self._loading = self._rows, True
+            self._loading = True
             try:
                 from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
 
                 for entry in entry_points(group=ENTRY_POINTS):
                     self._load_entry(entry)
                 self._loaded = True
-            except BadRow:
-                self._set(before)
-                raise
             finally:
                 self._loading = False
+        for words in self.broken:
+            warnings.warn(words, RuntimeWarning, stacklevel=3)
 
     def _enter(self, room: str) -> None:
         """Add the rows of a room, behind the others."""
-        with self._lock:
+        with self.lock:
             if room in self._entering or room not in self._waiting.values():
                 return  # in already, or on its way: one that looks at the table while it is imported sees it so far
             self._entering.add(room)
@@ -233,13 +238,16 @@ class Table:
             self._enter(room)
 
     def _load_entry(self, entry: EntryPoint) -> None:
-        """Add the rows that an entry point names; BadRow names it where anything is wrong with it."""
+        """Add the rows that an entry point names, all or none: what is wrong with a package costs nobody else."""
+        before = self._rows
         try:
             found = entry.load()
             for row in (found,) if isinstance(found, Row) else found:
                 self._add(row)
-        except (BadRow, ImportError, AttributeError, TypeError) as error:
-            raise BadRow(f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}: {error}") from error
+        except Exception as error:  # noqa: BLE001  # importing it runs code that we do not know
+            self._set(before)
+            words = f"{type(error).__name__}: {error}"
+            self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {words}",)
 
     @property
     def ops(self) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dispatch.future import CANCELLED, FAILED, MISSED
+from dispatch.future import CANCELLED
 from dispatch.levels import Levels
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Keeper(Protocol):
     holding: bool  # whether there are requests that may start once others are enqueued
 
     def opened(self, lane: Any, seat: Seat) -> None: ...
+    def keep(self, future: Future) -> None: ...
     def failed(self, future: Future, errors: list[BaseException]) -> None: ...
     def callbacks_failed(self, errors: list[BaseException]) -> None: ...
     def lost(self) -> None: ...
@@ -74,11 +76,13 @@ class Seat:
         self.worker: Worker | None = None
 
     def wake(self) -> None:
-        self.asleep = False
-        try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
-            self.gate.release()
-        except RuntimeError:  # released already: the worker has not yet taken note
-            pass
+        try:
+            self.asleep = False
+        finally:  # one without the other would be a worker that nobody wakes
+            try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
+                self.gate.release()
+            except RuntimeError:  # released already: the worker has not yet taken note
+                pass
 
     def rest(self, seconds: float) -> None:
         """Sleep until something is queued, somebody wakes the worker, or the time is over (-1: without end)."""
@@ -108,14 +112,18 @@ class Seat:
             items.release()
         while items:
             try:
-                future = items.popleft()
+                future = items[0] if type(items) is deque else items.first()  # type: ignore[union-attr]
             except IndexError:  # another thread, which has just added to it, is here too
-                return
-            if future.claim() is MISSED:
-                self.cancelled += 1
-            elif keeper.ending == CANCELLING:
-                self.cancelled += 1
-                keeper.callbacks_failed(future.settle(CANCELLED, None))
+                continue
+            cause = None if keeper.ending == CANCELLING else keeper.reason()
+            if cause is not None:
+                keeper.keep(future)
+            is_mine, errors = future.withdraw(cause)
+            if not is_mine or cause is None:
+                self.cancelled += future._status == CANCELLED
+                keeper.callbacks_failed(errors)
             else:
                 self.failed += 1
-                keeper.failed(future, future.settle(FAILED, keeper.reason()))
+                keeper.failed(future, errors)
+            with suppress(ValueError):  # taken out only now: an interrupted call leaves it to the next
+                items.remove(future)

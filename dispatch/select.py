@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dispatch.errors import NoRow
+from dispatch.checks import check_type, shown
+from dispatch.errors import BadRequest, NoRow
+from dispatch.request import check_request
 from dispatch.row import Row, accepts, refusals
 from dispatch.table import TABLE
 
@@ -123,12 +125,17 @@ class Explanation:
             else f"   calls {row.library}.{row.function}",
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",
+            *([f"   NaN and infinities: {row.nonfinite}"] if row.nonfinite else []),
         ]
         return "\n".join(lines)
 
 
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
     """Say which row carries a request out on an architecture (that of its device), and what refused it before."""
+    check_request(request)
+    if arch is not None and not isinstance(arch, int):
+        raise BadRequest("arch", shown(arch), "an Arch, such as dispatch.Arch.of('sm_90')")
+    check_type("versions", versions, Mapping)
     where = request.device.arch if arch is None else arch
     chosen = select(request, where, versions)
     before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))

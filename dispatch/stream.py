@@ -1,7 +1,7 @@
 """Streams, and the order between them: which stream a storage was last used on, and the event waits that follow.
 
 Devices make streams, workers and direct calls enqueue on them. This room never allocates and never launches: it only
-orders. On the host there is one stream, which is always done.
+orders. On the host there is one stream, which is always done. Streams of other libraries are external.py's.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind import driver
+from cudabind.errors import LibraryNotFound
+from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from typing_extensions import Self
 
     from dispatch.device import Device
 
-__all__ = ["Current", "LaneLike", "Order", "Stream", "current", "order", "relaxed"]
+__all__ = ["Current", "LaneLike", "Order", "QuietStream", "Stream", "current", "exchange_mode", "order", "relaxed"]
 
 
 class LaneLike(Protocol):
@@ -37,6 +40,7 @@ class Current(threading.local):
     def __init__(self) -> None:
         self.lane: LaneLike | None = None
         self.homes: dict[Device, Stream] = {}
+        self.per_thread: dict[Device, Stream] = {}  # handle 2 means this thread's own default stream
         self.lanes: dict[Stream, LaneLike] = {}
         self.entered: list[LaneLike | None] = []
 
@@ -64,15 +68,35 @@ class Order:
 order = Order()
 
 
-@contextmanager
-def relaxed() -> Iterator[None]:
-    """Let this thread make calls that touch no stream under capture, whatever the mode of that capture forbids."""
-    mode = ctypes.c_int(RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
+@cache
+def exchange_mode() -> Callable[[Any], int]:
+    """The driver's function that exchanges the calling thread's capture mode; without a driver nobody captures."""
     try:
-        yield
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode.unchecked(ctypes.byref(mode))
+        exchange: Callable[[Any], int] = driver.cuThreadExchangeStreamCaptureMode.unchecked_holding_gil
+    except LibraryNotFound:
+        return _nothing_to_exchange
+    return exchange
+
+
+def _nothing_to_exchange(_mode: Any) -> int:
+    return 0
+
+
+class relaxed:  # used as a word: `with relaxed():`
+    """Let this thread make calls that touch no stream under capture, whatever the mode of a capture forbids.
+
+    The default mode (torch's) forbids all threads to wait, to look at events, to allocate and free memory and graphs:
+    whoever does so ends the capture. Waiting for a whole context ends captures of every mode, here as well.
+    """
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        self._mode = ctypes.byref(ctypes.c_int(RELAXED))  # one for each use: finalizers may come in between
+        exchange_mode()(self._mode)
+
+    def __exit__(self, *_: object) -> None:
+        exchange_mode()(self._mode)
 
 
 NOWHERE: AbstractContextManager[None] = nullcontext()
@@ -81,7 +105,7 @@ NOWHERE: AbstractContextManager[None] = nullcontext()
 class Stream:
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
-    Made by `Device.stream()`, or by `Stream.from_handle` over another library's stream, which then must outlive it.
+    Made by `Device.stream()`; `Stream.from_handle` gives another library's, an ExternalStream (external.py).
     `foreign` says that somebody else knows the handle and may be capturing it; only then is that asked before a replay.
     `with stream.here:` is for calls that take its handle: a default stream is this one only in its device's context.
     """
@@ -98,8 +122,16 @@ class Stream:
 
     @classmethod
     def from_handle(cls, device: Device, handle: int) -> Stream:
-        """Use another library's `cudaStream_t` (`torch.cuda.current_stream().cuda_stream`); 0 is the legacy default."""
-        return cls(device, handle, owned=False)
+        """Use another library's `cudaStream_t` (`torch.cuda.current_stream().cuda_stream`); 0 is the legacy default.
+
+        It must be alive now, inside `with` blocks of what comes back, and when a call that was prepared there runs.
+        """
+        return device.external(handle)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is there as long as this object; a stream of another library is not."""
+        return True
 
     @property
     def handle(self) -> int:
@@ -113,16 +145,21 @@ class Stream:
         """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
         if self.device.is_host or self.closed:
             return
-        with self.here:
+        if self.foreign and self.is_capturing():
+            hint = "wait for a launch of the graph, once the capture has ended"
+            raise BadRequest("stream", "a stream under capture", "one whose work is run", hint)
+        with relaxed(), self.here:
             status = driver.cuStreamSynchronize.unchecked(self.c_handle)
         if status:
             self.device.fail(status, "cuStreamSynchronize")
 
     def done(self) -> bool:
-        """Whether all that was enqueued here is done; raises what it ended in."""
+        """Whether all that was enqueued here is done; raises what it ended in. What is captured is not run as yet."""
         if self.device.is_host or self.closed:
             return True
-        with self.here:
+        if self.foreign and self.is_capturing():
+            return False
+        with relaxed(), self.here:
             status = driver.cuStreamQuery.unchecked(self.c_handle)
         if status and status != NOT_READY:
             self.device.fail(status, "cuStreamQuery")
@@ -134,8 +171,47 @@ class Stream:
             return
         self.wait_for_handle(other.c_handle)
 
+    def wait_for_uses(self, other: Stream) -> None:
+        """Let what is enqueued here from now on wait for all that this library has enqueued on `other`.
+
+        A graph under capture cannot wait for what is outside of it: there it is the host that waits, now. Nor can
+        others wait for what is only captured: BadRequest.
+        """
+        if other is self or other.closed or self.device.is_host:
+            return
+        mine = Stream.capture(self) if self.foreign else 0  # whoever enqueues here says that it is alive
+        if mine:
+            if other.capture() != mine:
+                other.finish_uses()
+                return
+        elif other.foreign and other.capture():
+            raise BadRequest(
+                "stream", f"{self!r}, where nothing is captured", f"{other!r}, where an operand's use is under capture"
+            )
+        other.precede_handle(self.c_handle)
+
+    def capture(self) -> int:
+        """The number of the capture that this stream is in now; 0 where it is in none."""
+        if self.device.is_host or self.closed or not (self.foreign and self.is_capturing()):
+            return 0
+        number = ctypes.c_uint64()
+        with self.here:
+            status = driver.cuStreamGetCaptureInfo.unchecked(
+                self.c_handle, ctypes.byref(ctypes.c_int()), ctypes.byref(number), None, None, None, None
+            )
+        if status:
+            self.device.fail(status, "cuStreamGetCaptureInfo")
+        return number.value
+
+    def wait_for_event(self, event: ctypes.c_void_p) -> None:
+        """Let what is enqueued here from now on wait for what an event was recorded behind."""
+        with self.here:
+            status = driver.cuStreamWaitEvent.unchecked(self.c_handle, event, 0)
+        if status:
+            self.device.fail(status, "cuStreamWaitEvent")
+
     def wait_for_handle(self, handle: ctypes.c_void_p) -> None:
-        """`wait_for` a bare `cudaStream_t`."""
+        """`wait_for` a bare `cudaStream_t`, which is alive."""
         _order(self.device, before=handle, after=self.c_handle)
 
     def precede_handle(self, handle: ctypes.c_void_p) -> None:
@@ -149,9 +225,15 @@ class Stream:
         state = ctypes.c_int()
         with self.here:
             status = driver.cuStreamIsCapturing.unchecked_holding_gil(self.c_handle, ctypes.byref(state))
+        if status == IMPLICIT:
+            return True
         if status:
             self.device.fail(status, "cuStreamIsCapturing")
         return state.value != 0
+
+    def finish_uses(self) -> None:
+        """Wait until all that this library has enqueued here is done; raises what it ended in."""
+        self.synchronize()
 
     def close(self) -> None:
         """Wait for the stream and destroy it (a foreign handle is only let go); a second call does nothing."""
@@ -159,11 +241,18 @@ class Stream:
             return
         self.synchronize()
         self.closed = True
-        if self._owned and not self.device.is_host:
-            driver.cuStreamDestroy.unchecked(self.c_handle)
+        if self.device.is_host:
+            return
+        for lane in self.device.lanes():
+            if lane.stream is self:
+                lane.close()  # what it remembers would be launched on a handle that is gone
+        if self._owned:
+            self.device.dispose(self.c_handle)
 
     def __enter__(self) -> Self:
         self.device.check()
+        if self.closed:
+            raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
         current.entered.append(current.lane)
         current.lane = self.device.lane(self)
         return self
@@ -177,13 +266,24 @@ class Stream:
         if self._owned and not self.closed and self.c_handle.value and not sys.is_finalizing():
             self.closed = True
             self.device.retire(self)
-            driver.cuStreamDestroy.unchecked(self.c_handle)
+            self.device.dispose(self.c_handle)
 
     def __repr__(self) -> str:
         return f"Stream({self.device}, {self.c_handle.value or 0:#x})"
 
 
+class QuietStream(Stream):
+    """One on which calls are prepared while the caller captures `stream`, for which it stands: memory is that one's."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, device: Device, handle: int, stream: Stream) -> None:
+        super().__init__(device, handle, owned=False)
+        self.stream = stream
+
+
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
+IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the legacy stream, beside a capture that would wait for it
 
 
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:

@@ -12,13 +12,16 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from dispatch import trace
+from dispatch.checks import shown
 from dispatch.crew import Crew
 from dispatch.device import Device
 from dispatch.device import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
-from dispatch.future import FAILED, MISSED, Future, LateFuture, TimedFuture
+from dispatch.future import Future, LateFuture, TimedFuture
+from dispatch.limits import RestartLimit, check_seconds
 from dispatch.seat import BROKEN, CANCELLING, Seat, again
 from dispatch.stats import Stats, count
+from dispatch.waiting import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +62,10 @@ class Supervisor:
         completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest;
             "block": a second thread sleeps in the driver until it is; "callback": the driver calls a function.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
-            circuit opens: what is queued fails, and `submit` raises WorkerFailed.
+            circuit opens: what is queued fails, and `submit` raises WorkerFailed. A child that ends while it starts
+            counts as well; the next start then waits a little, 0.05 s and ever longer, up to 2 s.
+        cooldown: seconds after which an open circuit half-opens, on the same memory: requests are taken again, and
+            one break within `max_seconds` opens it anew. None: it stays open.
         journal: a file to which requests and how they ended are appended, without their data; see journal.py.
 
     Requests of one priority at one worker run in the order of their submission. Those of a smaller priority go first,
@@ -89,6 +95,7 @@ class Supervisor:
         hang_seconds: float = 1.0,
         completion: Literal["poll", "block", "callback"] = "poll",
         journal: str | PathLike[str] | None = None,
+        cooldown: float | None = None,
     ) -> None:
         _one_of("isolation", isolation, ("thread", "process"))
         _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
@@ -97,39 +104,49 @@ class Supervisor:
         _at_least("streams", streams, 1)
         _at_least("queue_size", queue_size, 1)
         _at_least("max_restarts", max_restarts, 0)
-        if not max_seconds >= 0:
-            raise BadRequest("max_seconds", repr(max_seconds), "a number of 0 or more")
+        _at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True for one
+        _names("setup", setup)
+        max_seconds = check_seconds("max_seconds", max_seconds)
+        hang_seconds = check_seconds("hang_seconds", hang_seconds, above=True)
+        if cooldown is not None:
+            cooldown = check_seconds("cooldown", cooldown)
         self.device = device if isinstance(device, Device) else find_device(device)
         self.device.check()
-        from dispatch.status import Board
-
+        limit = RestartLimit(max_restarts, max_seconds, cooldown)
         crew: Crew
         if isolation == "thread":
-            crew = Crew(self.device, streams, queue_size, max_restarts, max_seconds, completion)
+            crew = Crew(self.device, streams, queue_size, limit, completion)
         else:
             from dispatch.isolate.crew import ProcessCrew
             from dispatch.isolate.memory import shared
 
             self.device = home = shared(self.device.name)
-            crew = ProcessCrew(
-                home, streams, queue_size, max_restarts, max_seconds, setup, spare, hang_seconds, completion
-            )
+            crew = ProcessCrew(home, streams, queue_size, limit, setup, spare, hang_seconds, completion)
         self._crew = crew
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
-        crew.start()
         self._journal: Journal | None = None
+        self._board: Board | None = None
         try:
-            if journal is not None:
-                from dispatch.journal import Journal
-
-                self._journal = Journal(journal, crew, isolation, setup)
-            self._board = Board(crew, isolation)
+            crew.start(partial(self._describe, journal, isolation, setup))
+            self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
+            self._dropped = weakref.finalize(self, crew.abandon)
+            self._dropped.atexit = False  # `_at_exit` does that
         except BaseException:
-            crew.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
+            crew.undo()
+            _unwatch(self._board, self._journal, wait=False)
+            if isolation == "process":
+                self.device.close()  # nobody was given it
             raise
-        self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
-        self._dropped = weakref.finalize(self, crew.abandon)
-        self._dropped.atexit = False  # `_at_exit` does that
+
+    def _describe(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
+        """Open what others look at; on a thread that nothing interrupts."""
+        from dispatch.status import Board
+
+        if journal is not None:
+            from dispatch.journal import Journal
+
+            self._journal = Journal(journal, self._crew, isolation, setup)
+        self._board = Board(self._crew, isolation)
 
     def submit(
         self,
@@ -151,35 +168,44 @@ class Supervisor:
         crew = self._crew
         if crew.refusal is not None:
             crew.check()
-        deadline = None if timeout is None else monotonic() + timeout
-        future = Future(request) if deadline is None and not after else _late(request, deadline, after)
-        ticket = next(crew.tickets)
-        seat = None
-        if worker is not None:
-            seat = crew.place(ticket, self._pool(worker))
-        elif self._affine:
-            bound = getattr(request, "bound", None)
-            if bound is not None:
-                seat = crew.homes.get(bound.lane)
-                if seat is not None and len(seat.items) > NEAR:
-                    seat = None
-        if seat is None:
-            seat = crew.place(ticket, crew.seats)
-        if len(seat.items) >= self._limit:
-            seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
-        future._seat = seat
-        if trace.hooks or self._journal is not None:
-            self._observe([future], [request], seat, timeout)
-        if not ticket & SAMPLED:
-            future.add_done_callback(partial(crew.sample, perf_counter()))
-        if priority or after:
-            crew.rank(seat, [future], priority)
-        else:
-            seat.items.append(future)
-        if seat.asleep:
-            seat.wake()
-        if seat.vacant:
-            seat.vacate(crew)
+        deadline = None if timeout is None else monotonic() + check_seconds("timeout", timeout)
+        try:
+            is_plain = deadline is None and not after
+            is_first_come = not (priority or after)
+        except Exception as error:
+            raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
+        future = Future(request) if is_plain else _late(request, deadline, after)
+        try:
+            ticket = next(crew.tickets)
+            seat = None
+            if worker is not None:
+                seat = crew.place(ticket, self._pool(worker))
+            elif self._affine:
+                bound = getattr(request, "bound", None)
+                if bound is not None:
+                    seat = crew.homes.get(bound.lane)
+                    if seat is not None and len(seat.items) > NEAR:
+                        seat = None
+            if seat is None:
+                seat = crew.place(ticket, crew.seats)
+            if len(seat.items) >= self._limit:
+                seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
+            future._seat = seat
+            if trace.hooks or self._journal is not None:
+                self._observe([future], [request], seat, timeout)
+            if not ticket & SAMPLED:
+                future.add_done_callback(Sample(crew.sample, perf_counter()))
+            if is_first_come:
+                seat.items.append(future)
+            else:
+                crew.rank(seat, [future], priority)
+            if seat.asleep:
+                seat.wake()
+            if seat.vacant:
+                seat.vacate(crew)
+        except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
+            future.withdraw(None)
+            raise
         return future
 
     def submit_many(
@@ -205,17 +231,30 @@ class Supervisor:
         seats = self._pool(worker)
         if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
             raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
+        try:
+            self._queue(futures, requests, seats, priority, ranked=bool(priority or after))
+        except BaseException:  # as in `submit`
+            for future in futures:
+                future.withdraw(None)
+            raise
+        return futures
+
+    def _queue(
+        self, futures: list[Future], requests: list[Request], seats: list[Seat], priority: int, *, ranked: bool
+    ) -> None:
+        """Queue many, each worker's share at once."""
+        crew = self._crew
         if futures:
-            futures[-1].add_done_callback(partial(crew.sample, perf_counter()))
+            futures[-1].add_done_callback(Sample(crew.sample, perf_counter()))
         start = 0
         while start < len(futures):
             for seat, share in crew.shares(len(futures) - start, seats):
-                if trace.hooks or self._journal is not None:
-                    self._observe(futures[start : start + share], requests[start : start + share], seat, None)
                 part = futures[start : start + share]
                 for future in part:
                     future._seat = seat
-                if priority or after:
+                if trace.hooks or self._journal is not None:
+                    self._observe(part, requests[start : start + share], seat, None)
+                if ranked:
                     crew.rank(seat, part, priority)
                 else:
                     seat.items.extend(part)
@@ -232,7 +271,6 @@ class Supervisor:
                 except DispatchError as error:
                     self._give_up(futures[start:], error)
                     break
-        return futures
 
     def _observe(self, futures: list[Future], requests: list[Request], seat: Seat, timeout: float | None) -> None:
         """Let hooks and journal know of requests that are about to be queued."""
@@ -243,10 +281,12 @@ class Supervisor:
 
     def _give_up(self, futures: list[Future], error: DispatchError) -> None:
         for future in futures:
-            if future.claim() is not MISSED:
-                failure = again(error)
-                failure.__cause__ = error
-                self._crew.failed(future, future.settle(FAILED, failure))
+            failure = again(error)
+            failure.__cause__ = error
+            self._crew.keep(future)
+            is_mine, errors = future.withdraw(failure)
+            if is_mine:
+                self._crew.failed(future, errors)
 
     def _pool(self, worker: Any) -> list[Seat]:
         """The seats that a request may go to."""
@@ -254,8 +294,8 @@ class Supervisor:
         if worker is None:
             return seats
         numbers = list(worker) if isinstance(worker, (list, tuple, range)) else [worker]
-        if not numbers or not all(isinstance(number, int) and 0 <= number < len(seats) for number in numbers):
-            raise BadRequest("worker", repr(worker), f"a number from 0 to {len(seats) - 1}, or some of them")
+        if not numbers or not all(type(number) is int and 0 <= number < len(seats) for number in numbers):
+            raise BadRequest("worker", shown(worker), f"a number from 0 to {len(seats) - 1}, or some of them")
         return [seats[number] for number in numbers]
 
     @property
@@ -282,12 +322,13 @@ class Supervisor:
             raise undelivered from undelivered.exceptions[0]
 
     def _close(self, wait: bool) -> Undelivered | None:
-        self._dropped.detach()
         if not wait:
             self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
+            self._dropped.detach()
             _unwatch(self._board, self._journal, wait=False)
             return None
         self._crew.finish("when its block was left, or by close()")
+        self._dropped.detach()  # only now: what an interrupt leaves undone is done when this is dropped
         try:
             _unwatch(self._board, self._journal, wait=not self._crew.is_own_thread())
         except DispatchError as error:
@@ -308,7 +349,8 @@ class Supervisor:
         _attach(error, undelivered)
 
     def __repr__(self) -> str:
-        state = "" if self._crew.refusal is None else ", closed" if self._crew.ending < BROKEN else ", broken"
+        crew = self._crew
+        state = "" if crew.refusal is None else ", broken" if crew.resting or crew.ending == BROKEN else ", closed"
         return f"<Supervisor of {self.device}, {len(self._crew.seats)} workers{state}>"
 
 
@@ -326,25 +368,34 @@ def _attach(error: BaseException, undelivered: Undelivered) -> None:
 
 def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
     """A future with a deadline, or with others that must come first."""
-    others = (after,) if isinstance(after, Future) else tuple(after)
+    try:
+        others = (after,) if isinstance(after, Future) else tuple(after)
+    except Exception as error:
+        raise BadRequest("after", shown(after), "futures of requests that were submitted before") from error
     for other in others:
         if not isinstance(other, Future):
-            raise BadRequest("after", repr(other), "futures of requests that were submitted before")
+            raise BadRequest("after", shown(other), "futures of requests that were submitted before")
     return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
 
 
-def _unwatch(board: Board, journal: Journal | None, *, wait: bool) -> None:
+def _unwatch(board: Board | None, journal: Journal | None, *, wait: bool) -> None:
     """Close what others look at."""
-    board.close(wait)
+    if board is not None:
+        board.close(wait)
     if journal is not None:
         journal.close(wait)
 
 
-def _one_of(name: str, given: str, accepted: tuple[str, ...]) -> None:
-    if given not in accepted:
+def _one_of(name: str, given: Any, accepted: tuple[str, ...]) -> None:
+    if not isinstance(given, str) or given not in accepted:
         raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
 
 
 def _at_least(name: str, given: Any, least: int) -> None:
-    if not isinstance(given, int) or given < least:
-        raise BadRequest(name, repr(given), f"an integer of {least} or more")
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise BadRequest(name, shown(given), f"an integer of {least} or more")
+
+
+def _names(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)) or not all(isinstance(module, str) and module for module in given):
+        raise BadRequest(name, shown(given), "names of modules, in a list or tuple")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cudabind._fork import guard
 from dispatch.keys import (
     BF16,
     C64,
@@ -28,13 +29,17 @@ from dispatch.keys import (
     Epilogue,
     ScaleMode,
 )
-from dispatch.ops.matmul import cublaslt_matmul, numpy_matmul
+from dispatch.nonfinite import stated
+from dispatch.ops.matmul import cublaslt_matmul, exact_gelu_matmul, numpy_matmul
 from dispatch.ops.matmul.rules import (
+    aligned_vectors,
     bgrad_order,
     bytes_by_16,
     extents_by_4,
     fp8_aux_scales,
     fp8_d_scales,
+    full_precision,
+    gelu_asked,
     k_by_32,
     k_dense,
     no_fast_accum,
@@ -53,6 +58,7 @@ NO_BG   = tuple(e for e in E if e not in (E.BGRADA, E.BGRADB))                  
 TO_F32  = (*FORWARD, E.RELU_AUX, E.RELU_AUX_BIAS, E.GELU_AUX, E.DRELU, E.DGELU)       # fp8 -> f32
 TO_FP8  = (*FORWARD, E.RELU_AUX, E.RELU_AUX_BIAS, E.GELU_AUX, E.GELU_AUX_BIAS)        # fp8 -> fp8
 SCALED  = (*FORWARD, E.RELU_AUX, E.DRELU, E.DGELU, E.DRELU_BGRAD, E.DGELU_BGRAD)      # scales by vector or block
+GELUS   = tuple(e for e in E if e.activation == "gelu")
 S_F32   = (E.NONE, E.RELU, E.GELU, E.RELU_AUX, E.DRELU, E.DGELU)                      # the same -> f32
 
 COMP_64F, COMP_32F, COMP_32I = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I
@@ -68,37 +74,44 @@ BLK_VEC  = ((M.BLK128x128_32F, M.VEC128_32F),)
 MX       = ((M.VEC32_UE8M0, M.VEC32_UE8M0),)
 NV       = ((M.VEC16_UE4M3, M.VEC16_UE4M3),)
 
-FLOAT  = (bgrad_order, no_fast_accum, no_scales)
 PLAIN  = (no_fast_accum, no_scales)
+FLOAT  = (bgrad_order, aligned_vectors, *PLAIN)
+EXACT  = (full_precision, aligned_vectors, *PLAIN)                                                     # f64: GELU as precise as the sums
+DOUBLE = (gelu_asked, *FLOAT)                                                         # f64: GELU as the library has it
 INT8   = (extents_by_4, no_fast_accum, no_scales)
-FP8    = (k_dense, bytes_by_16, fp8_d_scales)
-FP8_D  = (k_dense, bytes_by_16, fp8_aux_scales)
-FP8_V  = (k_dense, bytes_by_16, fp8_d_scales, one_product)
+FP8    = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales)
+FP8_D  = (k_dense, bytes_by_16, aligned_vectors, fp8_aux_scales)
+FP8_V  = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales, one_product)
 FP8_B  = (*FP8_V, no_fast_accum)
 BLOCKS = (*FP8_V, k_by_32, no_fast_accum)
 
 SM80, SM90, SM100 = Arch(80), Arch(90), Arch(100)
 LT   = ("cublasLt", "cublasLtMatmul", cublaslt_matmul)
+LT_G = ("cublasLt", "cublasLtMatmul", exact_gelu_matmul)
 H200 = ("H200",)
+BEHIND = "GELU and its gradient are a kernel of this library, behind the product"
+ROUGH  = "GELU and its gradient are off by up to 3e-10 of their argument"
+NEAR   = "GELU is off by up to 5e-6 of its argument, its gradient by 2e-5"
 V12  = (12, 9)
 
 GPU_ROWS = (
 #       op        a       b       c     d          bias     gelu aux       compute    epilogues scales    rules   arch   until  since  calls run on
-    Row("matmul", (F64,    F64,    F64,  F64)    , ((F64,),  (F64,)),            COMP_64F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
-    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F64,    F64,    F64,  F64)    , ((F64,),  (F64,)),            COMP_64F,  ALL,     UNSCALED, DOUBLE, SM80,  None,  V12,   *LT, H200, "", ROUGH),
+    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
     Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_TF32, ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_16BF, ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_16F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (F16,    F16,    F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
-    Row("matmul", (F16,    F16,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F16,    F16,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
     Row("matmul", (BF16,   BF16,   BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
-    Row("matmul", (BF16,   BF16,   F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (BF16,   BF16,   F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
     Row("matmul", (I8,     I8,     I32,  I32)    , ((I32,),  (I32,)),            COMP_32I,  NONE,    UNSCALED, INT8,   SM80,  None,  V12,   *LT, H200),
     Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            COMP_32F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_TF32, NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_16BF, NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_16F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
     Row("matmul", (C128,   C128,   C128, C128)   , ((C128,), (C128,)),           COMP_64F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F64,    F64,    F64,  F64)    , ((F64,),  (F64,)),            COMP_64F,  GELUS,   UNSCALED, EXACT,  SM80,  None,  V12,   *LT_G, H200, "exact GELU", BEHIND),
     Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
     Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
     Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  TO_F32,  TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
@@ -172,7 +185,15 @@ GPU_ROWS = (
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(
-        row, arch=HOST, until=HOST, since=(), library="numpy", function="matmul", call=numpy_matmul, run_on=("host",)
+        row,
+        arch=HOST,
+        until=HOST,
+        since=(),
+        library="numpy",
+        function="matmul",
+        call=numpy_matmul,
+        run_on=("host",),
+        note="",
     )
     for row in GPU_ROWS
 )
@@ -193,4 +214,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-TABLE = Table((*GPU_ROWS, *HOST_ROWS), ROOMS)
+TABLE = Table(stated((*GPU_ROWS, *HOST_ROWS)), ROOMS)
+# While rows come in no process is forked: in a child they, and the module they stand in, would be half made for ever.
+guard(TABLE.lock)

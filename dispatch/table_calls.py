@@ -13,20 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Epilogue
+from dispatch.nonfinite import stated
 from dispatch.ops.activation import cudnn_activation, numpy_activation
-from dispatch.ops.activation.rules import five_axes, one_layout
+from dispatch.ops.activation.rules import elu_above_0, five_axes, one_layout
 from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
 from dispatch.ops.ctc.rules import at_most_255, dense_logits
 from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
 from dispatch.ops.dropout.rules import one_axis
 from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
-from dispatch.ops.pooling.rules import images, whole_max
+from dispatch.ops.pooling.rules import images, pairs, whole_max
 from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, numpy_reduce
 from dispatch.ops.reduction.rules import eight_axes, lines, partial, shrinks, sums
 from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
 from dispatch.ops.rnn.rules import bytes_by_16, dense_sequences, one_bias, two_or_none
 from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
-from dispatch.ops.softmax.rules import four_axes
+from dispatch.ops.softmax.rules import four_axes, one_dense_layout
 from dispatch.row import Row
 
 __all__ = ["ROWS"]
@@ -57,31 +58,31 @@ NETWORK = (dense_sequences, bytes_by_16, two_or_none)
 
 TRIED_ROWS = (
 #       op                  first   result     extra, compute  epilogue, scales  rules                           arch  until since calls             run on
-    Row("softmax_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM80, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes,),                   SM80, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_BWD,      H200),
     Row("activation_fwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
     Row("activation_fwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
     Row("activation_fwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
     Row("activation_fwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM80, None, V9, *ACTIVATION_FWD,   H200),
-    Row("activation_bwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes, one_layout),        SM75, None, V9, *ACTIVATION_BWD,   H200),
-    Row("activation_bwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),        SM75, None, V9, *ACTIVATION_BWD,   H200),
-    Row("activation_bwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),        SM75, None, V9, *ACTIVATION_BWD,   H200),
-    Row("activation_bwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout),        SM80, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^53"),
+    Row("activation_bwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
+    Row("activation_bwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM80, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
     Row("pooling_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
     Row("pooling_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
     Row("pooling_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
     Row("pooling_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_FWD,      H200),
     Row("pooling_fwd",     (I8,   I8)   , (), None,       NONE, UNSCALED, (images, whole_max),            SM75, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM80, None, V9, *POOLING_BWD,      H200),
     Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
     Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
     Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, H200, variant="sums"),
@@ -136,19 +137,22 @@ NUMPY: dict[Any, Any] = {
     cudnn_rnn: numpy_rnn,
     cudnn_ctc: numpy_ctc,
 }
-ROWS: tuple[Row, ...] = (
-    *GPU_ROWS,
-    *(
-        replace(
-            row,
-            arch=HOST,
-            until=HOST,
-            since=(),
-            library="numpy",
-            function=row.op,
-            call=NUMPY[row.call],
-            run_on=("host",),
-        )
-        for row in GPU_ROWS
-    ),
+ROWS = stated(
+    (
+        *GPU_ROWS,
+        *(
+            replace(
+                row,
+                arch=HOST,
+                until=HOST,
+                since=(),
+                library="numpy",
+                function=row.op,
+                call=NUMPY[row.call],
+                run_on=("host",),
+                note="",
+            )
+            for row in GPU_ROWS
+        ),
+    )
 )

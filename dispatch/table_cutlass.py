@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.nonfinite import stated
 from dispatch.ops.cutlass_conv import cutlass_plan as conv_plan
 from dispatch.ops.cutlass_conv import multistage_plan as conv_multistage
 from dispatch.ops.cutlass_conv import numpy_plan as conv_numpy
@@ -172,4 +173,4 @@ CONV_HOST_ROWS = tuple(
     for row in CONV_ROWS
 )
 
-ROWS = (*BLACKWELL_ROWS, *GPU_ROWS, *GROUPED_ROWS, *CONV_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS, *CONV_HOST_ROWS)
+ROWS = stated((*BLACKWELL_ROWS, *GPU_ROWS, *GROUPED_ROWS, *CONV_ROWS, *HOST_ROWS, *GROUPED_HOST_ROWS, *CONV_HOST_ROWS))

@@ -6,6 +6,7 @@ Tensor is a pointer, a layout and a storage. Nothing here launches work; copies 
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from cudabind._fork import anew
 from dispatch import dlpack
-from dispatch.errors import BadRequest
+from dispatch.checks import as_array, converted, shown
+from dispatch.errors import BadIndex, BadRequest
 from dispatch.stream import order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from dispatch.device import Device
+    from dispatch.external import ExternalStream
     from dispatch.keys import Dtype
     from dispatch.pinned import Copy
     from dispatch.stream import Stream
@@ -51,7 +56,7 @@ class Layout:
         self.device, self.dtype, self.shape, self.strides = device, dtype, shape, strides
         self.alignment, self.readonly = alignment, readonly
         reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        self.size = int(np.prod(shape, dtype=np.int64))
+        self.size = math.prod(shape)
         self.low = sum(r for r in reach if r < 0) * dtype.bits // 8 if self.size else 0
         self.high = (sum(r for r in reach if r > 0) * dtype.bits + dtype.bits + 7) // 8 if self.size else 0
 
@@ -62,6 +67,17 @@ class Layout:
             extent == 1 or stride == dense
             for extent, stride, dense in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
         )
+
+    @property
+    def fills_bytes(self) -> bool:
+        """Whether its elements, in whatever order, are all there is in the bytes that they lie in."""
+        axes = [(abs(stride), extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
+        step = 1
+        for stride, extent in sorted(axes):
+            if stride != step:
+                return self.size == 0
+            step *= extent
+        return step * self.dtype.bits % 8 == 0
 
     def frame(self) -> Array:
         """A NumPy array of this shape and these strides over no memory: NumPy's indexing rules without the data."""
@@ -108,6 +124,9 @@ def check_dense(tensor: Tensor) -> None:
         raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
 
 
+NOBODY: AbstractSet[Stream] = frozenset()
+
+
 class Storage:
     """Owner of one piece of memory, and of the order in which streams use it.
 
@@ -117,7 +136,7 @@ class Storage:
     """
 
     __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # what is collected meanwhile may be a user's, and use tensors as it goes
 
     def __init__(
         self, device: Device, base: int, nbytes: int, stream: Stream, free: Callable[[Storage], None], keep: Any = None
@@ -126,8 +145,8 @@ class Storage:
         self.keep = keep  # what the memory lives in, where that is not the device's pool
         self.owner: Stream | None = stream
         self.writer = stream
-        self.readers: set[Stream] = set()
-        self.lent: set[int] = set()  # streams of other libraries that were given this memory; -1: one not named
+        self.readers: AbstractSet[Stream] = NOBODY
+        self.lent: dict[ExternalStream | None, int] | None = None  # to consumers on these streams; None: one not named
 
     def use(self, stream: Stream, *, write: bool) -> None:
         """Order a use on `stream` behind the uses on other streams it conflicts with."""
@@ -136,11 +155,11 @@ class Storage:
         with self._lock:
             if write:
                 for other in self.users():
-                    stream.wait_for(other)
+                    stream.wait_for_uses(other)
                 self.owner = self.writer = stream
-                self.readers = set()
+                self.readers = NOBODY
             elif stream is not self.writer and stream not in self.readers:
-                stream.wait_for(self.writer)
+                stream.wait_for_uses(self.writer)
                 self.readers = {*self.readers, stream}
                 self.owner = None
             order.epoch += 1
@@ -153,9 +172,16 @@ class Storage:
         """The streams that the memory may still be in use on."""
         return {self.writer, *self.readers}
 
+    def lend(self, stream: ExternalStream | None) -> None:
+        """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
+        self.lent = {**(self.lent or {}), stream: 0 if stream is None else stream.identity}
+
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.free(self)
+
+
+anew(Storage, "_lock", threading.RLock)
 
 
 class Tensor:
@@ -225,8 +251,8 @@ class Tensor:
         """
         try:
             return self._view(self.layout.frame().transpose(*axes))
-        except (ValueError, TypeError) as error:
-            raise BadRequest("axes", str(axes), f"each axis of {self.layout} once", str(error)) from None
+        except Exception as error:  # noqa: BLE001  # as above
+            raise BadRequest("axes", shown(axes), f"each axis of {self.layout} once", str(error)) from None
 
     def __getitem__(self, index: Any) -> Tensor:
         """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
@@ -235,21 +261,27 @@ class Tensor:
             if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(
                 entry, bool
             ):
-                raise BadRequest(
-                    "index", repr(entry), "basic indexing (integers, slices, None, ...)", "use numpy() first"
-                )
-        if Ellipsis not in entries:
+                expected = "basic indexing (integers, slices, None, ...)"
+                raise BadRequest("index", shown(entry), expected, "use numpy() first")
+        if not any(entry is Ellipsis for entry in entries):
             entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
         frame = self.layout.frame()
-        return self._view(frame[entries], frame)
+        try:
+            view = frame[entries]
+        except (IndexError, ValueError, TypeError, OverflowError) as error:
+            used = sum(isinstance(entry, (int, np.integer, slice)) for entry in entries)
+            one_gap = sum(entry is Ellipsis for entry in entries) == 1
+            kind = BadIndex if isinstance(error, IndexError) and one_gap and 0 < used <= self.ndim else BadRequest
+            raise kind("index", shown(index), f"one of {self.layout}", str(error)) from None
+        return self._view(view, frame)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
         """The view of another shape; BadRequest where that needs a copy."""
         frame = self.layout.frame()
         try:
             return self._view(np.reshape(frame, shape[0] if len(shape) == 1 else shape, copy=False), frame)
-        except ValueError as error:
-            raise BadRequest("shape", str(shape), f"a view of {self.layout}", str(error)) from None
+        except Exception as error:  # noqa: BLE001  # an object's own __index__ may raise anything
+            raise BadRequest("shape", shown(shape), f"a view of {self.layout}", str(error)) from None
 
     def _view(self, view: Array, frame: Array | None = None) -> Tensor:
         item = self.dtype.numpy.itemsize
@@ -257,6 +289,9 @@ class Tensor:
         if frame is not None and view.size:
             offset = (view.__array_interface__["data"][0] - frame.__array_interface__["data"][0]) // item
         strides = tuple(s // item for s in view.strides)
+        if offset * self.dtype.bits % 8:
+            hint = "begin at an even one, or copy: dev.array(x.numpy()[...], 'f4e2m1')"
+            raise BadRequest("view", f"one that begins with element {offset} of {self.layout}", "whole bytes", hint)
         ptr = self.ptr + offset * self.dtype.bits // 8
         return Tensor(self.storage, ptr, self.device.layout(self.dtype, view.shape, strides, ptr, self.layout.readonly))
 
@@ -268,12 +303,16 @@ class Tensor:
 
     def copy_from(self, source: Any) -> Tensor:
         """Overwrite with an array or tensor of the same shape, converting the dtype on the host; returns itself."""
-        self.device.check()
-        array = np.asarray(source)
+        self.device.copy_in(self, converted("source", self._source(source), self.dtype))
+        return self
+
+    def _source(self, source: Any) -> Array:
+        """What is to be copied here, as an array of this shape."""
+        self.device.check_written(self)
+        array = as_array("source", source)
         if array.shape != self.shape:
             raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
-        self.device.copy_in(self, array.astype(self.dtype.numpy, copy=False))
-        return self
+        return array
 
     def numpy_async(self, out: Array | None = None) -> Copy:
         """Begin to copy out, into page-locked memory (`Device.pinned`) or into `out`; its `result()` is the array.
@@ -282,10 +321,19 @@ class Tensor:
         """
         self.device.check(self)
         self.device.look(self)
-        if out is not None and (out.shape != self.shape or out.dtype != self.dtype.numpy or not out.flags.c_contiguous):
-            given = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
-            raise BadRequest("out", given, f"a C-order array of {self.layout}", "dev.pinned(shape, dtype) makes one")
+        if out is not None:
+            self._check_target(out)
         return self.device.copy_out_async(self, out)
+
+    def _check_target(self, out: Any) -> None:
+        given = f"a {type(out).__name__}"
+        if isinstance(out, np.ndarray):
+            fits = (out.shape, out.dtype) == (self.shape, self.dtype.numpy)
+            if fits and out.flags.c_contiguous and out.flags.writeable:
+                return
+            given = f"{out.dtype}[{', '.join(map(str, out.shape))}]"
+        expected = f"a C-order array of {self.layout} that may be written"
+        raise BadRequest("out", given, expected, "dev.pinned(shape, dtype) makes one")
 
     def copy_from_async(self, source: Any) -> Copy:
         """Begin to overwrite with an array of the same shape; its `result()` is this tensor.
@@ -294,14 +342,13 @@ class Tensor:
         the Copy has ended; of any other a copy is made first. Work on this device is ordered behind it; where the
         device is that of a supervisor with isolation="process", wait for it before you submit what uses the tensor.
         """
-        self.device.check()
-        array = np.asarray(source)
-        if array.shape != self.shape:
-            raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
-        return self.device.copy_in_async(self, array)
+        return self.device.copy_in_async(self, self._source(source))
 
     def item(self) -> Any:
         """The only element as a Python number, waiting for it."""
+        self.device.check(self)
+        if self.size != 1:
+            raise BadRequest("item", str(self.layout), "a tensor of one element", "numpy() gives all of them")
         return self.numpy().item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -331,6 +378,8 @@ class Tensor:
         return dlpack.cuda_array_interface(self)
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of no axes has no length")
         return self.shape[0]
 
     def __repr__(self) -> str:

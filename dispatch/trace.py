@@ -32,6 +32,8 @@ EVENTS = {  # what is logged, with the level: a failed request is its future's t
     "worker replaced": 30,
     "request failed": 20,
     "queue full": 20,
+    "no status": 30,
+    "not cached": 30,
     "circuit opened": 40,
     "device lost": 40,
 }

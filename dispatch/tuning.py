@@ -10,28 +10,27 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import statistics
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
+from cudabind._fork import anew
+from dispatch import private, trace
 from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from dispatch.lane import CudaLane
-    from dispatch.replay import Replay
     from dispatch.request import Argument, Request
     from dispatch.tensor import Tensor
 
-__all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "cache_folder", "fastest", "steadiest"]
+__all__ = ["Algorithm", "AlgorithmCache", "Rehearsal", "fastest", "steadiest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
 FINALISTS = 4  # of the first race that run in the others
@@ -44,14 +43,6 @@ NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up t
 FORMAT = 1
 
 
-def cache_folder() -> Path:
-    """Where caches lie: CUDABIND_CACHE, or `cudabind` in the user's cache folder."""
-    named = os.environ.get("CUDABIND_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudabind"
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """A library's algorithm in its own serialized form, and the workspace it was measured with."""
@@ -61,14 +52,20 @@ class Algorithm:
 
 
 class AlgorithmCache:
-    """What autotune found for one GPU model and one library version, in memory and on disk."""
+    """What autotune found for one GPU model and one library version, in memory and on disk.
+
+    Guarantees: only a file of this user's is believed. What several processes find at once is all kept. Where nothing
+    can be written, what was found is known until the process ends.
+    """
 
     def __init__(self, gpu: str, library: str, folder: Path | None = None) -> None:
         name = "".join(c if c.isalnum() else "-" for c in f"{gpu}-{library}")
-        self.path = (folder or cache_folder()) / f"autotune-{name}.json"
+        self.path = (folder or private.cache_folder()) / f"autotune-{name}.json"
         self._stamp = {"format": FORMAT, "gpu": gpu, "library": library}
         self._lock = threading.Lock()
+        anew(self, "_lock", threading.Lock)
         self._known: dict[str, Algorithm] | None = None
+        self._found: dict[str, Algorithm] = {}  # by this process
 
     def get(self, op: str, key: str) -> Algorithm | None:
         with self._lock:
@@ -79,33 +76,42 @@ class AlgorithmCache:
     def put(self, op: str, key: str, algorithm: Algorithm) -> None:
         """Remember an outcome; what other processes have written meanwhile is kept."""
         with self._lock:
-            self._known = {**self._read(), **(self._known or {}), f"{op} {key}": algorithm}
-            self._write(self._known)
+            self._found[f"{op} {key}"] = algorithm
+            try:
+                with private.locked(self.path.parent):
+                    self._known = {**self._read(), **self._found}
+                    private.write(self.path, self._text(self._known).encode())
+            except OSError as error:
+                self._known = {**(self._known or {}), **self._found}
+                trace.log("not cached", {"path": str(self.path), "cause": error})
 
     def _read(self) -> dict[str, Algorithm]:
         try:
-            stored = json.loads(self.path.read_text())
+            stored = json.loads(private.read(self.path))
             if stored["stamp"] != self._stamp:
                 return {}
-            return {
-                key: Algorithm(base64.b64decode(blob, validate=True), int(workspace))
-                for key, (blob, workspace) in stored["algorithms"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # absent, or damaged: it is rebuilt by the next outcome
+            entries = dict(stored["algorithms"].items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}  # absent, somebody else's, or damaged: it is rebuilt by the next outcome
+        found = ((key, _algorithm(entry)) for key, entry in entries.items())
+        return {key: algorithm for key, algorithm in found if algorithm is not None}
 
-    def _write(self, known: dict[str, Algorithm]) -> None:
+    def _text(self, known: dict[str, Algorithm]) -> str:
         entries = {key: [base64.b64encode(a.blob).decode(), a.workspace] for key, a in known.items()}
-        text = json.dumps({"stamp": self._stamp, "algorithms": entries}, indent=1, sort_keys=True)
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)  # of mode 0600
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(temporary, self.path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        return json.dumps({"stamp": self._stamp, "algorithms": entries}, indent=1, sort_keys=True)
+
+
+def _algorithm(entry: object) -> Algorithm | None:
+    """One entry of the file; None where it is damaged, which costs the others nothing."""
+    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and type(entry[1]) is int):
+        return None
+    blob, workspace = entry
+    if not 0 <= workspace < 1 << 62:
+        return None
+    try:
+        return Algorithm(base64.b64decode(blob, validate=True), workspace)
+    except ValueError:
+        return None
 
 
 class Rehearsal:
@@ -187,11 +193,12 @@ def _race(
     another (seen on an H200: of two kernels one was faster by 2% at rest and slower by 4% under load).
     """
     timer = _Timer(lane)
-    graphs: dict[int, tuple[Replay, int]] = {}
+    graphs: dict[int, tuple[Any, int]] = {}
     for number in numbers:
         once = timer.time(partial(run, number, rehearsal.arguments(0)))
         runs = max(rehearsal.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
-        graphs[number] = lane.capture(partial(_burst, run, number, rehearsal, runs)), runs
+        burst = partial(_burst, run, number, rehearsal, runs)
+        graphs[number] = lane.capture(burst) or _Plain(burst), runs
         bar.update(1)
     for _ in range(math.ceil(WARM_SECONDS / (BURST_SECONDS * len(graphs)))):
         for replay, _ in graphs.values():
@@ -214,6 +221,17 @@ def _race(
 def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, rehearsal: Rehearsal, runs: int) -> None:
     for turn in range(runs):
         run(number, rehearsal.arguments(turn))
+
+
+class _Plain:
+    """In a graph's place where it could not be recorded, for others waited for the whole context again and again."""
+
+    def __init__(self, burst: Callable[[], None]) -> None:
+        self._burst = burst
+
+    def launch(self) -> int:
+        self._burst()
+        return 0
 
 
 class _Timer:

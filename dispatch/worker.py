@@ -18,10 +18,10 @@ from dispatch import trace
 from dispatch.completion import COMPLETIONS
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed
-from dispatch.future import DONE, FAILED, MISSED, LateFuture
+from dispatch.future import CANCELLED, DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
-from dispatch.stream import NOT_READY
+from dispatch.stream import NOT_READY, current
 
 if TYPE_CHECKING:
     import ctypes
@@ -46,6 +46,7 @@ class Worker:
     def __init__(self, seat: Seat, keeper: Keeper) -> None:
         self.seat, self.keeper, self.device = seat, keeper, keeper.device
         self.lane: Any = None
+        self.successor: Worker | None = None  # one that goes on with this one's thread
         name = f"dispatch {self.device} worker {seat.index}"
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -88,9 +89,12 @@ class Worker:
             lost = self.device.fault is not None
             if lost:
                 self.keeper.lost()  # before any future tells of it: who hears of a fault is refused from then on
-        if not lost and defect is not None and self.keeper.replace(self, defect):
-            return
-        self.seat.vacate(self.keeper)
+        if lost or defect is None or not self.keeper.replace(self, defect):
+            self.seat.vacate(self.keeper)
+        elif self.successor is not None:
+            if self.lane is not None:  # it is closed: what this thread does from now on has another
+                current.lanes.pop(self.lane.stream, None)
+            self.successor._main()
 
     def _live(self) -> None:
         self._open()
@@ -102,7 +106,7 @@ class Worker:
         """What to run of a future without `_request`; MISSED for one that was cancelled, or must not start any more."""
         request = future.claim()
         if request is MISSED:
-            self.seat.cancelled += 1
+            self.seat.cancelled += future._status == CANCELLED
         elif isinstance(future, LateFuture):
             refusal = future.refusal()
             if refusal is not None:
@@ -154,7 +158,7 @@ class Worker:
                 self.device.trim()
             future._value = self.lane.run(request)
         except BaseException as error:  # noqa: BLE001  # judged by `_rescue`
-            if isinstance(error, DispatchError) or not _is_out_of_memory(error):
+            if not _is_out_of_memory(error):
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
             short = OutOfMemory(f"{self.device} has not enough memory for {_words(request)}, caches freed: {error}")
             short.__cause__ = error

@@ -11,11 +11,13 @@ import asyncio
 import gc
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +46,8 @@ PATIENCE = 120  # seconds: longer is a deadlock
 STREAMS = 4
 HANG_SECONDS, TIMEOUT = 1.0, 0.5
 
-# What the requests that go wrong must end in; "kill", "stop" and "burst" are done to the supervisor and end none.
+# What the requests that go wrong must end in; those with None are done to the supervisor, or to this process, and end
+# none: signals to the child at work and to one that stands by, one to the main thread, limits of the system.
 HOST_FAULTS = {"die": DeviceFault, "kill": None, "stop": None}
 GPU_FAULTS = {
     "illegal address": DeviceFault,
@@ -60,7 +63,17 @@ FAULTS = {
     "raise": WorkerFailed,
     "hook": HookFailed,
     "burst": None,
+    "interrupt": None,
+    "pause": None,
+    "stop one that stands by": None,
+    "no descriptors": None,
+    "no memory": None,
 }
+NO_REQUEST = {kind for kinds in (HOST_FAULTS, GPU_FAULTS, FAULTS) for kind, error in kinds.items() if error is None}
+BETWEEN = 200  # requests that must end between two faults of a soak
+INTERRUPTS = 8  # of the main thread between two faults of a soak
+PINCH = 0.2  # seconds for which the system gives nothing more
+SLACK = 4 << 20  # bytes of addresses that there are then: for Python's own, but for no chunk and no thread
 
 
 @dataclass
@@ -73,6 +86,8 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)  # in words: everything that must not be
     restarts: int = 0
     seconds: float = 0.0
+    interrupts: int = 0  # that reached the main thread in the midst of its requests
+    mains: int = 0  # requests of that
 
 
 class Storm:
@@ -85,6 +100,8 @@ class Storm:
         self.unended: set[int] = set()  # the tickets of futures that have not ended
         self.lock = threading.Lock()
         self.over = threading.Event()
+        self.is_exposed = False  # whether the main thread may be interrupted now
+        self.pinched = threading.Lock()
         rng = np.random.default_rng(seed)
         dev = sup.device
         self.pairs = []
@@ -134,11 +151,20 @@ class Storm:
         """Do what the plan has for this moment, and see that only the guilty one pays."""
         self.outcome.faults[kind] += 1
         dev = self.sup.device
-        if kind in ("kill", "stop"):
-            child = self.sup._crew._child
-            if child is not None:
+        if kind in ("kill", "stop", "pause", "stop one that stands by"):
+            children = [self.sup._crew._child] if "stands" not in kind else self.sup._crew.reserve.children[:1]
+            for child in filter(None, children):
                 # Not os.kill: another fault may have ended it just now.
                 child.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+                if kind == "pause":
+                    self.over.wait(PINCH)
+                    child.process.send_signal(signal.SIGCONT)
+        elif kind == "interrupt":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        elif kind == "no descriptors":
+            self.pinch(resource.RLIMIT_NOFILE, first_free_descriptor())
+        elif kind == "no memory":
+            self.pinch(resource.RLIMIT_AS, addresses() + SLACK)
         elif kind == "burst":
             a, b, _ = self.pairs[0]
             try:
@@ -154,6 +180,52 @@ class Storm:
             wanted = {**HOST_FAULTS, **GPU_FAULTS, **FAULTS}[kind]
             if not isinstance(error, wanted):
                 self.wrong(f"{kind} ended in {error!r}, not in {wanted.__name__}")
+
+    def pinch(self, what: int, limit: int) -> None:
+        """Have the system give nothing more for a moment, in which a child must be replaced."""
+        with self.pinched:
+            soft, hard = resource.getrlimit(what)
+            resource.setrlimit(what, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+            try:
+                child = self.sup._crew._child
+                if child is not None:
+                    child.process.send_signal(signal.SIGKILL)
+                self.over.wait(PINCH)
+            finally:
+                resource.setrlimit(what, (soft, hard))
+
+    def main(self, threads: list[threading.Thread]) -> None:
+        """The client of the main thread, which is interrupted now and then, until the threads have ended."""
+        mine: list[dp.Future] = []
+        while any(thread.is_alive() for thread in threads):
+            try:
+                self.is_exposed = True
+                self.step(mine)
+                self.is_exposed = False
+            except KeyboardInterrupt:  # noqa: PERF203
+                self.is_exposed = False
+                self.outcome.interrupts += 1
+        for future in mine:
+            future.exception(PATIENCE)  # TimeoutError where it never ended
+
+    def on_interrupt(self, *_: Any) -> None:
+        if self.is_exposed:
+            self.is_exposed = False
+            raise KeyboardInterrupt
+
+    def step(self, mine: list[dp.Future]) -> None:
+        a, b, right = self.pairs[self.outcome.mains % len(self.pairs)]
+        try:
+            mine.append(self.sup.submit(dp.MatmulRequest(a, b)))
+            if self.outcome.mains % 5 == 0:
+                mine += self.sup.submit_many([dp.MatmulRequest(a, b)] * 3)
+        except QueueFull:
+            self.over.wait(0.001)
+        while mine:
+            if not is_close(mine[-1].result(PATIENCE).numpy(), right):
+                self.wrong("a product of the main thread is not right")
+            mine.pop()
+        self.outcome.mains += 1
 
     def thread(self, index: int) -> None:
         """A client with requests of four kinds, of which several are in flight."""
@@ -172,18 +244,21 @@ class Storm:
     def loop(self) -> None:
         """The clients of an asyncio loop."""
         try:
-            asyncio.run(self.tasks())
+            with ThreadPoolExecutor(TASKS) as executor:
+                together = threading.Barrier(TASKS)  # all its threads are there before the system gives no more
+                list(executor.map(lambda _: together.wait(), range(TASKS)))
+                asyncio.run(self.tasks(executor))
         except BaseException as error:  # noqa: BLE001  # as in `thread`
             self.wrong(f"the asyncio loop broke: {error!r}")
 
-    async def tasks(self) -> None:
-        await asyncio.gather(*(self.task() for _ in range(TASKS)))
+    async def tasks(self, executor: ThreadPoolExecutor) -> None:
+        await asyncio.gather(*(self.task(executor) for _ in range(TASKS)))
 
-    async def task(self) -> None:
+    async def task(self, executor: ThreadPoolExecutor) -> None:
         for ticket in self.tickets_of_a_client():
             kind = self.faults.get(ticket)
             if kind is not None:
-                await asyncio.to_thread(self.fault, ticket, kind)
+                await asyncio.get_running_loop().run_in_executor(executor, self.fault, ticket, kind)
                 continue
             a, b, right = self.pairs[ticket % len(self.pairs)]
             out = await asyncio.wait_for(self.submit(ticket, dp.MatmulRequest(a, b)), PATIENCE)
@@ -283,13 +358,16 @@ def storm(
         untouched = [(sup.device.array(block), block) for block in rng.integers(0, 255, (4, 1 << 20), dtype=np.uint8)]
         threads = [threading.Thread(target=made.thread, args=(index,)) for index in range(CLIENTS)]
         threads.append(threading.Thread(target=made.loop))
+        before = signal.signal(signal.SIGINT, made.on_interrupt)  # ahead of the first that is sent
         for thread in threads:
             thread.start()
         if during is not None:
-            during(made)
-            made.over.set()
+            threads.append(threading.Thread(target=watch, args=(during, made)))
+            threads[-1].start()
+        made.main(threads)
         for thread in threads:
             thread.join()
+        signal.signal(signal.SIGINT, before)
         outcome = made.outcome
         stats = sup.stats()
     for tensor, block in untouched:
@@ -300,6 +378,24 @@ def storm(
     outcome.restarts, outcome.seconds = stats.restarts, time.monotonic() - began
     sup.device.close()
     return outcome
+
+
+def watch(during: Callable[[Storm], None], made: Storm) -> None:
+    try:
+        during(made)
+    finally:
+        made.over.set()
+
+
+def first_free_descriptor() -> int:
+    """The smallest number from 16 on that no open file has."""
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    return next(number for number in itertools.count(16) if number not in taken)
+
+
+def addresses() -> int:
+    """Bytes of addresses that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def left_over() -> dict[str, Any]:
@@ -328,9 +424,15 @@ def soak(device: str, seconds: float, seed: int) -> list[str]:
         kinds = [*(HOST_FAULTS if made.sup.device.is_host else GPU_FAULTS), *FAULTS]
         began = time.monotonic()
         rng = np.random.default_rng(seed)
+        ended = 0
         for number in itertools.count():
-            if made.over.wait(2.0) or time.monotonic() - began > seconds:
-                return
+            for _ in range(INTERRUPTS):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                if made.over.wait(2.0 / INTERRUPTS) or time.monotonic() - began > seconds:
+                    return
+            if made.outcome.requests < ended + BETWEEN:  # a slow machine is let recover from one fault before another
+                continue
+            ended = made.outcome.requests
             made.faults[next(made.tickets) + 5 * CLIENTS] = kinds[int(rng.integers(len(kinds)))]
             if number % 10 == 0:
                 used = made.sup.device.bytes_in_use() or 0
@@ -339,6 +441,7 @@ def soak(device: str, seconds: float, seed: int) -> list[str]:
 
     outcome = storm(device, seed, None, {}, watch)
     print(f"{outcome.requests} requests, {outcome.restarts} restarts, faults {dict(outcome.faults)}")
+    print(f"{outcome.mains} requests of the main thread, which was interrupted {outcome.interrupts} times")
     print(dict(outcome.ended))
     settled = [row[1] for row in rows[len(rows) // 4 :]]
     grown = settled[-1] - settled[0] if len(settled) > 1 else 0.0

@@ -18,9 +18,11 @@ NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
 # Where several processes run the tests, a file stays in one of them; but these are long, and their tests share nothing.
 SPREAD = {
     HERE / "dispatch/cutlass/test_compile.py",
+    HERE / "dispatch/test_power.py",
     HERE / "gpu/cudnn",
     HERE / "gpu/cutlass",
     HERE / "gpu/ops",
+    HERE / "gpu/test_nonfinite.py",
     HERE / "test_examples.py",
 }
 SEED = pytest.StashKey[int]()

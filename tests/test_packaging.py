@@ -25,9 +25,9 @@ PACKAGES = ("cudabind", "dispatch")
 RUNTIME = {"cuda-python", "ml_dtypes", "numpy"}
 EXTRAS = {"cu13", "test", "gen", "examples", "dev"}
 
-# Seconds, NumPy included, less those that the process waited for a processor while others had it. Most of it is NumPy's
-# own; the rest leaves no room for a CUDA library or a plotting package.
-IMPORT_LIMIT = 0.25
+# Of the processor's time, NumPy's own import included, which takes 1 at the same time on the same machine. It leaves no
+# room for a CUDA library or a plotting package.
+IMPORT_LIMIT = 3.0
 IMPORT_TRIES = 5
 
 # Libraries that the driver or the toolkit brings; cuda-python's own extension modules have no "lib" in front.
@@ -37,16 +37,9 @@ CUDA_LIBRARY = re.compile(
 
 PROBE = """
 import json, sys, time
-def clock():
-    try:
-        with open("/proc/self/schedstat") as file:
-            waited = int(file.read().split()[1])  # nanoseconds, runnable but not running
-    except OSError:  # a kernel that does not count it
-        waited = 0
-    return time.perf_counter() - waited / 1e9
-start = clock()
+start = time.process_time()
 import {module}
-seconds = clock() - start
+seconds = time.process_time() - start
 with open("/proc/self/maps") as maps:
     mapped = sorted({{line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}})
 json.dump({{"seconds": seconds, "mapped": mapped, "modules": sorted(sys.modules)}}, sys.stdout)
@@ -161,10 +154,12 @@ def test_import_loads_nothing_optional(module: str, optional: str) -> None:
 
 @pytest.mark.parametrize("module", PACKAGES)
 def test_import_is_quick(module: str) -> None:
-    seconds = []
+    ours, numpys = [], []
     for _ in range(IMPORT_TRIES):
         imported.cache_clear()
-        seconds.append(imported(module)["seconds"])
-        if seconds[-1] <= IMPORT_LIMIT:
+        numpys.append(imported("numpy")["seconds"])
+        ours.append(imported(module)["seconds"])
+        if min(ours) <= IMPORT_LIMIT * min(numpys):
             return
-    pytest.fail(f"import {module} took {min(seconds):.3f} s at best of {IMPORT_TRIES}, more than {IMPORT_LIMIT} s")
+    took = f"{min(ours):.3f} s at best of {IMPORT_TRIES}, and NumPy's {min(numpys):.3f} s"
+    pytest.fail(f"import {module} took {took}: more than {IMPORT_LIMIT} times as long")

@@ -24,3 +24,10 @@ def test_make_target_exists(target: str) -> None:
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:|#)([^)#]+)", README))))
 def test_linked_file_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_the_functions_are_counted_as_the_modules_have_them() -> None:
+    pytest.importorskip("clang", reason="cudabind.gen, which knows the versions of each release, needs libclang")
+    from cudabind.gen import counts
+
+    assert counts.table() in README

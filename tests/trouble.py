@@ -21,7 +21,7 @@ import dispatch as dp
 from dispatch.keys import F32, HOST, Arch
 from dispatch.request import Plan, Request, Signature
 
-ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "hook", "fine")
+ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "held", "hook", "fine")
 ON_GPU = ("illegal address", "misaligned", "trap", "assert", "hang", *ON_HOST)
 KERNEL = r"""
 extern "C" __global__ void trouble(float* out, int n, int kind) {
@@ -77,6 +77,10 @@ class Trouble(Request):
 
 def happen(kind: str, once: str) -> None:
     """Do to this process what a request asks for."""
+    if kind == "held":  # until who waits for it takes the file away: how long that takes must not matter
+        while Path(once).exists():
+            time.sleep(0.005)
+        return
     if once:
         if Path(once).exists():
             return
@@ -132,6 +136,29 @@ class GpuTrouble(Plan):
 
 def on_host(_request: Trouble, _lane: Any, row: dp.Row) -> Plan:
     return HostTrouble(row, capture_safe=False)
+
+
+class Hold:
+    """Has requests of the kind "held" go on no sooner than this says so; `once` is what they are to be made with."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "hold"
+        self._file.touch()
+        self.once = str(self._file)
+
+    def release(self) -> None:
+        self._file.unlink()
+
+    def release_behind(self, pid: int, sent: int, patience: float) -> None:
+        """Send a signal to the process that holds one, and let go once that is dead."""
+        os.kill(pid, sent)
+        ends = time.monotonic() + patience
+        while (
+            Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        ):
+            assert time.monotonic() < ends, f"process {pid} lives on"
+            time.sleep(0.005)
+        self.release()
 
 
 def cubin(arch: int) -> bytes:

@@ -1,4 +1,4 @@
-"""`python -m cudabind.gen [LIBRARY…] [--check]`: write `cudabind/sys`, or say what would change.
+"""`python -m cudabind.gen [LIBRARY…] [--check | --counts]`: write `cudabind/sys`, or say what would change.
 
 Run by developers after raising a pin, and by CI with --check. NVIDIA's headers come out of the pinned wheels, and the
 compiler's own from gcc; no NVIDIA package need be installed. It never touches a module without a row.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen import layout, sources
+from cudabind.gen import counts, layout, sources
 from cudabind.gen.emit import EmitError, emit
 from cudabind.gen.layout import LayoutError
 from cudabind.gen.libraries import ROWS, Row
@@ -69,7 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cudabind.gen", description="Write cudabind/sys from the headers.")
     parser.add_argument("library", nargs="*", help=f"which modules; all by default: {' '.join(r.module for r in ROWS)}")
     parser.add_argument("--check", action="store_true", help="write nothing; show what would change and exit 1")
+    parser.add_argument("--counts", action="store_true", help="print how many functions each module has, and no more")
     options = parser.parse_args(arguments)
+    if options.counts:
+        sys.stdout.write(f"{counts.table()}\n")
+        return 0
     unknown = set(options.library) - {row.module for row in ROWS}
     if unknown:
         parser.error(f"no row in cudabind/gen/libraries.py for {', '.join(sorted(unknown))}")

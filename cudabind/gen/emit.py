@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 WIDTH = 120
 LAZY = ("Callback", "Handle", "IntEnum", "Structure", "Union")
 TYPES = (
-    *("Bits", "Mem", "Ptr", "address", "bool_t", "char", "char_p", "float32", "float64", "int16_t", "int32_t"),
-    *("int64_t", "int8_t", "long_t", "size_t", "uint16_t", "uint32_t", "uint64_t", "uint8_t", "ulong_t", "void_p"),
+    *("Bits", "ConstMem", "Mem", "Ptr", "address", "bool_t", "char", "char_p", "const_void_p", "float32", "float64"),
+    *("int16_t", "int32_t", "int64_t", "int8_t", "long_t", "size_t", "uint16_t", "uint32_t", "uint64_t", "uint8_t"),
+    *("ulong_t", "void_p"),
 )
 
 
@@ -41,7 +42,7 @@ def emit(row: Row, merged: Merged, imported: dict[str, str], source: str) -> str
         source: what the headers are of, in words.
 
     Raises:
-        EmitError: an inline function has no row saying why it is left out, or a reason is for no function.
+        EmitError: the row does not say why an inline function is left out or what it calls, or says it of no function.
     """
     writer = _Writer(row, merged, imported)
     head = writer.docstring(source)
@@ -142,19 +143,37 @@ class _Writer:
         if not isinstance(status, Enum) or dict(status.members).get(row.success) != 0:
             raise EmitError(f"{row.module}: {row.success} is not the 0 of {row.status}, on which every check relies")
         declared = {name for name, function in self._header.functions.items() if function.inline}
-        if unexplained := declared - row.left_out.keys():
+        if unexplained := declared - row.left_out.keys() - row.sized.keys():
             raise EmitError(f"{row.module}: inline, so give a reason in left_out: {', '.join(sorted(unexplained))}")
-        if unknown := {*row.left_out, *row.not_exported, row.text} - {"", *self._header.functions}:
+        if unknown := {*row.left_out, *row.not_exported, *row.sized, row.text} - {"", *self._header.functions}:
             raise EmitError(f"{row.module}: the row speaks of what is no function: {', '.join(sorted(unknown))}")
         return f'_lib = SysLibrary("{row.library or row.module}", "{row.status}", {row.error}, "{row.text}")'
 
     def functions(self) -> list[str]:
-        return [self._function(f) for f in self._header.functions.values() if f.name not in self._row.left_out]
+        functions = [f for f in self._header.functions.values() if f.name not in self._row.left_out]
+        # An inline function may stand before the one that it calls.
+        functions.sort(key=lambda function: function.name in self._row.sized)
+        return [self._function(function) for function in functions]
 
     def _function(self, function: Function) -> str:
         result = function.result
+        if struct := self._row.sized.get(function.name):
+            return f'@_lib.sized({self._called(function, struct)}, "{struct}")\n{_signature(function.name, function)}'
         checked = isinstance(result, Named) and self._row.status in (result.name, result.base)
         return f"@_lib.{'status' if checked else 'value'}\n{_signature(function.name, function)}"
+
+    def _called(self, function: Function, struct: str) -> str:
+        """The function behind an inline one: the same, but for the size as its second argument."""
+        name = f"{function.name}_internal"
+        called = self._header.functions.get(name)
+        if called is None or not isinstance(self._header.types.get(struct), Record):
+            raise EmitError(
+                f"{self._row.module}: {function.name} is to call {name} with the size of {struct}: none here"
+            )
+        first, *others = (spell.parameter(kind) for _, kind in function.parameters)
+        if [spell.parameter(kind) for _, kind in called.parameters] != [first, "size_t", *others]:
+            raise EmitError(f"{self._row.module}: {name} takes more than {function.name} and a size behind the first")
+        return name
 
     def renames(self) -> list[str]:
         """The header's second spellings (`#define cublasCreate cublasCreate_v2`), as one block."""

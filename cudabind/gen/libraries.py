@@ -69,6 +69,8 @@ class Row:
         symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
         elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
         inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
+        sized: functions that are inline because all they do is to call their `_internal` with the size of a struct, as
+            the argument behind the first; each with that struct.
         left_out: declared functions that are not generated, each with the reason.
         not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
     """
@@ -89,12 +91,12 @@ class Row:
     symbols: bool = False
     elements: tuple[str, ...] = ()
     inline_as: dict[str, str] = field(default_factory=dict)
+    sized: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     not_exported: dict[str, str] = field(default_factory=dict)
 
 
 _NOT_A_SYMBOL = "declared, but not among the symbols of {}"
-_SIZED_INIT = "inline in the header: call {} with the size of the descriptor's Opaque struct"
 _LOGGER = ("SetCallback", "SetFile", "OpenFile", "SetLevel", "SetMask", "ForceDisable")
 _CUSPARSE_SIZES = (
     *("bsrsv2", "bsrsm2", "csrilu02", "bsrilu02", "csric02", "bsric02"),
@@ -178,16 +180,13 @@ ROWS: tuple[Row, ...] = (
         text="cublasLtGetStatusString",
         error="CublasLtError",
         uses=("cuda_types", "cublas_types"),
-        left_out={
-            name: _SIZED_INIT.format(f"{name}_internal")
-            for name in (
-                "cublasLtMatrixLayoutInit",
-                "cublasLtGroupedMatrixLayoutInit",
-                "cublasLtMatmulDescInit",
-                "cublasLtMatrixTransformDescInit",
-                "cublasLtEmulationDescInit",
-                "cublasLtMatmulPreferenceInit",
-            )
+        sized={
+            "cublasLtMatrixLayoutInit": "cublasLtMatrixLayoutOpaque_t",
+            "cublasLtGroupedMatrixLayoutInit": "cublasLtMatrixLayoutOpaque_t",
+            "cublasLtMatmulDescInit": "cublasLtMatmulDescOpaque_t",
+            "cublasLtMatrixTransformDescInit": "cublasLtMatrixTransformDescOpaque_t",
+            "cublasLtEmulationDescInit": "cublasLtEmulationDescOpaque_t",
+            "cublasLtMatmulPreferenceInit": "cublasLtMatmulPreferenceOpaque_t",
         },
         not_exported={
             "cublasLtDisableCpuInstructionsSetMask": _NOT_A_SYMBOL.format("libcublasLt.so"),

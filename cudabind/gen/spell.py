@@ -67,7 +67,7 @@ def parameter(kind: CType) -> str:
         return kind.name
     if not isinstance(kind, Pointer):
         return "None"
-    return "char_p" if _is_text(kind) else _pointer(kind.target)
+    return "char_p" if _is_text(kind) else _pointer(kind.target, kind.const)
 
 
 def ctype(kind: CType) -> str:
@@ -84,13 +84,14 @@ def ctype(kind: CType) -> str:
     return "None"
 
 
-def _pointer(target: CType) -> str:
+def _pointer(target: CType, const: bool) -> str:
+    memory = "ConstMem" if const else "Mem"
     if isinstance(target, Named) and target.kind in ("record", "handle"):
         # A pointer to numbers may be a device's; a pointer to a struct or a handle is the host's.
-        return f"{'Mem' if target.base in ELEMENTS else 'Ptr'}[{target.name}]"
+        return f"{memory if target.base in ELEMENTS else 'Ptr'}[{target.name}]"
     if isinstance(target, (Named, Scalar, Pointer, ArrayOf)):
-        return f"Mem[{ctype(target)}]"
-    return "void_p"
+        return f"{memory}[{ctype(target)}]"
+    return "const_void_p" if const else "void_p"
 
 
 def _is_text(kind: CType) -> bool:

@@ -14,7 +14,19 @@ from typing import Annotated
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Callback, Handle, IntEnum, Structure, lazy
-from cudabind._types import Mem, Ptr, char_p, float32, int32_t, int64_t, size_t, uint32_t, uint64_t, void_p
+from cudabind._types import (
+    Mem,
+    Ptr,
+    char_p,
+    const_void_p,
+    float32,
+    int32_t,
+    int64_t,
+    size_t,
+    uint32_t,
+    uint64_t,
+    void_p,
+)
 from cudabind.errors import CublasLtError
 from cudabind.sys.cublas_types import (
     cublasComputeType_t as cublasComputeType_t,
@@ -35,8 +47,10 @@ SINCE: dict[str, str] = {
     "cublasLtMatmulBatchInvarianceFlags_t": "13.10.0",
     "cublasLtEmulationDescAttributes_t": "13.1.0",
     "cublasLtGroupedMatrixLayoutInit_internal": "13.2.0",
+    "cublasLtGroupedMatrixLayoutInit": "13.2.0",
     "cublasLtGroupedMatrixLayoutCreate": "13.2.0",
     "cublasLtEmulationDescInit_internal": "13.1.0",
+    "cublasLtEmulationDescInit": "13.1.0",
     "cublasLtEmulationDescCreate": "13.1.0",
     "cublasLtEmulationDescDestroy": "13.1.0",
     "cublasLtEmulationDescSetAttribute": "13.1.0",
@@ -45,14 +59,7 @@ SINCE: dict[str, str] = {
     "cublasLtMatmulAlgoCheckForStream": "13.10.0",
 }
 UNTIL: dict[str, str] = {}
-LEFT_OUT: dict[str, str] = {
-    "cublasLtMatrixLayoutInit": "inline in the header: call cublasLtMatrixLayoutInit_internal with the size of the descriptor's Opaque struct",
-    "cublasLtGroupedMatrixLayoutInit": "inline in the header: call cublasLtGroupedMatrixLayoutInit_internal with the size of the descriptor's Opaque struct",
-    "cublasLtMatmulDescInit": "inline in the header: call cublasLtMatmulDescInit_internal with the size of the descriptor's Opaque struct",
-    "cublasLtMatrixTransformDescInit": "inline in the header: call cublasLtMatrixTransformDescInit_internal with the size of the descriptor's Opaque struct",
-    "cublasLtEmulationDescInit": "inline in the header: call cublasLtEmulationDescInit_internal with the size of the descriptor's Opaque struct",
-    "cublasLtMatmulPreferenceInit": "inline in the header: call cublasLtMatmulPreferenceInit_internal with the size of the descriptor's Opaque struct",
-}
+LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {
     "cublasLtDisableCpuInstructionsSetMask": "declared, but not among the symbols of libcublasLt.so",
 }
@@ -1182,13 +1189,13 @@ def cublasLtDisableCpuInstructionsSetMask(mask: uint32_t, /) -> uint32_t: ...
 def cublasLtMatmul(
     lightHandle: cublasLtHandle_t,
     computeDesc: cublasLtMatmulDesc_t,
-    alpha: void_p,
-    A: void_p,
+    alpha: const_void_p,
+    A: const_void_p,
     Adesc: cublasLtMatrixLayout_t,
-    B: void_p,
+    B: const_void_p,
     Bdesc: cublasLtMatrixLayout_t,
-    beta: void_p,
-    C: void_p,
+    beta: const_void_p,
+    C: const_void_p,
     Cdesc: cublasLtMatrixLayout_t,
     D: void_p,
     Ddesc: cublasLtMatrixLayout_t,
@@ -1204,11 +1211,11 @@ def cublasLtMatmul(
 def cublasLtMatrixTransform(
     lightHandle: cublasLtHandle_t,
     transformDesc: cublasLtMatrixTransformDesc_t,
-    alpha: void_p,
-    A: void_p,
+    alpha: const_void_p,
+    A: const_void_p,
     Adesc: cublasLtMatrixLayout_t,
-    beta: void_p,
-    B: void_p,
+    beta: const_void_p,
+    B: const_void_p,
     Bdesc: cublasLtMatrixLayout_t,
     C: void_p,
     Cdesc: cublasLtMatrixLayout_t,
@@ -1229,9 +1236,9 @@ def cublasLtGroupedMatrixLayoutInit_internal(
     size: size_t,
     type: cudaDataType,
     groupCount: int32_t,
-    rows_array: void_p,
-    cols_array: void_p,
-    ld_array: void_p,
+    rows_array: const_void_p,
+    cols_array: const_void_p,
+    ld_array: const_void_p,
     /,
 ) -> cublasStatus_t: ...
 
@@ -1247,9 +1254,9 @@ def cublasLtGroupedMatrixLayoutCreate(
     matLayout: Ptr[cublasLtMatrixLayout_t],
     type: cudaDataType,
     groupCount: int32_t,
-    rows_array: void_p,
-    cols_array: void_p,
-    ld_array: void_p,
+    rows_array: const_void_p,
+    cols_array: const_void_p,
+    ld_array: const_void_p,
     /,
 ) -> cublasStatus_t: ...
 
@@ -1260,7 +1267,7 @@ def cublasLtMatrixLayoutDestroy(matLayout: cublasLtMatrixLayout_t, /) -> cublasS
 
 @_lib.status
 def cublasLtMatrixLayoutSetAttribute(
-    matLayout: cublasLtMatrixLayout_t, attr: cublasLtMatrixLayoutAttribute_t, buf: void_p, sizeInBytes: size_t, /
+    matLayout: cublasLtMatrixLayout_t, attr: cublasLtMatrixLayoutAttribute_t, buf: const_void_p, sizeInBytes: size_t, /
 ) -> cublasStatus_t: ...
 
 
@@ -1293,7 +1300,7 @@ def cublasLtMatmulDescDestroy(matmulDesc: cublasLtMatmulDesc_t, /) -> cublasStat
 
 @_lib.status
 def cublasLtMatmulDescSetAttribute(
-    matmulDesc: cublasLtMatmulDesc_t, attr: cublasLtMatmulDescAttributes_t, buf: void_p, sizeInBytes: size_t, /
+    matmulDesc: cublasLtMatmulDesc_t, attr: cublasLtMatmulDescAttributes_t, buf: const_void_p, sizeInBytes: size_t, /
 ) -> cublasStatus_t: ...
 
 
@@ -1328,7 +1335,7 @@ def cublasLtMatrixTransformDescDestroy(transformDesc: cublasLtMatrixTransformDes
 def cublasLtMatrixTransformDescSetAttribute(
     transformDesc: cublasLtMatrixTransformDesc_t,
     attr: cublasLtMatrixTransformDescAttributes_t,
-    buf: void_p,
+    buf: const_void_p,
     sizeInBytes: size_t,
     /,
 ) -> cublasStatus_t: ...
@@ -1359,7 +1366,11 @@ def cublasLtEmulationDescDestroy(emulationDesc: cublasLtEmulationDesc_t, /) -> c
 
 @_lib.status
 def cublasLtEmulationDescSetAttribute(
-    emulationDesc: cublasLtEmulationDesc_t, attr: cublasLtEmulationDescAttributes_t, buf: void_p, sizeInBytes: size_t, /
+    emulationDesc: cublasLtEmulationDesc_t,
+    attr: cublasLtEmulationDescAttributes_t,
+    buf: const_void_p,
+    sizeInBytes: size_t,
+    /,
 ) -> cublasStatus_t: ...
 
 
@@ -1388,7 +1399,11 @@ def cublasLtMatmulPreferenceDestroy(pref: cublasLtMatmulPreference_t, /) -> cubl
 
 @_lib.status
 def cublasLtMatmulPreferenceSetAttribute(
-    pref: cublasLtMatmulPreference_t, attr: cublasLtMatmulPreferenceAttributes_t, buf: void_p, sizeInBytes: size_t, /
+    pref: cublasLtMatmulPreference_t,
+    attr: cublasLtMatmulPreferenceAttributes_t,
+    buf: const_void_p,
+    sizeInBytes: size_t,
+    /,
 ) -> cublasStatus_t: ...
 
 
@@ -1509,7 +1524,11 @@ def cublasLtMatmulAlgoCapGetAttribute(
 
 @_lib.status
 def cublasLtMatmulAlgoConfigSetAttribute(
-    algo: Ptr[cublasLtMatmulAlgo_t], attr: cublasLtMatmulAlgoConfigAttributes_t, buf: void_p, sizeInBytes: size_t, /
+    algo: Ptr[cublasLtMatmulAlgo_t],
+    attr: cublasLtMatmulAlgoConfigAttributes_t,
+    buf: const_void_p,
+    sizeInBytes: size_t,
+    /,
 ) -> cublasStatus_t: ...
 
 
@@ -1546,6 +1565,44 @@ def cublasLtLoggerSetMask(mask: int32_t, /) -> cublasStatus_t: ...
 
 @_lib.status
 def cublasLtLoggerForceDisable() -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtMatrixLayoutInit_internal, "cublasLtMatrixLayoutOpaque_t")
+def cublasLtMatrixLayoutInit(
+    matLayout: cublasLtMatrixLayout_t, type: cudaDataType, rows: uint64_t, cols: uint64_t, ld: int64_t, /
+) -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtGroupedMatrixLayoutInit_internal, "cublasLtMatrixLayoutOpaque_t")
+def cublasLtGroupedMatrixLayoutInit(
+    matLayout: cublasLtMatrixLayout_t,
+    type: cudaDataType,
+    groupCount: int32_t,
+    rows_array: const_void_p,
+    cols_array: const_void_p,
+    ld_array: const_void_p,
+    /,
+) -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtMatmulDescInit_internal, "cublasLtMatmulDescOpaque_t")
+def cublasLtMatmulDescInit(
+    matmulDesc: cublasLtMatmulDesc_t, computeType: cublasComputeType_t, scaleType: cudaDataType_t, /
+) -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtMatrixTransformDescInit_internal, "cublasLtMatrixTransformDescOpaque_t")
+def cublasLtMatrixTransformDescInit(
+    transformDesc: cublasLtMatrixTransformDesc_t, scaleType: cudaDataType, /
+) -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtEmulationDescInit_internal, "cublasLtEmulationDescOpaque_t")
+def cublasLtEmulationDescInit(emulationDesc: cublasLtEmulationDesc_t, /) -> cublasStatus_t: ...
+
+
+@_lib.sized(cublasLtMatmulPreferenceInit_internal, "cublasLtMatmulPreferenceOpaque_t")
+def cublasLtMatmulPreferenceInit(pref: cublasLtMatmulPreference_t, /) -> cublasStatus_t: ...
 
 
 _names = lazy(globals())

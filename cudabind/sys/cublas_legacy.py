@@ -13,7 +13,7 @@ from ctypes import c_double, c_float, c_int32, c_void_p
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import lazy
-from cudabind._types import Mem, char, float32, float64, int32_t, void_p
+from cudabind._types import ConstMem, Mem, char, float32, float64, int32_t, void_p
 from cudabind.errors import CublasError
 from cudabind.sys.cublas_types import (
     cublasStatus_t as cublasStatus_t,
@@ -64,46 +64,52 @@ def cublasSetKernelStream(stream: cudaStream_t, /) -> cublasStatus_t: ...
 
 
 @_lib.value
-def cublasSnrm2(n: int32_t, x: Mem[c_float], incx: int32_t, /) -> float32: ...
+def cublasSnrm2(n: int32_t, x: ConstMem[c_float], incx: int32_t, /) -> float32: ...
 
 
 @_lib.value
-def cublasDnrm2(n: int32_t, x: Mem[c_double], incx: int32_t, /) -> float64: ...
+def cublasDnrm2(n: int32_t, x: ConstMem[c_double], incx: int32_t, /) -> float64: ...
 
 
 @_lib.value
-def cublasScnrm2(n: int32_t, x: Mem[cuComplex], incx: int32_t, /) -> float32: ...
+def cublasScnrm2(n: int32_t, x: ConstMem[cuComplex], incx: int32_t, /) -> float32: ...
 
 
 @_lib.value
-def cublasDznrm2(n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, /) -> float64: ...
+def cublasDznrm2(n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, /) -> float64: ...
 
 
 @_lib.value
-def cublasSdot(n: int32_t, x: Mem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, /) -> float32: ...
+def cublasSdot(n: int32_t, x: ConstMem[c_float], incx: int32_t, y: ConstMem[c_float], incy: int32_t, /) -> float32: ...
 
 
 @_lib.value
-def cublasDdot(n: int32_t, x: Mem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, /) -> float64: ...
+def cublasDdot(
+    n: int32_t, x: ConstMem[c_double], incx: int32_t, y: ConstMem[c_double], incy: int32_t, /
+) -> float64: ...
 
 
 @_lib.value
-def cublasCdotu(n: int32_t, x: Mem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /) -> cuComplex: ...
+def cublasCdotu(
+    n: int32_t, x: ConstMem[cuComplex], incx: int32_t, y: ConstMem[cuComplex], incy: int32_t, /
+) -> cuComplex: ...
 
 
 @_lib.value
-def cublasCdotc(n: int32_t, x: Mem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /) -> cuComplex: ...
+def cublasCdotc(
+    n: int32_t, x: ConstMem[cuComplex], incx: int32_t, y: ConstMem[cuComplex], incy: int32_t, /
+) -> cuComplex: ...
 
 
 @_lib.value
 def cublasZdotu(
-    n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, y: Mem[cuDoubleComplex], incy: int32_t, /
+    n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, y: ConstMem[cuDoubleComplex], incy: int32_t, /
 ) -> cuDoubleComplex: ...
 
 
 @_lib.value
 def cublasZdotc(
-    n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, y: Mem[cuDoubleComplex], incy: int32_t, /
+    n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, y: ConstMem[cuDoubleComplex], incy: int32_t, /
 ) -> cuDoubleComplex: ...
 
 
@@ -133,19 +139,19 @@ def cublasZdscal(n: int32_t, alpha: float64, x: Mem[cuDoubleComplex], incx: int3
 
 @_lib.value
 def cublasSaxpy(
-    n: int32_t, alpha: float32, x: Mem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, /
+    n: int32_t, alpha: float32, x: ConstMem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDaxpy(
-    n: int32_t, alpha: float64, x: Mem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, /
+    n: int32_t, alpha: float64, x: ConstMem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasCaxpy(
-    n: int32_t, alpha: cuComplex, x: Mem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /
+    n: int32_t, alpha: cuComplex, x: ConstMem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /
 ) -> None: ...
 
 
@@ -153,7 +159,7 @@ def cublasCaxpy(
 def cublasZaxpy(
     n: int32_t,
     alpha: cuDoubleComplex,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     y: Mem[cuDoubleComplex],
     incy: int32_t,
@@ -162,20 +168,20 @@ def cublasZaxpy(
 
 
 @_lib.value
-def cublasScopy(n: int32_t, x: Mem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, /) -> None: ...
+def cublasScopy(n: int32_t, x: ConstMem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, /) -> None: ...
 
 
 @_lib.value
-def cublasDcopy(n: int32_t, x: Mem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, /) -> None: ...
+def cublasDcopy(n: int32_t, x: ConstMem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, /) -> None: ...
 
 
 @_lib.value
-def cublasCcopy(n: int32_t, x: Mem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /) -> None: ...
+def cublasCcopy(n: int32_t, x: ConstMem[cuComplex], incx: int32_t, y: Mem[cuComplex], incy: int32_t, /) -> None: ...
 
 
 @_lib.value
 def cublasZcopy(
-    n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, y: Mem[cuDoubleComplex], incy: int32_t, /
+    n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, y: Mem[cuDoubleComplex], incy: int32_t, /
 ) -> None: ...
 
 
@@ -198,51 +204,51 @@ def cublasZswap(
 
 
 @_lib.value
-def cublasIsamax(n: int32_t, x: Mem[c_float], incx: int32_t, /) -> int32_t: ...
+def cublasIsamax(n: int32_t, x: ConstMem[c_float], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIdamax(n: int32_t, x: Mem[c_double], incx: int32_t, /) -> int32_t: ...
+def cublasIdamax(n: int32_t, x: ConstMem[c_double], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIcamax(n: int32_t, x: Mem[cuComplex], incx: int32_t, /) -> int32_t: ...
+def cublasIcamax(n: int32_t, x: ConstMem[cuComplex], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIzamax(n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, /) -> int32_t: ...
+def cublasIzamax(n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIsamin(n: int32_t, x: Mem[c_float], incx: int32_t, /) -> int32_t: ...
+def cublasIsamin(n: int32_t, x: ConstMem[c_float], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIdamin(n: int32_t, x: Mem[c_double], incx: int32_t, /) -> int32_t: ...
+def cublasIdamin(n: int32_t, x: ConstMem[c_double], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIcamin(n: int32_t, x: Mem[cuComplex], incx: int32_t, /) -> int32_t: ...
+def cublasIcamin(n: int32_t, x: ConstMem[cuComplex], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasIzamin(n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, /) -> int32_t: ...
+def cublasIzamin(n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, /) -> int32_t: ...
 
 
 @_lib.value
-def cublasSasum(n: int32_t, x: Mem[c_float], incx: int32_t, /) -> float32: ...
+def cublasSasum(n: int32_t, x: ConstMem[c_float], incx: int32_t, /) -> float32: ...
 
 
 @_lib.value
-def cublasDasum(n: int32_t, x: Mem[c_double], incx: int32_t, /) -> float64: ...
+def cublasDasum(n: int32_t, x: ConstMem[c_double], incx: int32_t, /) -> float64: ...
 
 
 @_lib.value
-def cublasScasum(n: int32_t, x: Mem[cuComplex], incx: int32_t, /) -> float32: ...
+def cublasScasum(n: int32_t, x: ConstMem[cuComplex], incx: int32_t, /) -> float32: ...
 
 
 @_lib.value
-def cublasDzasum(n: int32_t, x: Mem[cuDoubleComplex], incx: int32_t, /) -> float64: ...
+def cublasDzasum(n: int32_t, x: ConstMem[cuDoubleComplex], incx: int32_t, /) -> float64: ...
 
 
 @_lib.value
@@ -315,25 +321,25 @@ def cublasZrotg(
 
 @_lib.value
 def cublasSrotm(
-    n: int32_t, x: Mem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, sparam: Mem[c_float], /
+    n: int32_t, x: Mem[c_float], incx: int32_t, y: Mem[c_float], incy: int32_t, sparam: ConstMem[c_float], /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDrotm(
-    n: int32_t, x: Mem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, sparam: Mem[c_double], /
+    n: int32_t, x: Mem[c_double], incx: int32_t, y: Mem[c_double], incy: int32_t, sparam: ConstMem[c_double], /
 ) -> None: ...
 
 
 @_lib.value
 def cublasSrotmg(
-    sd1: Mem[c_float], sd2: Mem[c_float], sx1: Mem[c_float], sy1: Mem[c_float], sparam: Mem[c_float], /
+    sd1: Mem[c_float], sd2: Mem[c_float], sx1: Mem[c_float], sy1: ConstMem[c_float], sparam: Mem[c_float], /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDrotmg(
-    sd1: Mem[c_double], sd2: Mem[c_double], sx1: Mem[c_double], sy1: Mem[c_double], sparam: Mem[c_double], /
+    sd1: Mem[c_double], sd2: Mem[c_double], sx1: Mem[c_double], sy1: ConstMem[c_double], sparam: Mem[c_double], /
 ) -> None: ...
 
 
@@ -343,9 +349,9 @@ def cublasSgemv(
     m: int32_t,
     n: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
     beta: float32,
     y: Mem[c_float],
@@ -360,9 +366,9 @@ def cublasDgemv(
     m: int32_t,
     n: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
     beta: float64,
     y: Mem[c_double],
@@ -377,9 +383,9 @@ def cublasCgemv(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
     beta: cuComplex,
     y: Mem[cuComplex],
@@ -394,9 +400,9 @@ def cublasZgemv(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     beta: cuDoubleComplex,
     y: Mem[cuDoubleComplex],
@@ -413,9 +419,9 @@ def cublasSgbmv(
     kl: int32_t,
     ku: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
     beta: float32,
     y: Mem[c_float],
@@ -432,9 +438,9 @@ def cublasDgbmv(
     kl: int32_t,
     ku: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
     beta: float64,
     y: Mem[c_double],
@@ -451,9 +457,9 @@ def cublasCgbmv(
     kl: int32_t,
     ku: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
     beta: cuComplex,
     y: Mem[cuComplex],
@@ -470,9 +476,9 @@ def cublasZgbmv(
     kl: int32_t,
     ku: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     beta: cuDoubleComplex,
     y: Mem[cuDoubleComplex],
@@ -483,13 +489,29 @@ def cublasZgbmv(
 
 @_lib.value
 def cublasStrmv(
-    uplo: char, trans: char, diag: char, n: int32_t, A: Mem[c_float], lda: int32_t, x: Mem[c_float], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    A: ConstMem[c_float],
+    lda: int32_t,
+    x: Mem[c_float],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
 @_lib.value
 def cublasDtrmv(
-    uplo: char, trans: char, diag: char, n: int32_t, A: Mem[c_double], lda: int32_t, x: Mem[c_double], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    A: ConstMem[c_double],
+    lda: int32_t,
+    x: Mem[c_double],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
@@ -499,7 +521,7 @@ def cublasCtrmv(
     trans: char,
     diag: char,
     n: int32_t,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     x: Mem[cuComplex],
     incx: int32_t,
@@ -513,7 +535,7 @@ def cublasZtrmv(
     trans: char,
     diag: char,
     n: int32_t,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     x: Mem[cuDoubleComplex],
     incx: int32_t,
@@ -528,7 +550,7 @@ def cublasStbmv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
     x: Mem[c_float],
     incx: int32_t,
@@ -543,7 +565,7 @@ def cublasDtbmv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
     x: Mem[c_double],
     incx: int32_t,
@@ -558,7 +580,7 @@ def cublasCtbmv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     x: Mem[cuComplex],
     incx: int32_t,
@@ -573,7 +595,7 @@ def cublasZtbmv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     x: Mem[cuDoubleComplex],
     incx: int32_t,
@@ -583,37 +605,60 @@ def cublasZtbmv(
 
 @_lib.value
 def cublasStpmv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[c_float], x: Mem[c_float], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[c_float], x: Mem[c_float], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDtpmv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[c_double], x: Mem[c_double], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[c_double], x: Mem[c_double], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasCtpmv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[cuComplex], x: Mem[cuComplex], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[cuComplex], x: Mem[cuComplex], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasZtpmv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[cuDoubleComplex], x: Mem[cuDoubleComplex], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    AP: ConstMem[cuDoubleComplex],
+    x: Mem[cuDoubleComplex],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
 @_lib.value
 def cublasStrsv(
-    uplo: char, trans: char, diag: char, n: int32_t, A: Mem[c_float], lda: int32_t, x: Mem[c_float], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    A: ConstMem[c_float],
+    lda: int32_t,
+    x: Mem[c_float],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
 @_lib.value
 def cublasDtrsv(
-    uplo: char, trans: char, diag: char, n: int32_t, A: Mem[c_double], lda: int32_t, x: Mem[c_double], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    A: ConstMem[c_double],
+    lda: int32_t,
+    x: Mem[c_double],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
@@ -623,7 +668,7 @@ def cublasCtrsv(
     trans: char,
     diag: char,
     n: int32_t,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     x: Mem[cuComplex],
     incx: int32_t,
@@ -637,7 +682,7 @@ def cublasZtrsv(
     trans: char,
     diag: char,
     n: int32_t,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     x: Mem[cuDoubleComplex],
     incx: int32_t,
@@ -647,25 +692,32 @@ def cublasZtrsv(
 
 @_lib.value
 def cublasStpsv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[c_float], x: Mem[c_float], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[c_float], x: Mem[c_float], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDtpsv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[c_double], x: Mem[c_double], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[c_double], x: Mem[c_double], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasCtpsv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[cuComplex], x: Mem[cuComplex], incx: int32_t, /
+    uplo: char, trans: char, diag: char, n: int32_t, AP: ConstMem[cuComplex], x: Mem[cuComplex], incx: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasZtpsv(
-    uplo: char, trans: char, diag: char, n: int32_t, AP: Mem[cuDoubleComplex], x: Mem[cuDoubleComplex], incx: int32_t, /
+    uplo: char,
+    trans: char,
+    diag: char,
+    n: int32_t,
+    AP: ConstMem[cuDoubleComplex],
+    x: Mem[cuDoubleComplex],
+    incx: int32_t,
+    /,
 ) -> None: ...
 
 
@@ -676,7 +728,7 @@ def cublasStbsv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
     x: Mem[c_float],
     incx: int32_t,
@@ -691,7 +743,7 @@ def cublasDtbsv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
     x: Mem[c_double],
     incx: int32_t,
@@ -706,7 +758,7 @@ def cublasCtbsv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     x: Mem[cuComplex],
     incx: int32_t,
@@ -721,7 +773,7 @@ def cublasZtbsv(
     diag: char,
     n: int32_t,
     k: int32_t,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     x: Mem[cuDoubleComplex],
     incx: int32_t,
@@ -734,9 +786,9 @@ def cublasSsymv(
     uplo: char,
     n: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
     beta: float32,
     y: Mem[c_float],
@@ -750,9 +802,9 @@ def cublasDsymv(
     uplo: char,
     n: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
     beta: float64,
     y: Mem[c_double],
@@ -766,9 +818,9 @@ def cublasChemv(
     uplo: char,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
     beta: cuComplex,
     y: Mem[cuComplex],
@@ -782,9 +834,9 @@ def cublasZhemv(
     uplo: char,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     beta: cuDoubleComplex,
     y: Mem[cuDoubleComplex],
@@ -799,9 +851,9 @@ def cublasSsbmv(
     n: int32_t,
     k: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
     beta: float32,
     y: Mem[c_float],
@@ -816,9 +868,9 @@ def cublasDsbmv(
     n: int32_t,
     k: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
     beta: float64,
     y: Mem[c_double],
@@ -833,9 +885,9 @@ def cublasChbmv(
     n: int32_t,
     k: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
     beta: cuComplex,
     y: Mem[cuComplex],
@@ -850,9 +902,9 @@ def cublasZhbmv(
     n: int32_t,
     k: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     beta: cuDoubleComplex,
     y: Mem[cuDoubleComplex],
@@ -866,8 +918,8 @@ def cublasSspmv(
     uplo: char,
     n: int32_t,
     alpha: float32,
-    AP: Mem[c_float],
-    x: Mem[c_float],
+    AP: ConstMem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
     beta: float32,
     y: Mem[c_float],
@@ -881,8 +933,8 @@ def cublasDspmv(
     uplo: char,
     n: int32_t,
     alpha: float64,
-    AP: Mem[c_double],
-    x: Mem[c_double],
+    AP: ConstMem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
     beta: float64,
     y: Mem[c_double],
@@ -896,8 +948,8 @@ def cublasChpmv(
     uplo: char,
     n: int32_t,
     alpha: cuComplex,
-    AP: Mem[cuComplex],
-    x: Mem[cuComplex],
+    AP: ConstMem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
     beta: cuComplex,
     y: Mem[cuComplex],
@@ -911,8 +963,8 @@ def cublasZhpmv(
     uplo: char,
     n: int32_t,
     alpha: cuDoubleComplex,
-    AP: Mem[cuDoubleComplex],
-    x: Mem[cuDoubleComplex],
+    AP: ConstMem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     beta: cuDoubleComplex,
     y: Mem[cuDoubleComplex],
@@ -926,9 +978,9 @@ def cublasSger(
     m: int32_t,
     n: int32_t,
     alpha: float32,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
-    y: Mem[c_float],
+    y: ConstMem[c_float],
     incy: int32_t,
     A: Mem[c_float],
     lda: int32_t,
@@ -941,9 +993,9 @@ def cublasDger(
     m: int32_t,
     n: int32_t,
     alpha: float64,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
-    y: Mem[c_double],
+    y: ConstMem[c_double],
     incy: int32_t,
     A: Mem[c_double],
     lda: int32_t,
@@ -956,9 +1008,9 @@ def cublasCgeru(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
-    y: Mem[cuComplex],
+    y: ConstMem[cuComplex],
     incy: int32_t,
     A: Mem[cuComplex],
     lda: int32_t,
@@ -971,9 +1023,9 @@ def cublasCgerc(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
-    y: Mem[cuComplex],
+    y: ConstMem[cuComplex],
     incy: int32_t,
     A: Mem[cuComplex],
     lda: int32_t,
@@ -986,9 +1038,9 @@ def cublasZgeru(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
-    y: Mem[cuDoubleComplex],
+    y: ConstMem[cuDoubleComplex],
     incy: int32_t,
     A: Mem[cuDoubleComplex],
     lda: int32_t,
@@ -1001,9 +1053,9 @@ def cublasZgerc(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
-    y: Mem[cuDoubleComplex],
+    y: ConstMem[cuDoubleComplex],
     incy: int32_t,
     A: Mem[cuDoubleComplex],
     lda: int32_t,
@@ -1013,19 +1065,19 @@ def cublasZgerc(
 
 @_lib.value
 def cublasSsyr(
-    uplo: char, n: int32_t, alpha: float32, x: Mem[c_float], incx: int32_t, A: Mem[c_float], lda: int32_t, /
+    uplo: char, n: int32_t, alpha: float32, x: ConstMem[c_float], incx: int32_t, A: Mem[c_float], lda: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasDsyr(
-    uplo: char, n: int32_t, alpha: float64, x: Mem[c_double], incx: int32_t, A: Mem[c_double], lda: int32_t, /
+    uplo: char, n: int32_t, alpha: float64, x: ConstMem[c_double], incx: int32_t, A: Mem[c_double], lda: int32_t, /
 ) -> None: ...
 
 
 @_lib.value
 def cublasCher(
-    uplo: char, n: int32_t, alpha: float32, x: Mem[cuComplex], incx: int32_t, A: Mem[cuComplex], lda: int32_t, /
+    uplo: char, n: int32_t, alpha: float32, x: ConstMem[cuComplex], incx: int32_t, A: Mem[cuComplex], lda: int32_t, /
 ) -> None: ...
 
 
@@ -1034,7 +1086,7 @@ def cublasZher(
     uplo: char,
     n: int32_t,
     alpha: float64,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
     A: Mem[cuDoubleComplex],
     lda: int32_t,
@@ -1043,24 +1095,26 @@ def cublasZher(
 
 
 @_lib.value
-def cublasSspr(uplo: char, n: int32_t, alpha: float32, x: Mem[c_float], incx: int32_t, AP: Mem[c_float], /) -> None: ...
+def cublasSspr(
+    uplo: char, n: int32_t, alpha: float32, x: ConstMem[c_float], incx: int32_t, AP: Mem[c_float], /
+) -> None: ...
 
 
 @_lib.value
 def cublasDspr(
-    uplo: char, n: int32_t, alpha: float64, x: Mem[c_double], incx: int32_t, AP: Mem[c_double], /
+    uplo: char, n: int32_t, alpha: float64, x: ConstMem[c_double], incx: int32_t, AP: Mem[c_double], /
 ) -> None: ...
 
 
 @_lib.value
 def cublasChpr(
-    uplo: char, n: int32_t, alpha: float32, x: Mem[cuComplex], incx: int32_t, AP: Mem[cuComplex], /
+    uplo: char, n: int32_t, alpha: float32, x: ConstMem[cuComplex], incx: int32_t, AP: Mem[cuComplex], /
 ) -> None: ...
 
 
 @_lib.value
 def cublasZhpr(
-    uplo: char, n: int32_t, alpha: float64, x: Mem[cuDoubleComplex], incx: int32_t, AP: Mem[cuDoubleComplex], /
+    uplo: char, n: int32_t, alpha: float64, x: ConstMem[cuDoubleComplex], incx: int32_t, AP: Mem[cuDoubleComplex], /
 ) -> None: ...
 
 
@@ -1069,9 +1123,9 @@ def cublasSsyr2(
     uplo: char,
     n: int32_t,
     alpha: float32,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
-    y: Mem[c_float],
+    y: ConstMem[c_float],
     incy: int32_t,
     A: Mem[c_float],
     lda: int32_t,
@@ -1084,9 +1138,9 @@ def cublasDsyr2(
     uplo: char,
     n: int32_t,
     alpha: float64,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
-    y: Mem[c_double],
+    y: ConstMem[c_double],
     incy: int32_t,
     A: Mem[c_double],
     lda: int32_t,
@@ -1099,9 +1153,9 @@ def cublasCher2(
     uplo: char,
     n: int32_t,
     alpha: cuComplex,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
-    y: Mem[cuComplex],
+    y: ConstMem[cuComplex],
     incy: int32_t,
     A: Mem[cuComplex],
     lda: int32_t,
@@ -1114,9 +1168,9 @@ def cublasZher2(
     uplo: char,
     n: int32_t,
     alpha: cuDoubleComplex,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
-    y: Mem[cuDoubleComplex],
+    y: ConstMem[cuDoubleComplex],
     incy: int32_t,
     A: Mem[cuDoubleComplex],
     lda: int32_t,
@@ -1129,9 +1183,9 @@ def cublasSspr2(
     uplo: char,
     n: int32_t,
     alpha: float32,
-    x: Mem[c_float],
+    x: ConstMem[c_float],
     incx: int32_t,
-    y: Mem[c_float],
+    y: ConstMem[c_float],
     incy: int32_t,
     AP: Mem[c_float],
     /,
@@ -1143,9 +1197,9 @@ def cublasDspr2(
     uplo: char,
     n: int32_t,
     alpha: float64,
-    x: Mem[c_double],
+    x: ConstMem[c_double],
     incx: int32_t,
-    y: Mem[c_double],
+    y: ConstMem[c_double],
     incy: int32_t,
     AP: Mem[c_double],
     /,
@@ -1157,9 +1211,9 @@ def cublasChpr2(
     uplo: char,
     n: int32_t,
     alpha: cuComplex,
-    x: Mem[cuComplex],
+    x: ConstMem[cuComplex],
     incx: int32_t,
-    y: Mem[cuComplex],
+    y: ConstMem[cuComplex],
     incy: int32_t,
     AP: Mem[cuComplex],
     /,
@@ -1171,9 +1225,9 @@ def cublasZhpr2(
     uplo: char,
     n: int32_t,
     alpha: cuDoubleComplex,
-    x: Mem[cuDoubleComplex],
+    x: ConstMem[cuDoubleComplex],
     incx: int32_t,
-    y: Mem[cuDoubleComplex],
+    y: ConstMem[cuDoubleComplex],
     incy: int32_t,
     AP: Mem[cuDoubleComplex],
     /,
@@ -1188,9 +1242,9 @@ def cublasSgemm(
     n: int32_t,
     k: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    B: Mem[c_float],
+    B: ConstMem[c_float],
     ldb: int32_t,
     beta: float32,
     C: Mem[c_float],
@@ -1207,9 +1261,9 @@ def cublasDgemm(
     n: int32_t,
     k: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    B: Mem[c_double],
+    B: ConstMem[c_double],
     ldb: int32_t,
     beta: float64,
     C: Mem[c_double],
@@ -1226,9 +1280,9 @@ def cublasCgemm(
     n: int32_t,
     k: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    B: Mem[cuComplex],
+    B: ConstMem[cuComplex],
     ldb: int32_t,
     beta: cuComplex,
     C: Mem[cuComplex],
@@ -1245,9 +1299,9 @@ def cublasZgemm(
     n: int32_t,
     k: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    B: Mem[cuDoubleComplex],
+    B: ConstMem[cuDoubleComplex],
     ldb: int32_t,
     beta: cuDoubleComplex,
     C: Mem[cuDoubleComplex],
@@ -1263,7 +1317,7 @@ def cublasSsyrk(
     n: int32_t,
     k: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
     beta: float32,
     C: Mem[c_float],
@@ -1279,7 +1333,7 @@ def cublasDsyrk(
     n: int32_t,
     k: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
     beta: float64,
     C: Mem[c_double],
@@ -1295,7 +1349,7 @@ def cublasCsyrk(
     n: int32_t,
     k: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     beta: cuComplex,
     C: Mem[cuComplex],
@@ -1311,7 +1365,7 @@ def cublasZsyrk(
     n: int32_t,
     k: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     beta: cuDoubleComplex,
     C: Mem[cuDoubleComplex],
@@ -1327,7 +1381,7 @@ def cublasCherk(
     n: int32_t,
     k: int32_t,
     alpha: float32,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     beta: float32,
     C: Mem[cuComplex],
@@ -1343,7 +1397,7 @@ def cublasZherk(
     n: int32_t,
     k: int32_t,
     alpha: float64,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     beta: float64,
     C: Mem[cuDoubleComplex],
@@ -1359,9 +1413,9 @@ def cublasSsyr2k(
     n: int32_t,
     k: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    B: Mem[c_float],
+    B: ConstMem[c_float],
     ldb: int32_t,
     beta: float32,
     C: Mem[c_float],
@@ -1377,9 +1431,9 @@ def cublasDsyr2k(
     n: int32_t,
     k: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    B: Mem[c_double],
+    B: ConstMem[c_double],
     ldb: int32_t,
     beta: float64,
     C: Mem[c_double],
@@ -1395,9 +1449,9 @@ def cublasCsyr2k(
     n: int32_t,
     k: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    B: Mem[cuComplex],
+    B: ConstMem[cuComplex],
     ldb: int32_t,
     beta: cuComplex,
     C: Mem[cuComplex],
@@ -1413,9 +1467,9 @@ def cublasZsyr2k(
     n: int32_t,
     k: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    B: Mem[cuDoubleComplex],
+    B: ConstMem[cuDoubleComplex],
     ldb: int32_t,
     beta: cuDoubleComplex,
     C: Mem[cuDoubleComplex],
@@ -1431,9 +1485,9 @@ def cublasCher2k(
     n: int32_t,
     k: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    B: Mem[cuComplex],
+    B: ConstMem[cuComplex],
     ldb: int32_t,
     beta: float32,
     C: Mem[cuComplex],
@@ -1449,9 +1503,9 @@ def cublasZher2k(
     n: int32_t,
     k: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    B: Mem[cuDoubleComplex],
+    B: ConstMem[cuDoubleComplex],
     ldb: int32_t,
     beta: float64,
     C: Mem[cuDoubleComplex],
@@ -1467,9 +1521,9 @@ def cublasSsymm(
     m: int32_t,
     n: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
-    B: Mem[c_float],
+    B: ConstMem[c_float],
     ldb: int32_t,
     beta: float32,
     C: Mem[c_float],
@@ -1485,9 +1539,9 @@ def cublasDsymm(
     m: int32_t,
     n: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
-    B: Mem[c_double],
+    B: ConstMem[c_double],
     ldb: int32_t,
     beta: float64,
     C: Mem[c_double],
@@ -1503,9 +1557,9 @@ def cublasCsymm(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    B: Mem[cuComplex],
+    B: ConstMem[cuComplex],
     ldb: int32_t,
     beta: cuComplex,
     C: Mem[cuComplex],
@@ -1521,9 +1575,9 @@ def cublasZsymm(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    B: Mem[cuDoubleComplex],
+    B: ConstMem[cuDoubleComplex],
     ldb: int32_t,
     beta: cuDoubleComplex,
     C: Mem[cuDoubleComplex],
@@ -1539,9 +1593,9 @@ def cublasChemm(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
-    B: Mem[cuComplex],
+    B: ConstMem[cuComplex],
     ldb: int32_t,
     beta: cuComplex,
     C: Mem[cuComplex],
@@ -1557,9 +1611,9 @@ def cublasZhemm(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
-    B: Mem[cuDoubleComplex],
+    B: ConstMem[cuDoubleComplex],
     ldb: int32_t,
     beta: cuDoubleComplex,
     C: Mem[cuDoubleComplex],
@@ -1577,7 +1631,7 @@ def cublasStrsm(
     m: int32_t,
     n: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
     B: Mem[c_float],
     ldb: int32_t,
@@ -1594,7 +1648,7 @@ def cublasDtrsm(
     m: int32_t,
     n: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
     B: Mem[c_double],
     ldb: int32_t,
@@ -1611,7 +1665,7 @@ def cublasCtrsm(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     B: Mem[cuComplex],
     ldb: int32_t,
@@ -1628,7 +1682,7 @@ def cublasZtrsm(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     B: Mem[cuDoubleComplex],
     ldb: int32_t,
@@ -1645,7 +1699,7 @@ def cublasStrmm(
     m: int32_t,
     n: int32_t,
     alpha: float32,
-    A: Mem[c_float],
+    A: ConstMem[c_float],
     lda: int32_t,
     B: Mem[c_float],
     ldb: int32_t,
@@ -1662,7 +1716,7 @@ def cublasDtrmm(
     m: int32_t,
     n: int32_t,
     alpha: float64,
-    A: Mem[c_double],
+    A: ConstMem[c_double],
     lda: int32_t,
     B: Mem[c_double],
     ldb: int32_t,
@@ -1679,7 +1733,7 @@ def cublasCtrmm(
     m: int32_t,
     n: int32_t,
     alpha: cuComplex,
-    A: Mem[cuComplex],
+    A: ConstMem[cuComplex],
     lda: int32_t,
     B: Mem[cuComplex],
     ldb: int32_t,
@@ -1696,7 +1750,7 @@ def cublasZtrmm(
     m: int32_t,
     n: int32_t,
     alpha: cuDoubleComplex,
-    A: Mem[cuDoubleComplex],
+    A: ConstMem[cuDoubleComplex],
     lda: int32_t,
     B: Mem[cuDoubleComplex],
     ldb: int32_t,

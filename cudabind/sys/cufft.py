@@ -19,6 +19,7 @@ from cudabind._types import (
     Ptr,
     address,
     char_p,
+    const_void_p,
     float32,
     float64,
     int32_t,
@@ -668,7 +669,7 @@ def cufftXtSetCallbackSharedSize(
 def cufftXtSetJITCallback(
     plan: cufftHandle,
     lto_callback_symbol_name: char_p,
-    lto_callback_fatbin: void_p,
+    lto_callback_fatbin: const_void_p,
     lto_callback_fatbin_size: size_t,
     type: cufftXtCallbackType,
     caller_info: Mem[c_void_p],

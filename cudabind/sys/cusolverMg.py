@@ -13,7 +13,7 @@ from ctypes import c_int32, c_int64, c_void_p
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Handle, IntEnum, lazy
-from cudabind._types import Mem, Ptr, int32_t, int64_t, void_p
+from cudabind._types import ConstMem, Mem, Ptr, int32_t, int64_t, void_p
 from cudabind.errors import CusolverError
 from cudabind.sys.cublas_types import (
     cublasFillMode_t as cublasFillMode_t,
@@ -70,7 +70,7 @@ def cusolverMgCreateDeviceGrid(
     grid: Ptr[cudaLibMgGrid_t],
     numRowDevices: int32_t,
     numColDevices: int32_t,
-    deviceId: Mem[c_int32],
+    deviceId: ConstMem[c_int32],
     mapping: cusolverMgGridMapping_t,
     /,
 ) -> cusolverStatus_t: ...

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import IntEnum, Structure, lazy
-from cudabind._types import Mem, Ptr, int32_t, int64_t, size_t, uint32_t, void_p
+from cudabind._types import Mem, Ptr, const_void_p, int32_t, int64_t, size_t, uint32_t, void_p
 from cudabind.errors import CusparseLtError
 from cudabind.sys.cuda_types import (
     cudaDataType as cudaDataType,
@@ -239,7 +239,7 @@ def cusparseLtMatDescSetAttribute(
     handle: Ptr[cusparseLtHandle_t],
     matmulDescr: Ptr[cusparseLtMatDescriptor_t],
     matAttribute: cusparseLtMatDescAttribute_t,
-    data: void_p,
+    data: const_void_p,
     dataSize: size_t,
     /,
 ) -> cusparseStatus_t: ...
@@ -276,7 +276,7 @@ def cusparseLtMatmulDescSetAttribute(
     handle: Ptr[cusparseLtHandle_t],
     matmulDescr: Ptr[cusparseLtMatmulDescriptor_t],
     matmulAttribute: cusparseLtMatmulDescAttribute_t,
-    data: void_p,
+    data: const_void_p,
     dataSize: size_t,
     /,
 ) -> cusparseStatus_t: ...
@@ -312,7 +312,7 @@ def cusparseLtMatmulAlgSetAttribute(
     handle: Ptr[cusparseLtHandle_t],
     algSelection: Ptr[cusparseLtMatmulAlgSelection_t],
     attribute: cusparseLtMatmulAlgAttribute_t,
-    data: void_p,
+    data: const_void_p,
     dataSize: size_t,
     /,
 ) -> cusparseStatus_t: ...
@@ -353,11 +353,11 @@ def cusparseLtMatmulPlanDestroy(plan: Ptr[cusparseLtMatmulPlan_t], /) -> cuspars
 def cusparseLtMatmul(
     handle: Ptr[cusparseLtHandle_t],
     plan: Ptr[cusparseLtMatmulPlan_t],
-    alpha: void_p,
-    d_A: void_p,
-    d_B: void_p,
-    beta: void_p,
-    d_C: void_p,
+    alpha: const_void_p,
+    d_A: const_void_p,
+    d_B: const_void_p,
+    beta: const_void_p,
+    d_C: const_void_p,
     d_D: void_p,
     workspace: void_p,
     streams: Ptr[cudaStream_t],
@@ -370,11 +370,11 @@ def cusparseLtMatmul(
 def cusparseLtMatmulSearch(
     handle: Ptr[cusparseLtHandle_t],
     plan: Ptr[cusparseLtMatmulPlan_t],
-    alpha: void_p,
-    d_A: void_p,
-    d_B: void_p,
-    beta: void_p,
-    d_C: void_p,
+    alpha: const_void_p,
+    d_A: const_void_p,
+    d_B: const_void_p,
+    beta: const_void_p,
+    d_C: const_void_p,
     d_D: void_p,
     workspace: void_p,
     streams: Ptr[cudaStream_t],
@@ -387,7 +387,7 @@ def cusparseLtMatmulSearch(
 def cusparseLtSpMMAPrune(
     handle: Ptr[cusparseLtHandle_t],
     matmulDescr: Ptr[cusparseLtMatmulDescriptor_t],
-    d_in: void_p,
+    d_in: const_void_p,
     d_out: void_p,
     pruneAlg: cusparseLtPruneAlg_t,
     stream: cudaStream_t,
@@ -399,7 +399,7 @@ def cusparseLtSpMMAPrune(
 def cusparseLtSpMMAPruneCheck(
     handle: Ptr[cusparseLtHandle_t],
     matmulDescr: Ptr[cusparseLtMatmulDescriptor_t],
-    d_in: void_p,
+    d_in: const_void_p,
     valid: Mem[c_int32],
     stream: cudaStream_t,
     /,
@@ -412,7 +412,7 @@ def cusparseLtSpMMAPrune2(
     sparseMatDescr: Ptr[cusparseLtMatDescriptor_t],
     isSparseA: int32_t,
     op: cusparseOperation_t,
-    d_in: void_p,
+    d_in: const_void_p,
     d_out: void_p,
     pruneAlg: cusparseLtPruneAlg_t,
     stream: cudaStream_t,
@@ -426,7 +426,7 @@ def cusparseLtSpMMAPruneCheck2(
     sparseMatDescr: Ptr[cusparseLtMatDescriptor_t],
     isSparseA: int32_t,
     op: cusparseOperation_t,
-    d_in: void_p,
+    d_in: const_void_p,
     d_valid: Mem[c_int32],
     stream: cudaStream_t,
     /,
@@ -447,7 +447,7 @@ def cusparseLtSpMMACompressedSize(
 def cusparseLtSpMMACompress(
     handle: Ptr[cusparseLtHandle_t],
     plan: Ptr[cusparseLtMatmulPlan_t],
-    d_dense: void_p,
+    d_dense: const_void_p,
     d_compressed: void_p,
     d_compressed_buffer: void_p,
     stream: cudaStream_t,
@@ -471,7 +471,7 @@ def cusparseLtSpMMACompress2(
     sparseMatDescr: Ptr[cusparseLtMatDescriptor_t],
     isSparseA: int32_t,
     op: cusparseOperation_t,
-    d_dense: void_p,
+    d_dense: const_void_p,
     d_compressed: void_p,
     d_compressed_buffer: void_p,
     stream: cudaStream_t,

@@ -13,7 +13,7 @@ from ctypes import c_int32, c_int64, c_void_p
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Handle, IntEnum, lazy
-from cudabind._types import Mem, Ptr, int64_t, uint32_t, void_p
+from cudabind._types import ConstMem, Mem, Ptr, const_void_p, int64_t, uint32_t, void_p
 from cudabind.errors import CutensorError
 from cudabind.sys.cutensor import (
     cudaDataType_t as cudaDataType_t,
@@ -80,7 +80,7 @@ _lib = SysLibrary("cutensorMg", "cutensorStatus_t", CutensorError, "")
 
 @_lib.status
 def cutensorMgCreate(
-    handle: Ptr[cutensorMgHandle_t], numDevices: uint32_t, devices: Mem[c_int32], /
+    handle: Ptr[cutensorMgHandle_t], numDevices: uint32_t, devices: ConstMem[c_int32], /
 ) -> cutensorStatus_t: ...
 
 
@@ -93,13 +93,13 @@ def cutensorMgCreateTensorDescriptor(
     handle: cutensorMgHandle_t,
     desc: Ptr[cutensorMgTensorDescriptor_t],
     numModes: uint32_t,
-    extent: Mem[c_int64],
-    elementStride: Mem[c_int64],
-    blockSize: Mem[c_int64],
-    blockStride: Mem[c_int64],
-    deviceCount: Mem[c_int32],
+    extent: ConstMem[c_int64],
+    elementStride: ConstMem[c_int64],
+    blockSize: ConstMem[c_int64],
+    blockStride: ConstMem[c_int64],
+    deviceCount: ConstMem[c_int32],
     numDevices: uint32_t,
-    devices: Mem[c_int32],
+    devices: ConstMem[c_int32],
     type: cudaDataType_t,
     /,
 ) -> cutensorStatus_t: ...
@@ -114,9 +114,9 @@ def cutensorMgCreateCopyDescriptor(
     handle: cutensorMgHandle_t,
     desc: Ptr[cutensorMgCopyDescriptor_t],
     descDst: cutensorMgTensorDescriptor_t,
-    modesDst: Mem[c_int32],
+    modesDst: ConstMem[c_int32],
     descSrc: cutensorMgTensorDescriptor_t,
-    modesSrc: Mem[c_int32],
+    modesSrc: ConstMem[c_int32],
     /,
 ) -> cutensorStatus_t: ...
 
@@ -140,7 +140,7 @@ def cutensorMgCreateCopyPlan(
     handle: cutensorMgHandle_t,
     plan: Ptr[cutensorMgCopyPlan_t],
     desc: cutensorMgCopyDescriptor_t,
-    deviceWorkspaceSize: Mem[c_int64],
+    deviceWorkspaceSize: ConstMem[c_int64],
     hostWorkspaceSize: int64_t,
     /,
 ) -> cutensorStatus_t: ...
@@ -178,7 +178,7 @@ def cutensorMgContractionFindSetAttribute(
     handle: cutensorMgHandle_t,
     find: cutensorMgContractionFind_t,
     attr: cutensorMgContractionFindAttribute_t,
-    value: void_p,
+    value: const_void_p,
     size: int64_t,
     /,
 ) -> cutensorStatus_t: ...
@@ -189,13 +189,13 @@ def cutensorMgCreateContractionDescriptor(
     handle: cutensorMgHandle_t,
     desc: Ptr[cutensorMgContractionDescriptor_t],
     descA: cutensorMgTensorDescriptor_t,
-    modesA: Mem[c_int32],
+    modesA: ConstMem[c_int32],
     descB: cutensorMgTensorDescriptor_t,
-    modesB: Mem[c_int32],
+    modesB: ConstMem[c_int32],
     descC: cutensorMgTensorDescriptor_t,
-    modesC: Mem[c_int32],
+    modesC: ConstMem[c_int32],
     descD: cutensorMgTensorDescriptor_t,
-    modesD: Mem[c_int32],
+    modesD: ConstMem[c_int32],
     compute: cutensorComputeType_t,
     /,
 ) -> cutensorStatus_t: ...
@@ -223,7 +223,7 @@ def cutensorMgCreateContractionPlan(
     plan: Ptr[cutensorMgContractionPlan_t],
     desc: cutensorMgContractionDescriptor_t,
     find: cutensorMgContractionFind_t,
-    deviceWorkspaceSize: Mem[c_int64],
+    deviceWorkspaceSize: ConstMem[c_int64],
     hostWorkspaceSize: int64_t,
     /,
 ) -> cutensorStatus_t: ...
@@ -237,10 +237,10 @@ def cutensorMgDestroyContractionPlan(plan: cutensorMgContractionPlan_t, /) -> cu
 def cutensorMgContraction(
     handle: cutensorMgHandle_t,
     plan: cutensorMgContractionPlan_t,
-    alpha: void_p,
+    alpha: const_void_p,
     ptrA: Mem[c_void_p],
     ptrB: Mem[c_void_p],
-    beta: void_p,
+    beta: const_void_p,
     ptrC: Mem[c_void_p],
     ptrD: Mem[c_void_p],
     deviceWorkspace: Mem[c_void_p],

@@ -26,7 +26,20 @@ from typing import Annotated
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Handle, IntEnum, Structure, Union, lazy
-from cudabind._types import Mem, Ptr, address, char_p, float32, int32_t, size_t, uint32_t, uint64_t, void_p
+from cudabind._types import (
+    ConstMem,
+    Mem,
+    Ptr,
+    address,
+    char_p,
+    const_void_p,
+    float32,
+    int32_t,
+    size_t,
+    uint32_t,
+    uint64_t,
+    void_p,
+)
 from cudabind.errors import NcclError
 from cudabind.sys.cuda_types import (
     cudaEvent_t as cudaEvent_t,
@@ -500,11 +513,11 @@ def pncclCommInitRank(
 
 
 @_lib.status
-def ncclCommInitAll(comm: Ptr[ncclComm_t], ndev: int32_t, devlist: Mem[c_int32], /) -> ncclResult_t: ...
+def ncclCommInitAll(comm: Ptr[ncclComm_t], ndev: int32_t, devlist: ConstMem[c_int32], /) -> ncclResult_t: ...
 
 
 @_lib.status
-def pncclCommInitAll(comm: Ptr[ncclComm_t], ndev: int32_t, devlist: Mem[c_int32], /) -> ncclResult_t: ...
+def pncclCommInitAll(comm: Ptr[ncclComm_t], ndev: int32_t, devlist: ConstMem[c_int32], /) -> ncclResult_t: ...
 
 
 @_lib.status
@@ -769,7 +782,7 @@ def pncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t, /) -> ncclResult_t: ...
 
 @_lib.status
 def ncclReduce(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -783,7 +796,7 @@ def ncclReduce(
 
 @_lib.status
 def pncclReduce(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -809,7 +822,7 @@ def pncclBcast(
 
 @_lib.status
 def ncclBroadcast(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -822,7 +835,7 @@ def ncclBroadcast(
 
 @_lib.status
 def pncclBroadcast(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -835,7 +848,7 @@ def pncclBroadcast(
 
 @_lib.status
 def ncclAllReduce(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -848,7 +861,7 @@ def ncclAllReduce(
 
 @_lib.status
 def pncclAllReduce(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -861,7 +874,7 @@ def pncclAllReduce(
 
 @_lib.status
 def ncclReduceScatter(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     recvcount: size_t,
     datatype: ncclDataType_t,
@@ -874,7 +887,7 @@ def ncclReduceScatter(
 
 @_lib.status
 def pncclReduceScatter(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     recvcount: size_t,
     datatype: ncclDataType_t,
@@ -887,7 +900,7 @@ def pncclReduceScatter(
 
 @_lib.status
 def ncclAllGather(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     sendcount: size_t,
     datatype: ncclDataType_t,
@@ -899,7 +912,7 @@ def ncclAllGather(
 
 @_lib.status
 def pncclAllGather(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     sendcount: size_t,
     datatype: ncclDataType_t,
@@ -911,7 +924,7 @@ def pncclAllGather(
 
 @_lib.status
 def ncclAlltoAll(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -923,7 +936,7 @@ def ncclAlltoAll(
 
 @_lib.status
 def pncclAlltoAll(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -935,7 +948,7 @@ def pncclAlltoAll(
 
 @_lib.status
 def ncclGather(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -948,7 +961,7 @@ def ncclGather(
 
 @_lib.status
 def pncclGather(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -961,7 +974,7 @@ def pncclGather(
 
 @_lib.status
 def ncclScatter(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -974,7 +987,7 @@ def ncclScatter(
 
 @_lib.status
 def pncclScatter(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -987,7 +1000,7 @@ def pncclScatter(
 
 @_lib.status
 def ncclAllReduceConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1001,7 +1014,7 @@ def ncclAllReduceConfig(
 
 @_lib.status
 def pncclAllReduceConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1015,7 +1028,7 @@ def pncclAllReduceConfig(
 
 @_lib.status
 def ncclBroadcastConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1029,7 +1042,7 @@ def ncclBroadcastConfig(
 
 @_lib.status
 def pncclBroadcastConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1043,7 +1056,7 @@ def pncclBroadcastConfig(
 
 @_lib.status
 def ncclReduceConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1058,7 +1071,7 @@ def ncclReduceConfig(
 
 @_lib.status
 def pncclReduceConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1073,7 +1086,7 @@ def pncclReduceConfig(
 
 @_lib.status
 def ncclAllGatherConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     sendcount: size_t,
     datatype: ncclDataType_t,
@@ -1086,7 +1099,7 @@ def ncclAllGatherConfig(
 
 @_lib.status
 def pncclAllGatherConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     sendcount: size_t,
     datatype: ncclDataType_t,
@@ -1099,7 +1112,7 @@ def pncclAllGatherConfig(
 
 @_lib.status
 def ncclReduceScatterConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     recvcount: size_t,
     datatype: ncclDataType_t,
@@ -1113,7 +1126,7 @@ def ncclReduceScatterConfig(
 
 @_lib.status
 def pncclReduceScatterConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     recvcount: size_t,
     datatype: ncclDataType_t,
@@ -1127,7 +1140,7 @@ def pncclReduceScatterConfig(
 
 @_lib.status
 def ncclAlltoAllConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1140,7 +1153,7 @@ def ncclAlltoAllConfig(
 
 @_lib.status
 def pncclAlltoAllConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1153,7 +1166,7 @@ def pncclAlltoAllConfig(
 
 @_lib.status
 def ncclGatherConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1167,7 +1180,7 @@ def ncclGatherConfig(
 
 @_lib.status
 def pncclGatherConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1181,7 +1194,7 @@ def pncclGatherConfig(
 
 @_lib.status
 def ncclScatterConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1195,7 +1208,7 @@ def ncclScatterConfig(
 
 @_lib.status
 def pncclScatterConfig(
-    sendbuff: void_p,
+    sendbuff: const_void_p,
     recvbuff: void_p,
     count: size_t,
     datatype: ncclDataType_t,
@@ -1209,13 +1222,25 @@ def pncclScatterConfig(
 
 @_lib.status
 def ncclSend(
-    sendbuff: void_p, count: size_t, datatype: ncclDataType_t, peer: int32_t, comm: ncclComm_t, stream: cudaStream_t, /
+    sendbuff: const_void_p,
+    count: size_t,
+    datatype: ncclDataType_t,
+    peer: int32_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+    /,
 ) -> ncclResult_t: ...
 
 
 @_lib.status
 def pncclSend(
-    sendbuff: void_p, count: size_t, datatype: ncclDataType_t, peer: int32_t, comm: ncclComm_t, stream: cudaStream_t, /
+    sendbuff: const_void_p,
+    count: size_t,
+    datatype: ncclDataType_t,
+    peer: int32_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+    /,
 ) -> ncclResult_t: ...
 
 
@@ -1233,7 +1258,7 @@ def ncclRecv(
 
 @_lib.status
 def ncclPutSignal(
-    localbuff: void_p,
+    localbuff: const_void_p,
     count: size_t,
     datatype: ncclDataType_t,
     peer: int32_t,
@@ -1250,7 +1275,7 @@ def ncclPutSignal(
 
 @_lib.status
 def pncclPutSignal(
-    localbuff: void_p,
+    localbuff: const_void_p,
     count: size_t,
     datatype: ncclDataType_t,
     peer: int32_t,

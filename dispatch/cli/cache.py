@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dispatch import private
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.errors import DispatchError
-from dispatch.tuning import cache_folder
+from dispatch.private import cache_folder
 
 if TYPE_CHECKING:
     import argparse
@@ -118,8 +119,9 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / "cutlass" / "entries").rglob("*")):
         if not path.is_file():
             continue
-        entry = Entry.unpack(path.read_bytes())
-        facts = {"path": str(path), "bytes": path.stat().st_size, "target": "?", "seconds": 0.0, "label": "?"}
+        data = _data(path)
+        entry = Entry.unpack(data)
+        facts = {"path": str(path), "bytes": len(data), "target": "?", "seconds": 0.0, "label": "?"}
         if entry is None:
             found.append(facts | {"state": "damaged: ignored, and rebuilt at its next use"})
         else:
@@ -128,19 +130,28 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": str(path), "bytes": path.stat().st_size, "gpu": None, "library": None}
+def _data(path: Path) -> bytes:
+    """What is in a file of this user's; nothing where it is another's, or cannot be read."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        stamp, algorithms = stored["stamp"], stored["algorithms"]
+        return private.read(path)
+    except OSError:
+        return b""
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    data = _data(path)
+    entry: dict[str, Any] = {"path": str(path), "bytes": len(data), "gpu": None, "library": None}
+    try:
+        stored = json.loads(data)
+        stamp, algorithms = stored["stamp"], dict(stored["algorithms"].items())
         return entry | {
-            "gpu": stamp["gpu"],
-            "library": stamp["library"],
+            "gpu": str(stamp["gpu"]),
+            "library": str(stamp["library"]),
             "algorithms": len(algorithms),
             "won": {key: kernel for key, (blob, _) in algorithms.items() if (kernel := _kernel(blob))},
             "state": "good",
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return entry | {"algorithms": 0, "won": {}, "state": "damaged: ignored, and rebuilt by the next autotune"}
 
 
@@ -148,7 +159,7 @@ def _kernel(blob: str) -> str:
     """The kernel that an outcome names; "" where it is a library's own serialized form."""
     try:
         return str(json.loads(base64.b64decode(blob))["kernel"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--order", choices=("nn", "nt", "tn", "tt"),
         help="how a and b lie: n for dense rows, t for dense columns (default: as the row wants)",
     )  # fmt: skip
+    parser.add_argument(
+        "--reduced-precision", action="store_true",
+        help="let sums and epilogues round to the result's dtype on the way (matmul)",
+    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="show every refusal")
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -142,6 +146,8 @@ def _accept(options: argparse.Namespace, probe: Probe, row: Row) -> None:
         ("installed", _here(row, here)),
         ("run on", ", ".join(row.run_on) or "no machine yet"),
         *(("asks", rule_text(rule)) for rule in row.rules),
+        *([("note", row.note)] if row.note else []),
+        *([("NaN, inf", row.nonfinite)] if row.nonfinite else []),
     ]
     say(probe.text)
     print_aligned(lines, indent="  ")

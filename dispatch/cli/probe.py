@@ -98,9 +98,8 @@ def _matmul(
     if epilogue.activation and (epilogue.writes_aux or epilogue.is_gradient) and aux is not None:
         fields["aux"] = _aux(epilogue, (m, n), aux)
     scales = Scales(**_factors(options.scales, m, n, k))
-    request = MatmulRequest(
-        **fields, epilogue=epilogue, compute=options.compute, out_dtype=options.out_dtype, scales=scales
-    )
+    choices = {"compute": options.compute, "out_dtype": options.out_dtype, "scales": scales}
+    request = MatmulRequest(**fields, **choices, epilogue=epilogue, reduced_precision=options.reduced_precision)
     return Probe(request.describe(), request)
 
 

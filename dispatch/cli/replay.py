@@ -7,10 +7,9 @@ isolation, and must end as the journal says. What depended on the moment (cancel
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cli import print_json, say
+from dispatch.cli import complain, print_json, say
 from dispatch.device import device as find_device
 from dispatch.entries import Memory, Reader
 from dispatch.errors import DeadlineExceeded, DeviceUnavailable, DispatchError
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         for module in options.setup:
             importlib.import_module(module)
     except (OSError, ImportError) as error:
-        sys.stderr.write(f"{error}\n")
+        complain(str(error))
         return 1
     rerun = Rerun(header, lines, options.device or _device(header), options.seed, options.setup)
     rerun.run()
@@ -144,7 +143,7 @@ class Rerun:
     def _compare(self, sup: Supervisor, line: Json, then: Json, request: Request, row: str | None) -> None:
         """Run one request, and take note where it ends otherwise, or is done by another row."""
         late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have come too late
-        error = sup.submit(request, timeout=line["timeout"] if late else None).exception(PATIENCE)
+        error = sup.submit(request, timeout=line.get("timeout") if late else None).exception(PATIENCE)
         if late and (error is None or isinstance(error, DeadlineExceeded)):
             return
         arch = sup.device.arch
@@ -172,5 +171,5 @@ class Rerun:
 
 def _words(outcome: Json, row: str | None) -> str:
     if "error" in outcome:
-        return f"{outcome['error']}: {outcome['words'].partition(chr(10))[0]}"
+        return f"{outcome['error']}: {outcome.get('words', '').partition(chr(10))[0]}"
     return "done" if row is None else f"done, by {row}"

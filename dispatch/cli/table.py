@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(row: Row) -> dict[str, Any]:
-    """A row as plain data; `min_version` and `until` None for no limit, `run_on` None where no machine has run it."""
+    """A row as plain data: `min_version` and `until` None for no limit, `run_on` None where no machine has run it."""
     return {
         "name": row.name,
         "op": row.op,
@@ -71,6 +71,8 @@ def describe(row: Row) -> dict[str, Any]:
         "function": row.function,
         "min_version": version_text(row.since) or None,
         "run_on": list(row.run_on) or None,
+        "note": row.note or None,
+        "nonfinite": row.nonfinite or None,
     }
 
 
@@ -91,6 +93,14 @@ def _print(rows: list[Row]) -> None:
     say(f"\n{len(rows)} rows, in order of priority. Epilogues:")
     for epilogues, label in labels.items():
         say(f"  {label.partition(' ')[2]} {' '.join(epilogue.name for epilogue in epilogues)}")
+    said = dict.fromkeys((row.op, row.nonfinite) for row in rows if row.nonfinite)
+    if said:
+        say("NaN and infinities:")
+        print_aligned(list(said), indent="  ")
+    noted = [row for row in rows if row.note]
+    if noted:
+        say("Notes:")
+        print_aligned([(row.name, row.note) for row in noted], indent="  ")
 
 
 def _cells(row: Row, labels: dict[tuple[Epilogue, ...], str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cli import print_aligned, print_json, say
+from dispatch.cli import complain, print_aligned, print_json, say
 from dispatch.status import ask
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def run(options: argparse.Namespace) -> int:
             try:
                 now = ask(options.pid)
             except PermissionError as error:
-                sys.stderr.write(f"{error}\n")
+                complain(str(error))
                 return 1
+            now = [facts for facts in now if _is_sound(facts)]
             if not now:
                 return _nobody(options.pid, seen=bool(before))
             if before or not options.once:
@@ -58,8 +59,17 @@ def _nobody(pid: int, *, seen: bool) -> int:
     if seen:
         say(f"process {pid} has no supervisor any more")
         return 0
-    sys.stderr.write(f"process {pid} has no supervisor that answers: it is gone, has none open, or is another user's\n")
+    complain(f"process {pid} has no supervisor that answers: it is gone, has none open, or is another user's")
     return 1
+
+
+def _is_sound(facts: Facts) -> bool:
+    """Whether a board says what is shown: another version of this library might say something else."""
+    try:
+        _lines(with_rates([facts], [])[0])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return False
+    return True
 
 
 def with_rates(now: list[Facts], before: list[Facts]) -> list[Facts]:
@@ -80,25 +90,34 @@ def _show(supervisors: list[Facts], options: argparse.Namespace) -> None:
         print_json({"pid": options.pid, "supervisors": supervisors})
     else:
         if sys.stdout.isatty() and not options.once:
-            say(CLEAR + f"process {options.pid}, every {options.interval:g} s, Ctrl-C ends")
+            sys.stdout.write(CLEAR)
+            say(f"process {options.pid}, every {options.interval:g} s, Ctrl-C ends")
         for facts in supervisors:
             _view(facts)
     sys.stdout.flush()
 
 
 def _view(facts: Facts) -> None:
+    lines, table = _lines(facts)
+    for line in lines:
+        say(line)
+    if table:
+        print_aligned(table, "  ")
+
+
+def _lines(facts: Facts) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The view of a supervisor: lines, and below them a table of its workers."""
     whose = f"supervisor {facts['supervisor']} of {facts['device']}, {facts['isolation']}"
-    say(f"{whose}, {facts['state']}, {facts['time'] - facts['opened']:.0f} s old")
+    head = f"{whose}, {facts['state']}, {facts['time'] - facts['opened']:.0f} s old"
     if facts["state"] == "gone":
-        return
+        return [head], []
     rate = facts["done_per_second"]
     latency = " ".join(f"{name} {_seconds(facts[name])}" for name in ("p50", "p90", "p99"))
-    say(
-        f"  done/s {'-' if rate is None else format(rate, ',.0f')}   {latency}   memory {_bytes(facts['bytes_in_use'])}"
-    )
-    say(f"  restarts {facts['restarts']}   generation {facts['generation']}")
+    shown = "-" if rate is None else format(rate, ",.0f")
+    lines = [head, f"  done/s {shown}   {latency}   memory {_bytes(facts['bytes_in_use'])}"]
+    lines.append(f"  restarts {facts['restarts']}   generation {facts['generation']}")
     streams = [(str(index), *(f"{worker[name]:,}" for name in COUNTS)) for index, worker in enumerate(facts["workers"])]
-    print_aligned([("stream", *COUNTS), *streams, ("all", *(f"{facts[name]:,}" for name in COUNTS))], "  ")
+    return lines, [("stream", *COUNTS), *streams, ("all", *(f"{facts[name]:,}" for name in COUNTS))]
 
 
 def _seconds(value: float | None) -> str:

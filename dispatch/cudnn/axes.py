@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dispatch.tensor import Layout
 
-__all__ = ["LIMIT", "Axis", "describable", "merge"]
+__all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "merge"]
 
 LIMIT = 2**31 - 1  # cuDNN's extents and strides are C ints
 
@@ -48,6 +48,18 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
                 continue
         merged.append(axis)
     return merged
+
+
+def alike(one: Layout, other: Layout) -> bool:
+    """Whether two tensors of one shape have the same strides; those of axes of one element mean nothing."""
+    steps = zip(one.shape, one.strides, other.strides, strict=True)
+    return all(extent == 1 or first == second for extent, first, second in steps)
+
+
+def gapless(layout: Layout) -> bool:
+    """Whether a tensor of positive strides lies in memory without gaps, its axes in any order."""
+    reach = 1 + sum((extent - 1) * step for extent, step in zip(layout.shape, layout.strides, strict=True))
+    return layout.size == 0 or reach == layout.size
 
 
 def describable(*layouts: Layout) -> str:

@@ -99,6 +99,7 @@ class NothingPlan(Plan):
     """A request whose outputs have no elements: nothing is launched."""
 
     __slots__ = ()
+    is_bare = True
 
     def __init__(self, row: Row) -> None:
         super().__init__(row, capture_safe=False)

@@ -60,6 +60,9 @@ LESS_PRECISE = {
     NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "adds up in less than the compute type",
     NOTE.CUDNN_NUMERICAL_NOTE_FFT: "goes by FFT",
     NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: "goes by Winograd's transform",
 }
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
+from dispatch.cudnn.axes import merge
 from dispatch.errors import Refused
 from dispatch.keys import F32
 from dispatch.request import Plan
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from dispatch.cudnn.graph import Graph
     from dispatch.lane import CudaLane
     from dispatch.request import Argument
+    from dispatch.tensor import Layout
 
-__all__ = ["Fill", "filled", "fills_of"]
+__all__ = ["Clear", "Fill", "clears_of", "filled", "fills_of"]
 
 START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
 
@@ -40,6 +43,27 @@ class Fill(NamedTuple):
         return int(bits)
 
 
+class Clear(NamedTuple):
+    """Zeros: `height` lines of `width` bytes, `pitch` bytes apart, from so many bytes behind an argument's address."""
+
+    place: int
+    start: int
+    pitch: int
+    width: int
+    height: int
+
+
+def clears_of(place: int, layout: Layout) -> tuple[Clear, ...]:
+    """What sets an operand of positive strides and a dense last axis to zeros, and nothing beside it."""
+    item = layout.dtype.itemsize
+    axes = merge([layout], [0] * len(layout.shape))
+    width = axes.pop().extent * item if axes and axes[-1].strides[0] == 1 else item
+    lines = axes.pop() if axes else None
+    height, pitch = (lines.extent, lines.strides[0] * item) if lines else (1, width)
+    starts = product(*(range(0, axis.extent * axis.strides[0] * item, axis.strides[0] * item) for axis in axes))
+    return tuple(Clear(place, sum(start), pitch, width, height) for start in starts)
+
+
 def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
     """What the outputs of a graph's reductions start from; Refused for one with gaps, which nothing may overwrite."""
     found = []
@@ -54,21 +78,28 @@ def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
     return tuple(found)
 
 
-def filled(lane: CudaLane, plan: Plan, fills: tuple[Fill, ...]) -> Plan:
+def filled(lane: CudaLane, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...] = ()) -> Plan:
     """A plan with what is put into memory before it; the plan itself where that is nothing."""
-    return _FilledPlan(lane, plan, fills) if fills else plan
+    return _FilledPlan(lane, plan, fills, clears) if fills or clears else plan
 
 
 class _FilledPlan(Plan):
     """A plan, and what is put into memory before it."""
 
-    __slots__ = ("_fills", "_lane", "_plan")
+    __slots__ = ("_clears", "_fills", "_lane", "_plan")
 
-    def __init__(self, lane: CudaLane, plan: Plan, fills: tuple[Fill, ...]) -> None:
+    def __init__(self, lane: CudaLane, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...]) -> None:
         super().__init__(plan.row, capture_safe=plan.capture_safe)
-        self._lane, self._plan, self._fills = lane, plan, fills
+        self._lane, self._plan, self._fills, self._clears = lane, plan, fills, clears
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for place, start, pitch, width, height in self._clears:
+            address: Any = arguments[place]  # addresses are ints
+            stream = self._lane.target.value
+            if height == 1 or pitch == width:
+                driver.cuMemsetD8Async(address + start, 0, width * height, stream)
+            else:
+                driver.cuMemsetD2D8Async(address + start, pitch, 0, width, height, stream)
         for fill in self._fills:
             driver.cuMemsetD32Async(arguments[fill.place], fill.bits, fill.size, self._lane.target.value)
         self._plan.enqueue(arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from dispatch.keys import F64
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["EXACT", "Formula", "NumpyPlan", "Results", "numpy_plan", "store", "values", "work_of"]
+__all__ = ["EXACT", "Formula", "NumpyPlan", "Results", "largest", "numpy_plan", "store", "values", "work_of"]
 
 EXACT = np.dtype(np.float64)
 
@@ -36,6 +37,12 @@ class Formula(Protocol):
 def work_of(dtype: Dtype) -> np.dtype[Any]:
     """What the host computes in for operands of a dtype: f64 for f64, else f32, as cuDNN does."""
     return np.dtype(np.float64 if dtype is F64 else np.float32)
+
+
+def largest(dtype: Dtype) -> float:
+    """The largest finite number of a floating point dtype, which cuDNN's kernels start minima from."""
+    limits: Any = ml_dtypes.finfo  # it is untyped
+    return float(limits(dtype.numpy).max)
 
 
 def values(tensor: Tensor | None, work: np.dtype[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""The cuDNN handle of a lane: one for each, made at its first cuDNN plan, shared by its plans, destroyed with the lane.
+"""The cuDNN handle of a lane: one for each, there from its first cuDNN plan on, shared by its plans, given back after.
 
 Plans ask `handle_of(lane)` for it and call `follow()` before they enqueue. Handles never cross threads,
 as lanes do not. This room runs no operation.
@@ -10,9 +10,14 @@ import ctypes
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from cudabind._fork import anew
+from cudabind.errors import CudaError
 from cudabind.sys import cudnn
+from dispatch.errors import DispatchError
+from dispatch.stream import QuietStream, relaxed
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
@@ -34,11 +39,12 @@ class Scratch(NamedTuple):
 class Handle:
     """A `cudnnHandle_t` on the stream of one lane.
 
-    Guarantees: destroyed exactly once, as its lane is closed or goes. Only where the device is lost, or a lane goes
-    unclosed after its device, is nothing destroyed, for then there is no context left to do it in.
+    Guarantees: given back exactly once, as its lane is closed or goes, and then another lane's, behind the work of the
+    first. It is destroyed with its device: to destroy one that was used waits for the whole context, which ends
+    captures of others. Where the device is lost nothing is destroyed: there is no context left to do it in.
     """
 
-    __slots__ = ("_between", "_device", "_scratch", "_stream", "_target", "c_handle")
+    __slots__ = ("_between", "_device", "_last", "_scratch", "_stream", "_target", "c_handle")
 
     def __init__(self, lane: CudaLane) -> None:
         self.c_handle = cudnn.cudnnHandle_t()
@@ -47,8 +53,14 @@ class Handle:
         self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._between: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._stream: int | None = -1  # none that exists
-        with lane.device.here:
-            cudnn.cudnnCreate(self.c_handle)
+        self._last = lane.stream.stream if isinstance(lane.stream, QuietStream) else lane.stream
+        try:
+            self.c_handle, _ = lane.device.idle["cudnn"].pop()
+        except IndexError:
+            with lane.device.here, relaxed():
+                cudnn.cudnnCreate(self.c_handle)
+        else:
+            lane.stream.wait_for_uses(lane.device.releases.side)
         self.follow()
 
     def follow(self) -> cudnn.cudnnHandle_t:
@@ -82,11 +94,12 @@ class Handle:
         return Scratch(ctypes.c_void_p(storage.base), storage)
 
     def close(self) -> None:
-        """Destroy it; a second call does nothing."""
-        if self.c_handle.value and self._device.fault is None and not self._device.here.push():
-            cudnn.cudnnDestroy.unchecked(self.c_handle)
-            self._device.here.pop()
-        self.c_handle.value = None
+        """Give it back; a second call does nothing."""
+        if self.c_handle.value and self._device.fault is None:
+            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
+                self._device.releases.side.wait_for_uses(self._last)
+            self._device.idle["cudnn"].append((self.c_handle, cudnn.cudnnDestroy.unchecked))
+        self.c_handle = cudnn.cudnnHandle_t()
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._device.alive:
@@ -95,6 +108,7 @@ class Handle:
 
 _handles: weakref.WeakKeyDictionary[CudaLane, Handle] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+anew(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def handle_of(lane: CudaLane) -> Handle:

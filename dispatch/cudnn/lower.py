@@ -78,6 +78,8 @@ def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
             part.set("POINTWISE_AXIS", "INT64", value)
         elif name not in ("MODE", "MATH_PREC"):
             part.set(f"POINTWISE_{name}", "DOUBLE", value)
+    if node.get("MODE") == "RELU_FWD":  # else some engines make 0 of NaN (9.19: bf16 and f64 with channels first)
+        part.set("POINTWISE_NAN_PROPAGATION", "NAN_PROPOGATION", cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN)
     made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", part.finalize())
 
 

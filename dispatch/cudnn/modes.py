@@ -41,7 +41,8 @@ def _relu(x: Array, p: Numbers) -> Array:
         p.get("RELU_UPPER_CLIP", np.inf),
         p.get("RELU_LOWER_CLIP_SLOPE", 0.0),
     )
-    return np.where(x > low, np.minimum(x, high), low + slope * (x - low))
+    below = low + slope * (x - low) if slope else low  # 0 · ∞ would be NaN
+    return np.where(x <= low, below, np.minimum(x, high))
 
 
 def _relu_grad(x: Array, p: Numbers) -> Array:
@@ -50,7 +51,7 @@ def _relu_grad(x: Array, p: Numbers) -> Array:
         p.get("RELU_UPPER_CLIP", np.inf),
         p.get("RELU_LOWER_CLIP_SLOPE", 0.0),
     )
-    return np.where(x > low, np.where(x < high, 1.0, 0.0), slope)
+    return np.where(x <= low, slope, np.where((x >= high) & (high < np.inf), 0.0, 1.0))  # 1 for NaN, as on a GPU
 
 
 def _tanh_inner(x: Array) -> Array:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from cudabind._cached import cached_property
+from dispatch.checks import check_enum, check_int, check_kinds
 from dispatch.errors import BadRequest
 from dispatch.ops.matmul.validate import overlap, same_view
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
-    from enum import IntEnum
-
     from dispatch.device import Device
     from dispatch.keys import Dtype
     from dispatch.tensor import Layout
@@ -66,6 +65,7 @@ class OperandRequest(Request):
 
     def __post_init__(self) -> None:
         self._check_tensors()
+        check_kinds(self)
         self.check_fields()
         self._check_outputs()
 
@@ -223,17 +223,7 @@ def _word(value: Any) -> str:
 
 
 # -- checks that subclasses ask for -----------------------------------------------------------------------------------
-def whole(name: str, value: object, low: int, high: int = 2**31 - 1) -> int:
-    """An integer in a range, or BadRequest."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadRequest(name, repr(value), f"a whole number from {low} to {high}")
-    return value
-
-
-def chosen(name: str, value: object, kind: type[IntEnum]) -> None:
-    """BadRequest unless a value is a member of an enum."""
-    if not isinstance(value, kind):
-        raise BadRequest(name, repr(value), f"a {kind.__name__}: {', '.join(member.name for member in kind)}")
+whole, chosen = check_int, check_enum
 
 
 def same_as(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

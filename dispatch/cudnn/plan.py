@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.request import Argument, Request
     from dispatch.row import Row
+    from dispatch.tensor import Tensor
 
 __all__ = ["GraphPlan", "bind"]
 
@@ -39,13 +40,16 @@ C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32"
 class GraphPlan(Plan):
     """One execution plan of cuDNN, with everything but the addresses filled in.
 
-    `places` says where each wire's address stands in the request's arguments, in the order of `wires`.
+    `places` says where each wire's address stands in the request's arguments, in the order of `wires`; behind them
+    stand those of `further`, tensors of the plan's own that the graph reads.
     """
 
     __slots__ = (
         "_constants",
         "_engine",
+        "_further",
         "_handle",
+        "_keep",
         "_lane",
         "_numbers",
         "_own",
@@ -56,8 +60,17 @@ class GraphPlan(Plan):
         "_uids",
     )
 
-    def __init__(self, lane: CudaLane, row: Row, graph: Graph, places: dict[int, int], engine: Engine) -> None:
+    def __init__(
+        self,
+        lane: CudaLane,
+        row: Row,
+        graph: Graph,
+        places: dict[int, int],
+        engine: Engine,
+        further: tuple[Tensor, ...] = (),
+    ) -> None:
         super().__init__(row, capture_safe=True)
+        self._keep, self._further = further, tuple(tensor.ptr for tensor in further)
         self._lane, self._handle = lane, handle_of(lane)
         fixed = [wire for wire in graph.wires if wire.value is not None]
         self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
@@ -84,6 +97,7 @@ class GraphPlan(Plan):
         self._own = [start + end for end in ends[:-1]]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        arguments += self._further
         for place, number in self._numbers:
             number.value = arguments[place]
         given: list[Any] = [arguments[place] for place in self._places]
@@ -142,23 +156,24 @@ def bind(
     policy: Policy,
     *,
     autotune: bool = False,
+    further: tuple[Tensor, ...] = (),
 ) -> GraphPlan:
-    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments.
+    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments and `further`.
 
     Raises Refused with cuDNN's own words where no engine takes the graph.
     """
-    lane.refuse_capture("a cuDNN request")  # engines are compiled and loaded now
     target = Target(handle_of(lane).c_handle)
     if not autotune:
-        return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)))
+        return GraphPlan(lane, row, graph, places, next(engines(graph, target, policy)), further)
     memory = _memory(lane.device.model)
     name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
     known = memory.get(request.op, name)
     engine = None if known is None else restored(known.blob, target, policy)
     if engine is not None:
-        return GraphPlan(lane, row, graph, places, engine)
+        return GraphPlan(lane, row, graph, places, engine, further)
+    lane.refuse_capture("a request that is to be tuned")
     candidates = _first(graph, target, policy)
-    made = GraphPlan(lane, row, graph, places, candidates[0])
+    made = GraphPlan(lane, row, graph, places, candidates[0], further)
     if len(candidates) > 1:
         best = made.tune(request, candidates)
         memory.put(request.op, name, Algorithm(best.saved(), best.workspace))

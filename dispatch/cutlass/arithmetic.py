@@ -25,6 +25,11 @@ def evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], sour
 
     `accumulator` is (…, m, n); rows are (…, n), cols (…, m), scalars of one element.
     """
+    with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+        return _evaluate(tree, accumulator, operands, source)
+
+
+def _evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], source: Array | None) -> dict[str, Array]:
     values: dict[Node, Array] = {}
     outputs: dict[str, Array] = {}
     for node in walk(tree):

@@ -12,13 +12,18 @@ import numpy as np
 
 from dispatch.cutlass.arithmetic import evaluate
 from dispatch.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
+from dispatch.keys import F64, FP8, I8, Compute, Dtype
+from dispatch.ops.matmul.tensor_cores import CUT_OFF
+from dispatch.ops.matmul.trial import tf32_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dispatch.tensor import Array
 
-__all__ = ["errors_of"]
+__all__ = ["SUMS", "errors_of", "product_error"]
+
+SUMS = {True: 2.0**-52, False: 2.0**-23}  # of f64, and of all others
 
 UNIT = 2.0**-23  # of f32, in which trees are computed: a whole unit, for the GPU's products may not be fused
 # The steepest slope of each function, and what the GPU's approximation adds: absolute, and as a share of |x|.
@@ -32,6 +37,19 @@ FUNCTIONS = {
     "tanh": (1.0, 1e-3, 0.0),
     "identity": (1.0, 0.0, 0.0),
 }
+
+
+def product_error(a: Array, b: Array, dtype: Dtype, compute: Compute | None, *, on_host: bool) -> Array:
+    """How far A · B may be off: its rounding errors walk like √k, TF32's operands and fp8's sums are cut off."""
+    if dtype is I8:
+        return np.zeros(())
+    size = np.abs(a) @ np.abs(b)
+    error = (8 + 4 * np.sqrt(a.shape[-1])) * SUMS[dtype is F64] * size
+    if compute is Compute.COMPUTE_32F_FAST_TF32:
+        error = error + tf32_error(size, a @ b, np.sqrt(a**2 @ b**2))
+    if dtype in FP8 and not on_host:
+        error = error + CUT_OFF.product(a, b, np.dtype(np.float64))
+    return np.asarray(error)
 
 
 def errors_of(
@@ -92,5 +110,7 @@ def _output(node: Node, values: Array, errors: Array) -> Array:
     if node.function not in ("sum", "mean"):
         return np.asarray(errors.max(axis=axis))
     count = float(np.prod([values.shape[a] for a in axis]))
-    total = errors.sum(axis=axis) + (8 + 4 * np.sqrt(count)) * UNIT * np.abs(values).sum(axis=axis)
+    # What is off in the terms is off by chance, but for what all have in common, which their own sum has, too.
+    together = np.sqrt((errors * errors).sum(axis=axis))
+    total = together + (8 + 4 * np.sqrt(count)) * UNIT * np.abs(values).sum(axis=axis)
     return np.asarray(total / count if node.function == "mean" else total)

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from cudabind._fork import anew
+from dispatch import trace
 from dispatch.cutlass import headers
 from dispatch.cutlass.store import Entry, folder, store
 from dispatch.errors import DispatchError
@@ -85,6 +87,8 @@ class Later(Exception):
 _here = threading.local()
 _lock = threading.Lock()
 _known: dict[str, Future[bytes]] = {}
+anew(sys.modules[__name__], "_lock", threading.Lock)
+anew(sys.modules[__name__], "_known", dict)  # what is being compiled, the parent will have
 
 
 @cache
@@ -93,6 +97,9 @@ def _compilers() -> ThreadPoolExecutor:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     count = min(MOST_COMPILERS, (os.cpu_count() or 2) - 1, free // COMPILER_BYTES)
     return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
+
+
+os.register_at_fork(after_in_child=_compilers.cache_clear)  # the threads are not there
 
 
 @contextmanager
@@ -122,7 +129,7 @@ def _request(source: Source, target: str, label: str) -> Future[bytes]:
         future = _known.get(kernel)
         if future is not None and not (future.done() and future.exception()):
             return future
-        entry = store().find(kernel, toolchain())
+        entry = _kept(kernel)
         if entry is None:
             future = _compilers().submit(_compile, kernel, source.text, target, label)
         else:
@@ -130,6 +137,14 @@ def _request(source: Source, target: str, label: str) -> Future[bytes]:
             future.set_result(entry.code)
         _known[kernel] = future
         return future
+
+
+def _kept(kernel: str) -> Entry | None:
+    try:
+        return store().find(kernel, toolchain())
+    except DispatchError as error:
+        trace.log("not cached", {"path": str(folder()), "cause": error})
+        return None
 
 
 def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
@@ -145,7 +160,10 @@ def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
     done = subprocess.run(command, input=order, capture_output=True, env=environment, check=False)
     if done.returncode == 0:
         entry = Entry(kernel, chain, target, label, round(time.monotonic() - started, 1), done.stdout)
-        store().put(entry)
+        try:
+            store().put(entry)
+        except DispatchError as error:  # the next process compiles it again
+            trace.log("not cached", {"path": str(folder()), "cause": error})
         return entry.code
     log = done.stderr.decode(errors="replace")
     raise CompileFailed(label, first_errors(log), str(_keep_log(kernel, text, log)))

@@ -158,10 +158,12 @@ template <class T, int N> struct magnitude<cutlass::Array<T, N>> {
     return z;
   }
 };
-// Floats compare as integers of the same sign, and in reverse among negative ones.
+// Floats compare as integers of the same sign, and in reverse among negative ones; of NaN one comes first that is
+// neither: all bits set, which is -1 and the largest there is without a sign.
 template <class T> struct atomic_minimum;
 template <> struct atomic_minimum<float> {
   CUTLASS_DEVICE float operator()(float* address, float value) const {
+    if (value != value) { return __uint_as_float(atomicMax((unsigned*)address, 0xffffffffu)); }
     return !::signbit(value) ? __int_as_float(atomicMin((int*)address, __float_as_int(value)))
                              : __uint_as_float(atomicMax((unsigned*)address, __float_as_uint(value)));
   }

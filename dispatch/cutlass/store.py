@@ -6,8 +6,10 @@ imports. An entry carries its own digest, so that a damaged or foreign file is t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import stat
 import zipfile
@@ -16,8 +18,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dispatch import private
+from dispatch.checks import shown
 from dispatch.errors import DispatchError
-from dispatch.tuning import cache_folder
+from dispatch.private import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +32,9 @@ __all__ = ["BadPack", "Entry", "Store", "folder", "store"]
 MAGIC = b"dispatch-kernel-1\n"
 PACK = "dispatch-kernels-1"
 LIMIT = 2 << 30  # bytes on disk; what was read longest ago goes first
+LARGEST_CODE = 64 << 20  # bytes of one kernel; those of CUTLASS have some hundred KB
+LONGEST_TEXT = 2000  # characters of a fact
+MOST_KERNELS = 10_000  # of a pack
 
 
 class BadPack(DispatchError, ValueError):
@@ -70,9 +77,30 @@ class Entry:
             if hashlib.sha256(body).hexdigest().encode() != digest:
                 return None
             line, _, packed = body.partition(b"\n")
-            return Entry(**json.loads(line), code=zlib.decompress(packed))
-        except (ValueError, TypeError, zlib.error):
+            facts = json.loads(line)
+            return Entry(**facts, code=_inflated(packed)) if _is_sound(facts) else None
+        except (ValueError, TypeError, zlib.error, RecursionError, MemoryError):
             return None
+
+
+def _is_sound(facts: Any) -> bool:
+    """Whether the facts of an entry are what they must be; nothing that is not may be printed, or be a file's name."""
+    if not isinstance(facts, dict) or set(facts) != {"kernel", "toolchain", "target", "label", "seconds"}:
+        return False
+    seconds = facts["seconds"]
+    texts = [value for name, value in facts.items() if name != "seconds"]
+    if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
+        return False
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+
+
+def _inflated(packed: bytes) -> bytes:
+    """What was compressed, up to the size that a kernel may have; ValueError beyond it, or where more follows."""
+    stream = zlib.decompressobj()
+    code = stream.decompress(packed, LARGEST_CODE + 1)
+    if len(code) > LARGEST_CODE or not stream.eof or stream.unused_data:
+        raise ValueError("no kernel")
+    return code
 
 
 def folder() -> Path:
@@ -86,12 +114,17 @@ class Store:
     def __init__(self, path: Path) -> None:
         from cuda.core.utils import FileStreamProgramCache
 
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = path.stat()
-        if facts.st_uid != os.getuid():
-            raise DispatchError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
-        if stat.S_IMODE(facts.st_mode) & 0o077:
-            path.chmod(0o700)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = path.stat()
+            if facts.st_uid != os.getuid():
+                raise DispatchError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
+            if stat.S_IMODE(facts.st_mode) & 0o077:
+                path.chmod(0o700)
+        except OSError as error:
+            raise DispatchError(
+                f"no kernels can be kept in {path}: {error}. Name a folder with CUDABIND_CACHE"
+            ) from error
         self.path = path
         self._files: Any = FileStreamProgramCache(path, max_size_bytes=LIMIT)
 
@@ -109,13 +142,20 @@ class Store:
 
     def put(self, entry: Entry, *, imported: bool = False) -> None:
         """Keep an entry; an imported one for whatever toolchain there is, or none."""
-        self._files[_key(entry.kernel, "" if imported else entry.toolchain)] = entry.pack()
+        try:
+            self._files[_key(entry.kernel, "" if imported else entry.toolchain)] = entry.pack()
+        except OSError as error:
+            raise DispatchError(f"{entry.label} cannot be kept in {self.path}: {error}") from error
 
     def entries(self) -> Iterator[tuple[Path, Entry | None]]:
         """Each file, with its entry or None where it is damaged."""
         for path in sorted((self.path / "entries").rglob("*")):
-            if path.is_file():
-                yield path, Entry.unpack(path.read_bytes())
+            entry = None
+            with contextlib.suppress(OSError):
+                if not path.is_file():
+                    continue
+                entry = Entry.unpack(private.read(path))
+            yield path, entry
 
     def clear(self) -> int:
         """Delete all entries; how many there were."""
@@ -127,35 +167,58 @@ class Store:
         """Write the sound entries (of `kernels`, where given) to a pack; how many."""
         wanted = None if kernels is None else set(kernels)
         chosen = {e.kernel: e for _, e in self.entries() if e is not None and (wanted is None or e.kernel in wanted)}
+        if not target.name:
+            raise BadPack(f"{target} is no name for a file")
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-        with zipfile.ZipFile(partial, "w") as pack:
-            pack.writestr("pack", PACK)
-            for kernel, entry in sorted(chosen.items()):
-                pack.writestr(kernel, entry.pack())
-        os.replace(partial, target)
+        try:
+            with zipfile.ZipFile(partial, "w") as pack:
+                pack.writestr("pack", PACK)
+                for kernel, entry in sorted(chosen.items()):
+                    pack.writestr(kernel, entry.pack())
+            os.replace(partial, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise DispatchError(f"{target} cannot be written: {error}") from error
         return len(chosen)
 
     def import_pack(self, source: Path, targets: Iterable[str] | None = None) -> list[Entry]:
         """Take the entries of a pack (for the architectures `targets`, where given); BadPack, and none, if unsound."""
-        found = []
         try:
-            with zipfile.ZipFile(source) as pack:
-                if pack.read("pack").decode(errors="replace") != PACK:
-                    raise BadPack(f"{source} is a pack of another kind")
-                for name in pack.namelist():
-                    if name == "pack":
-                        continue
-                    entry = Entry.unpack(pack.read(name))
-                    if entry is None or entry.kernel != name:
-                        raise BadPack(f"{name} in {source} is damaged: export the pack anew")
-                    found.append(entry)
-        except (zipfile.BadZipFile, KeyError, OSError) as error:
-            raise BadPack(f"{source} is no pack of kernels: {error}") from error
+            found = _unpacked(source)
+        except BadPack:
+            raise
+        except Exception as error:
+            # Of a damaged zip the reader raises what a struct, a codec, a decompressor or a password would.
+            raise BadPack(f"{source} is no pack of kernels: {type(error).__name__}: {shown(str(error))}") from error
         wanted = None if targets is None else set(targets)
         taken = [entry for entry in found if wanted is None or entry.target in wanted]
         for entry in taken:
             self.put(entry, imported=True)
         return taken
+
+
+def _unpacked(source: Path) -> list[Entry]:
+    """The entries of a pack; BadPack, or whatever zipfile raises, for one that is not sound."""
+    found = []
+    with zipfile.ZipFile(source) as pack:
+        names = pack.infolist()
+        if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
+            raise BadPack(f"{source} holds {len(names)} entries, or some twice: export the pack anew")
+        for info in names:
+            # As they were written: nothing is compressed twice, so that a size is what it says.
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > LARGEST_CODE:
+                raise BadPack(f"{shown(info.filename)} in {source} is no kernel: export the pack anew")
+        if pack.getinfo("pack").file_size != len(PACK) or pack.read("pack") != PACK.encode():
+            raise BadPack(f"{source} is a pack of another kind")
+        for info in names:
+            if info.filename == "pack":
+                continue
+            entry = Entry.unpack(pack.read(info))
+            if entry is None or entry.kernel != info.filename:
+                raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack anew")
+            found.append(entry)
+    return found
 
 
 def _key(kernel: str, toolchain: str) -> bytes:

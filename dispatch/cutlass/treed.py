@@ -1,21 +1,22 @@
 """Treed: what requests share whose result goes through an epilogue tree: the tree, and what it names.
 
-The requests of `cutlass_gemm` and of CUTLASS's convolutions are of this kind. It checks nothing and calls nothing.
+The requests of `cutlass_gemm` and of CUTLASS's convolutions are of this kind. It calls nothing.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from dispatch.cutlass.evt import linear_combination
+from cudabind._cached import cached_property
+from dispatch.checks import shown
+from dispatch.cutlass.config import Config
+from dispatch.cutlass.evt import Node, linear_combination
 from dispatch.cutlass.visitors import operands_of
+from dispatch.errors import BadRequest
 from dispatch.tensor import Tensor
 
-if TYPE_CHECKING:
-    from dispatch.cutlass.evt import Node
-
-__all__ = ["Given", "Treed"]
+__all__ = ["Given", "Treed", "check_tree", "pairs_of"]
 
 Given = Tensor | float | int
 
@@ -42,5 +43,32 @@ class Treed:
     @cached_property
     def given(self) -> dict[str, Given]:
         """The tensors and numbers that the tree names, alpha and beta among them."""
-        named: dict[str, Given] = {"alpha": self.alpha, "beta": self.beta or 0.0, **dict(self.operands)}
+        named: dict[str, Given] = {
+            "alpha": self.alpha,
+            "beta": 0.0 if self.beta is None else self.beta,
+            **dict(self.operands),
+        }
         return {name: named[name] for name in self.kinds if name in named}
+
+
+def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
+    """The operands of a tree, given as a mapping or as pairs, as pairs; BadRequest for anything else."""
+    given = tuple(operands.items()) if isinstance(operands, Mapping) else operands
+    if not isinstance(given, (tuple, list)):
+        raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
+    for pair in given:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
+    return tuple((name, value) for name, value in given)
+
+
+def check_tree(epilogue: object, config: object) -> None:
+    """BadRequest for an epilogue that is no tree, and a config that is none."""
+    if epilogue is not None and not isinstance(epilogue, Node):
+        raise BadRequest("epilogue", shown(epilogue), "a tree of dispatch.cutlass.evt, or None")
+    if config is not None and not isinstance(config, Config):
+        raise BadRequest("config", shown(config), "a Config of dispatch.cutlass, or None")
+    try:
+        hash(config)
+    except Exception:  # noqa: BLE001  # it is a tuple of anything
+        raise BadRequest("config", shown(config), "a Config of pairs of numbers and names") from None

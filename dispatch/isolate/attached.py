@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cudabind import driver
 from dispatch.cuda import CudaDevice
 from dispatch.device import Device, HostDevice
-from dispatch.isolate.chunks import Chunk, mapped_file, mapped_gpu
+from dispatch.isolate.chunks import Chunk, FileMapping, GpuMapping
 from dispatch.keys import Dtype
 from dispatch.tensor import Storage, Tensor
 
@@ -35,14 +35,25 @@ class _Attached(Device):
         self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
 
     def attach(self, number: int, nbytes: int, fd: int) -> None:
-        """Map a chunk of the parent's."""
-        self.chunks[number] = self._map(nbytes, fd)
+        """Map a chunk of the parent's, whose descriptor is needed no longer then."""
+        try:
+            self.chunks[number] = Chunk(self._map(nbytes, fd), -1)
+        finally:
+            os.close(fd)
 
     def detach(self, number: int) -> None:
-        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it."""
-        self.chunks.pop(number).close()
+        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it.
 
-    def _map(self, nbytes: int, fd: int) -> Chunk:
+        Requests that are still known here do not hold it, though their storages are there; views of it do.
+        """
+        chunk = self.chunks.pop(number)
+        for each in self._storages.valuerefs():
+            storage = each()
+            if storage is not None and each.key[0] == number:
+                storage.keep = None
+        chunk.close()
+
+    def _map(self, nbytes: int, fd: int) -> FileMapping | GpuMapping:
         raise NotImplementedError
 
     def at(self, place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool) -> Tensor:
@@ -55,8 +66,9 @@ class _Attached(Device):
         """The storage of a block: the same for all tensors in it, so that streams are ordered by their use of it."""
         storage = self._storages.get((chunk, offset))
         if storage is None:
-            base = self.chunks[chunk].base + offset
-            storage = Storage(self, base, nbytes, self.lane().stream, _keep)
+            mapped = self.chunks[chunk]
+            base = mapped.base + offset
+            storage = Storage(self, base, nbytes, self.lane().stream, _keep, mapped.mapping)
             self._storages[chunk, offset] = storage
         return storage
 
@@ -72,8 +84,8 @@ class AttachedHost(_Attached, HostDevice):
         HostDevice.__init__(self, next(_generations))
         self._begin()
 
-    def _map(self, nbytes: int, fd: int) -> Chunk:
-        return mapped_file(nbytes, fd)
+    def _map(self, nbytes: int, fd: int) -> FileMapping:
+        return FileMapping(nbytes, fd)
 
 
 class AttachedCuda(_Attached, CudaDevice):
@@ -83,12 +95,14 @@ class AttachedCuda(_Attached, CudaDevice):
         CudaDevice.__init__(self, ordinal, next(_generations))
         self._begin()
 
-    def _map(self, nbytes: int, fd: int) -> Chunk:
+    def _map(self, nbytes: int, fd: int) -> GpuMapping:
         self.activate()
         kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         handle = driver.cuMemImportFromShareableHandle(fd, kind)
-        os.close(fd)  # the handle holds the memory
-        return mapped_gpu(nbytes, -1, handle, self.ordinal)
+        try:
+            return GpuMapping(nbytes, handle, self.ordinal)
+        finally:
+            driver.cuMemRelease(handle)  # the mapping holds the memory
 
 
 def attached(name: str) -> AttachedHost | AttachedCuda:

@@ -18,7 +18,7 @@ from typing import Any
 
 from dispatch.isolate import wire
 from dispatch.isolate.attached import attached
-from dispatch.isolate.station import ChildSeat, Station
+from dispatch.isolate.station import ChildSeat, Station, chunk_message
 from dispatch.isolate.workers import CudaChild, HostChild
 
 __all__ = ["main"]
@@ -63,10 +63,7 @@ def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bo
     """Wait to be needed; returns the chunks that there are by then (bytes and fd of each), and whether to warm up."""
     chunks: dict[int, tuple[int, int]] = {}
     while True:
-        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not data:
-            os._exit(0)
-        first, second = json.loads(data)
+        first, second, fds = chunk_message(control)
         if first == "go":
             return chunks, second
         if first == "drop":

@@ -6,44 +6,44 @@ one that is lost; inquest.py says what then becomes of what was in flight.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 import select
 import socket
 import threading
-from contextlib import ExitStack, suppress
+from _thread import allocate_lock
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
 from dispatch.crew import Crew
-from dispatch.errors import DeadlineExceeded, DispatchError, WorkerFailed
-from dispatch.isolate import wire
-from dispatch.isolate.inquest import Loss, hold
-from dispatch.isolate.launch import Child, Reserve
+from dispatch.errors import DispatchError, WorkerFailed
+from dispatch.isolate.children import Children
+from dispatch.isolate.deadlines import Deadlines
+from dispatch.isolate.inquest import Loss, hold, surrender
 from dispatch.isolate.recovery import Sent, written
 from dispatch.isolate.seat import RemoteSeat
+from dispatch.isolate.warden import Warden
 from dispatch.seat import BROKEN, CANCELLING, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.future import TimedFuture
+    from dispatch.isolate.launch import Child
     from dispatch.isolate.memory import SharedCuda, SharedHost
-    from dispatch.isolate.wire import Link
+    from dispatch.limits import RestartLimit
 
 __all__ = ["ProcessCrew"]
 
-TICK = 0.25  # seconds between looks at whether the child was stopped
-QUIET = 0.5  # seconds after a start before others are started to stand by: they would take its processor time
 
-
-class ProcessCrew(Crew):
+class ProcessCrew(Warden, Crew):
     """The workers of one supervisor, in a child.
 
     Guarantees: only the warden starts, reads and ends children, and settles what they were given. A request is settled
-    by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`.
+    by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`. Starting a child is
+    a restart like another: one that cannot be started counts, and is tried again after a while, until the limit.
     """
 
     device: Any  # a SharedHost or SharedCuda
@@ -54,8 +54,7 @@ class ProcessCrew(Crew):
         device: SharedHost | SharedCuda,
         streams: int,
         queue_size: int,
-        max_restarts: int,
-        max_seconds: float,
+        limit: RestartLimit,
         setup: Sequence[str] = (),
         spare: int = 0,
         hang_seconds: float = 1.0,
@@ -64,38 +63,32 @@ class ProcessCrew(Crew):
         self.hang_seconds = hang_seconds
         self.numbers, self.names = itertools.count(1), itertools.count(1)
         self.generation = 0
-        self._setup = tuple(setup)
-        self.reserve = Reserve(self._launch, spare)
-        self._refill_at = 0.0
-        self._child: Child | None = None
-        self._ended: list[Child] = []  # killed and not yet gone
-        self._starting = threading.Lock()  # held while a child is started and while it is told of other chunks
+        self.children = Children(device, streams, setup, completion, spare, lambda: self.ending >= CANCELLING)
         self._observers: list[Callable[[int], object]] = []
-        self._deadlines: list[tuple[float, int, RemoteSeat, TimedFuture]] = []
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.epoll()
-        self._poll.register(self._bell, select.EPOLLIN)
+        self.deadlines = Deadlines()
         self.hush = False  # who reads in the place of the warden shall leave that to it
-        self._started = threading.Event()
-        self._start_error: BaseException | None = None
-        super().__init__(device, streams, queue_size, max_restarts, max_seconds, completion)
+        self._begun = allocate_lock()
+        self._begun.acquire()
+        self.bell = -1
+        self.poll: Any = None
+        super().__init__(device, streams, queue_size, limit, completion)
         self.homes = {seat: seat for seat in self.seats}
         self._warden = threading.Thread(target=self._watch, name=f"dispatch {device} warden", daemon=True)
 
     def make_seats(self, streams: int, queue_size: int) -> list[Any]:
         return [RemoteSeat(index, queue_size, self) for index in range(streams)]
 
-    def start(self) -> None:
+    def _start_threads(self) -> None:
         self._warden.start()
-        self._started.wait()
+        self._begun.acquire()  # by the warden, when the first child is there, or cannot be
         if self._start_error is not None:
             raise self._start_error
 
     # -- what any thread may call ---------------------------------------------------------------------------------
     def ring(self) -> None:
         """Have the warden look."""
-        with suppress(OSError, ValueError):  # it has ended, and looks at nothing any more
-            os.eventfd_write(self._bell, 1)
+        with suppress(OSError, ValueError, OverflowError):  # it has ended, and looks at nothing any more
+            os.eventfd_write(self.bell, 1)
 
     def end(self, ending: int, refusal: DispatchError) -> None:
         super().end(ending, refusal)
@@ -109,20 +102,33 @@ class ProcessCrew(Crew):
         return threading.current_thread() is self._warden
 
     def join(self, seconds: float | None = None) -> None:
-        if not self.is_own_thread():
+        if not self.is_own_thread() and self._warden.ident is not None:
             self._warden.join(seconds)
 
     def after_fork(self) -> None:
         super().after_fork()
-        for child in self._children():
-            child.disconnect()
+        self.children.after_fork()
+        for seat in self.seats:
+            seat.pumping, seat.reading, seat.link = threading.Lock(), threading.Lock(), None
+        poll, bell, self.poll, self.bell = self.poll, self.bell, None, -1
+        if poll is not None:
+            poll.close()  # a copy, but of what is the parent's
+        if bell >= 0:
+            os.close(bell)
+
+    @property
+    def _child(self) -> Child | None:
+        return self.children.present
+
+    @property
+    def reserve(self) -> Any:
+        return self.children.reserve
 
     def _children(self) -> list[Child]:
-        return [*self.reserve.children, *([] if self._child is None else [self._child])]
+        return self.children.all()
 
-    def watch_deadline(self, future: TimedFuture, number: int, seat: RemoteSeat) -> None:
-        with self.lock:
-            heapq.heappush(self._deadlines, (future.deadline, number, seat, future))
+    def watch_deadline(self, future: TimedFuture, number: int, seat: Any) -> None:
+        self.deadlines.add(future, number, seat)
         self.ring()
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
@@ -130,63 +136,65 @@ class ProcessCrew(Crew):
 
     def _follow(self, done: int | None = None) -> None:
         """Have the children map the chunks that the device has, and no others; called from any thread."""
-        with self._starting:
-            for child in self._children():
-                child.follow(self.device.chunks, done)
+        if not self.children.follow(done):
+            self.ring()
 
     # -- the warden -------------------------------------------------------------------------------------------------
     def _watch(self) -> None:
         try:
+            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.poll = select.epoll()
+            self.poll.register(self.bell, select.EPOLLIN)
             self.device.on_chunks = self._follow
-            self._take_child()
+            self._first_child()
             self.connect()
             if self.reserve.spare:
-                self._restock()
+                self.children.restock(now=True)
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
             self.end(BROKEN, WorkerFailed(f"no child process could be started: {error}"))
-            self._started.set()
+            try:
+                self._finish()
+            finally:
+                self._begun.release()
             return
-        self._started.set()
+        self._begun.release()
         try:
-            while not self._is_over():
-                self._turn()
+            while not self.is_over():
+                self._cool() if self.resting else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
             broken = WorkerFailed(f"the warden of {self.device} broke: {error!r}")
             broken.__cause__ = error
             self.end(BROKEN, broken)
         self._finish()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         if self.ending == OPEN:
             return False
         if self.ending == BROKEN:
             return True
-        queued = any(len(seat.items) for seat in self.seats) if self.ending < CANCELLING else False
+        queued = any(len(seat.items) or seat.taking for seat in self.seats) if self.ending < CANCELLING else False
         return not queued and not any(seat.sent for seat in self.seats)
 
     def _finish(self) -> None:
         """End the children, and whatever has not been settled."""
+        self._clear()
+        self.children.end(kill=self.ending == BROKEN)
+        self.device.on_chunks = None
+        if self.poll is not None:
+            self.poll.close()
+        bell, self.bell = self.bell, -1
+        if bell >= 0:
+            os.close(bell)
+
+    def _clear(self) -> None:
+        """End all that was sent or is queued, with the reason for which nothing is run."""
         self._disconnect()
         for seat in self.seats:
             for sent in list(seat.sent.values()):
                 self.give_up(sent, self.reason())
+            seat.give_back()
             seat.vacate(self)
-        if self._child is not None:
-            self._child.kill() if self.ending == BROKEN else self._child.close()
-            self._child = None
-        self.reserve.end()
-        for child in self._ended:
-            child.process.wait()
-        self.device.on_chunks = None
-        self._poll.close()
-        os.close(self._bell)
-        self._bell = -1
-
-    def listen(self, link: Link, on: bool) -> None:
-        """Have the warden read a link, or leave that to somebody else."""
-        with suppress(OSError, ValueError):  # its child is being replaced
-            self._poll.modify(link.socket.fileno(), select.EPOLLIN if on else 0)
 
     def _disconnect(self) -> None:
         """Let nobody send to the child or read from it any more; what it has reported is settled."""
@@ -202,122 +210,13 @@ class ProcessCrew(Crew):
                 while seat.take(link):
                     pass
 
-    def _turn(self) -> None:
-        """Wait until something happens, and deal with it; returns when there is another child, or an end."""
-        child = self.present()
-        by_fd = {link.socket.fileno(): seat for link, seat in zip(child.links, self.seats, strict=True)}
-        control = child.control.fileno()
-        for fd in (control, *by_fd):
-            self._poll.register(fd, select.EPOLLIN)  # what is closed is no longer in it
-        while child is self._child and not self._is_over():
-            loss: Loss | None = None
-            heard = False
-            for fd, _ in self._poll.poll(self._patience()):
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)
-                    for seat in self.seats:
-                        seat.wake()
-                        loss = loss or self._read(seat)
-                elif fd == control:
-                    heard = True
-                else:
-                    loss = loss or self._read(by_fd[fd])
-            if loss is not None or heard:
-                loss = self.last_words(child) or loss
-            loss = loss or self._late() or self._stopped(child)
-            if loss is not None:
-                self._recover(loss)
-            elif self._refill_at and monotonic() > self._refill_at:
-                self._restock()
-
-    def _restock(self) -> None:
-        """What is done when there is time: let children stand by, and take note of those that have ended."""
-        self._refill_at = 0.0
-        self.reserve.refill()
-        self._ended = [each for each in self._ended if each.process.poll() is None]
-
-    def _patience(self) -> float:
-        """Seconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
-        with self.lock:
-            while self._deadlines and self._deadlines[0][3]._status:
-                heapq.heappop(self._deadlines)
-            due = self._deadlines[0][0] - monotonic() if self._deadlines else TICK
-        return min(max(due, 0.001), TICK)
-
-    def _read(self, seat: RemoteSeat) -> Loss | None:
-        """Settle what a worker reports, unless somebody who waits for it does."""
-        link = seat.link
-        if link is None or not seat.reading.acquire(False):
-            return None
-        try:
-            while seat.take(link):
-                pass
-        except (EOFError, OSError):
-            return Loss("the child process died")
-        finally:
-            seat.reading.release()
-        return None
-
-    def hear(self, child: Child) -> Loss | None:
-        said = child.hear()
-        if said is None:
-            return Loss("the child process died")
-        if said[0] == "lost":
-            return Loss(said[1], wire.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
-        if said[0] == "defect":
-            self.allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
-        return None
-
-    def _stopped(self, child: Child) -> Loss | None:
-        if any(seat.sent for seat in self.seats) and child.is_stopped():
-            return Loss("the child process was stopped")
-        return None
-
-    def _late(self) -> Loss | None:
-        """Deal with requests that run beyond their deadline: one that hangs costs the child."""
-        if not self._deadlines or self._deadlines[0][0] > monotonic():
-            return None
-        self.hush = True
-        with ExitStack() as stack:  # what has ended must not change while it is looked at
-            for seat in self.seats:
-                stack.enter_context(seat.reading)
-            self.hush = False
-            return self._hanging(monotonic())
-
-    def _hanging(self, now: float) -> Loss | None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            with self.lock:
-                _, number, seat, future = self._deadlines[0]
-                if future._status or number not in seat.sent:
-                    heapq.heappop(self._deadlines)
-                    continue
-            if next(iter(seat.sent)) != number and now - seat.since < self.hang_seconds:
-                return None  # it may only be late: another look at the next tick
-            with self.lock:
-                heapq.heappop(self._deadlines)
-            text = "it had not ended when the time it was submitted with was over, and its process was replaced"
-            self.give_up(seat.sent[number], DeadlineExceeded(text))
-            oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
-            return Loss("a request hung beyond its deadline", hanging=oldest)
-        return None
-
     def give_up(self, sent: Sent, error: BaseException) -> None:
         """Fail a request that was in flight; what it writes may be half written."""
         sent.seat.sent.pop(sent.number, None)
         for tensor in written(sent):
             self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
-        sent.seat.fail(sent.future, error)
-
-    def last_words(self, child: Child) -> Loss | None:
-        """What a child that is gone said of it, if it did."""
-        try:
-            while wire.ready([child.control], 0):
-                loss = self.hear(child)
-                if loss is not None:
-                    return loss
-        except OSError:
-            pass
-        return None
+        if not sent.future._status:
+            sent.seat.fail(sent.future, error)
 
     # -- replacing a child --------------------------------------------------------------------------------------------
     def present(self) -> Child:
@@ -325,49 +224,96 @@ class ProcessCrew(Crew):
             raise WorkerFailed("there is no child process")
         return self._child
 
-    def _launch(self) -> Child:
-        with self._starting:
-            return Child(self.device, len(self.seats), self._setup, self.completion)
+    def _first_child(self) -> None:
+        """Have the first child; one that fails by itself will fail again, but one that was killed is tried again."""
+        while True:
+            try:
+                self._take_child()
+            except DispatchError as error:  # noqa: PERF203
+                if not self.reserve.last_was_killed or not self._count_start():
+                    raise
+                self._note("child lost", monotonic(), cause=str(error))
+                self._pause(self.limit.delay, CANCELLING)
+            else:
+                return
+
+    def _count_start(self) -> bool:
+        with self.lock:
+            return self.ending < CANCELLING and self.limit.count(failed_start=True)
 
     def _take_child(self) -> None:
         """Have a child that is ready."""
         begun = monotonic()
-        self._child = child = self.reserve.take()
-        self._follow()  # while it was being taken, it was nobody's child, and heard of no chunk
+        child = self.children.take()
+        self.limit.started()
         self.generation += 1
-        self._refill_at = monotonic() + (0 if self.reserve.spare else QUIET)
         self._note("child started", begun, pid=child.process.pid, seconds=child.took)
         for seat in self.seats:
             seat.defined, seat.forget = set(), []
             seat.since = monotonic()
 
     def renew(self, loss: Loss) -> bool:
-        """Another child in place of the present one; False, and the circuit is open, where none can be had.
+        """Another child in place of the present one; False where none can be had, and the circuit is open.
 
         The old one is waited for, as what it launched may run on until it is gone. After a fault nothing does.
         """
         begun = monotonic()
         if self._child is not None:
-            self._child.kill(wait=not loss.proven)
-            self._note("child lost", begun, pid=self._child.process.pid, cause=str(loss.cause))
-            self._ended.append(self._child)
-            self._child = None
-        try:
-            self._take_child()
-        except DispatchError as error:
-            error.__cause__ = loss.cause
-            self.end(BROKEN, error)
-            return False
+            pid = self._child.process.pid
+            self.children.discard(wait=not loss.proven)
+            self._note("child lost", begun, pid=pid, cause=str(loss.cause))
+        while True:
+            try:
+                self._take_child()
+                break
+            except (DispatchError, OSError, MemoryError) as error:
+                error.__cause__ = error.__cause__ or loss.cause
+                if not self.allow(error, failed_start=True):
+                    return False
+                self._note("child lost", begun, cause=str(error))
+                self._pause(self.limit.delay, CANCELLING)
         self._tell_observers()  # before anything ends in the new generation
         return True
 
-    def _recover(self, loss: Loss) -> None:
+    def _pause(self, seconds: float, ending: int) -> None:
+        """Wait for so long, or until the crew is about to end in such a way."""
+        ends = monotonic() + seconds
+        bell = select.poll()
+        bell.register(self.bell, select.POLLIN)
+        while self.ending < ending and (left := ends - monotonic()) > 0:
+            if bell.poll(left * 1000):
+                os.eventfd_read(self.bell)
+
+    def recover(self, loss: Loss) -> None:
         """Replace the child; see to what was in flight; go on."""
         begun = monotonic()
         self._disconnect()
         if self.allow(loss.cause) and hold(self, loss):
             self.connect()
             self._note("child replaced", begun, cause=loss.why)
+        elif self.ending == CANCELLING:  # nothing is run again any more
+            surrender(self, loss)
+            self.children.discard(wait=True)
+
+    def _cool(self) -> None:
+        """The circuit is open for a while: end all there is, wait, and try to have a child again."""
+        self._clear()
+        self.children.discard(wait=True)
+        self._pause(self.limit.cooldown or 0, OPEN + 1)
+        if self.ending:
+            return
+        begun = monotonic()
+        try:
+            self._take_child()
+        except (DispatchError, OSError, MemoryError) as error:
+            self.open_circuit(f"no child of {self.device} could be started: {error}", error)
+            return
+        self.half_open()
+        if self.resting or self.ending:
+            return
+        self._tell_observers()
+        self.connect()
+        self._note("child replaced", begun, cause="the circuit was open for its cooldown")
 
     def _note(self, event: str, begun: float, **facts: object) -> None:
         """Log what was done, and how long it took."""
@@ -385,25 +331,16 @@ class ProcessCrew(Crew):
         for seat, link in zip(self.seats, self.present().links, strict=True):
             seat.resume(link)
 
-    def allow(self, cause: BaseException) -> bool:
+    def allow(self, cause: BaseException, *, failed_start: bool = False) -> bool:
         """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
-        now = monotonic()
         with self.lock:
-            if self.ending >= CANCELLING:
+            if self.ending >= CANCELLING or self.resting:
                 return False
-            self._breaks.append(now)
-            while self._breaks[0] < now - self._max_seconds:
-                self._breaks.popleft()
-            if len(self._breaks) <= self._max_restarts:
+            if self.limit.count(failed_start=failed_start):
                 self.restarts += 1
                 return True
-            text = (
-                f"the child of {self.device} was lost {len(self._breaks)} times in {self._max_seconds:g} s"
-                f" (max_restarts={self._max_restarts}), the last time with {cause}; make a new supervisor"
-            )
-        broken = WorkerFailed(text)
-        broken.__cause__ = cause
-        self.end(BROKEN, broken)
+            text = f"the child of {self.device} was lost {self.limit.words()}, the last time with {cause}"
+        self.open_circuit(text, cause)
         return False
 
     def _tell_observers(self) -> None:
@@ -413,5 +350,4 @@ class ProcessCrew(Crew):
                 observer(self.generation)
             except Exception as error:  # noqa: BLE001, PERF203  # delivered when the supervisor is closed
                 errors.append(error)
-        if errors:
-            self.callbacks_failed(errors)
+        self.callbacks_failed(errors)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
 from dispatch.future import LateFuture, TimedFuture
 from dispatch.isolate import wire
+from dispatch.isolate.launch import LOOK_SECONDS
 from dispatch.isolate.recovery import Sent, unsafe_to_repeat
 
 if TYPE_CHECKING:
     from dispatch.isolate.crew import ProcessCrew
 
-__all__ = ["Loss", "hold"]
+__all__ = ["Loss", "hold", "surrender"]
 
 TICK = 0.25  # seconds between looks at whether the child was stopped
 MERCY = 5  # times `hang_seconds` for a request that runs alone: in a new child it also loads what others had loaded
@@ -78,7 +79,7 @@ def hold(crew: ProcessCrew, loss: Loss) -> bool:
     # Who it was needs no second run to be known.
     sure = len(begun) == 1 and loss.is_of_a_kernel and not loss.may_be_late
     # A fault that comes again costs a second child: both get ready at the same time.
-    crew.reserve.hurry(1 if sure or not (loss.proven or loss.hanging) else 2)
+    crew.children.hurry(1 if sure or not (loss.proven or loss.hanging) else 2)
     if not crew.renew(loss):
         return False
     if sure:
@@ -98,6 +99,13 @@ def hold(crew: ProcessCrew, loss: Loss) -> bool:
         if found is not None:
             return found
     return True
+
+
+def surrender(crew: ProcessCrew, loss: Loss) -> None:
+    """Fail all that was in flight: the supervisor ends, and runs nothing again."""
+    for each in sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number):
+        text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
+        crew.give_up(each, _fault(crew, each, text, loss))
 
 
 def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
@@ -160,7 +168,9 @@ def _alone(crew: ProcessCrew, sent: Sent, may_hang: bool, runs: int) -> Loss | N
     try:
         seat.again(link, [sent])
         while sent.number in seat.sent:
-            readable = wire.ready([link.socket, child.control], TICK)
+            crew.catch_up()  # it may wait for a chunk that its connection had no room for
+            is_told = link.flush() and not child.behind
+            readable = wire.ready([link.socket, child.control], TICK if is_told else LOOK_SECONDS)
             if link.socket in readable:
                 message = link.receive(wait=False)
                 if message == [sent.number] and runs > 1:

@@ -16,14 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cudabind import driver
-from cudabind.errors import CudaError
-from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
+from dispatch.cuda import CudaDevice
 from dispatch.device import Device, HostDevice
-from dispatch.errors import BadRequest, OutOfMemory, TaintedTensor
+from dispatch.errors import BadRequest, Closed, OutOfMemory, TaintedTensor
 from dispatch.isolate.arena import Arena, Block
-from dispatch.isolate.chunks import mapped_file, mapped_gpu
+from dispatch.isolate.chunks import file_chunk, gpu_chunk
 from dispatch.lane import Lane
-from dispatch.stream import current
+from dispatch.stream import current, relaxed
 from dispatch.tensor import Storage
 
 if TYPE_CHECKING:
@@ -68,6 +67,15 @@ class _Memory(Device):
         self._dropped.atexit = False  # the process takes its memory with it; the driver may be gone by then
         self._marks: weakref.WeakKeyDictionary[Storage, list[tuple[int, int, str]]] = weakref.WeakKeyDictionary()
 
+    def after_fork(self) -> None:
+        """In a forked child: what was there is shared with the parent, as files are; what is made here is not.
+
+        The parent goes on to hand out its blocks, and its children map only what it tells them of.
+        """
+        super().after_fork()
+        self.arena = Arena(self._grow)
+        self.on_chunks = None
+
     def _make_chunk(self, nbytes: int) -> Chunk:
         raise NotImplementedError
 
@@ -75,34 +83,53 @@ class _Memory(Device):
         chunk = self._make_chunk(nbytes)
         number = next(self._numbers)
         self.chunks[number] = chunk
-        if self.on_chunks is not None:
-            self.on_chunks(None)
+        try:
+            self.check()  # behind the line above: who closes the device meanwhile sees the chunk, or is seen here
+            if self.on_chunks is not None:
+                self.on_chunks(None)
+        except BaseException:
+            self.chunks.pop(number, None)
+            chunk.close()
+            raise
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        block = self._take(nbytes)
-        base = self.chunks[block.chunk].base + block.offset
-        return Storage(self, base, nbytes, stream, partial(_give_back, self.arena), block)
+        arena = self.arena
+        block = self._take(arena, nbytes)
+        chunk = self.chunks.get(block.chunk)
+        mapping = None if chunk is None else chunk.mapping
+        if chunk is None or mapping is None:
+            arena.give(block)
+            self.check()
+            raise Closed(f"{self.name} was closed while memory was asked of it")
+        # The storage holds the mapping, and every view the storage: a view outlives the device, and its memory with it.
+        return Storage(self, chunk.base + block.offset, nbytes, stream, partial(_give_back, arena, mapping), block)
 
-    def _take(self, nbytes: int) -> Block:
+    def _take(self, arena: Arena, nbytes: int) -> Block:
         try:
-            return self.arena.take(nbytes)
+            return arena.take(nbytes)
         except OutOfMemory:
             gc.collect()  # tensors in cycles hold memory, too
         try:
-            return self.arena.take(nbytes, growth=0)
+            return arena.take(nbytes, growth=0)
         except OutOfMemory:
             self.trim()  # none of the empty chunks is large enough, but their memory may do for one that is
-        return self.arena.take(nbytes, growth=0)
+        return arena.take(nbytes, growth=0)
 
     def trim(self) -> None:
         """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
         gc.collect()  # tensors in cycles hold memory, too
-        gone = [self.chunks.pop(number) for number in self.arena.empty_chunks()]
-        if gone and self.on_chunks is not None:
-            _until_closed(self.on_chunks)
-        for chunk in gone:
-            chunk.close()
+        held = list(self.chunks)
+        self.arena.empty_chunks()
+        used = (
+            self.arena.chunks()
+        )  # asked for behind `held`: what is missing here was forgotten, now or by one cut short
+        gone = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
+        try:
+            if gone and self.on_chunks is not None:
+                _until_closed(self.on_chunks)
+        finally:
+            _close_all(gone)
 
     def bytes_in_use(self) -> int | None:
         return self.arena.bytes_in_use()
@@ -163,9 +190,13 @@ class _Memory(Device):
             raise error
 
 
-def _until_closed(give: Callable[[int], None]) -> None:
+def _until_closed(give: Callable[[int | None], None]) -> None:
     """Have a file descriptor given to others, and wait until all of them have closed it."""
-    ours, theirs = os.pipe()
+    try:
+        ours, theirs = os.pipe()
+    except OSError:  # there are no descriptors left to wait by; what is given back here may free some
+        give(None)
+        return
     try:
         give(theirs)
     finally:
@@ -177,9 +208,8 @@ def _until_closed(give: Callable[[int], None]) -> None:
 
 
 def _close_all(chunks: dict[int, Chunk]) -> None:
-    for chunk in chunks.values():
-        chunk.close()
-    chunks.clear()
+    while chunks:
+        chunks.popitem()[1].close()
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -187,9 +217,26 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start + tensor.layout.low, start + tensor.layout.high
 
 
-def _give_back(arena: Arena, storage: Storage) -> None:
+def _give_back(arena: Arena, mapping: object, storage: Storage) -> None:
     block: Block = storage.keep
-    arena.give(block)
+    device: Any = storage.device
+    if storage.lent and device.alive and device.fault is None:  # a consumer's stream may still read it, or write
+        storage.keep = _Lease(arena, mapping, block)
+        device.releases.free(storage)
+    else:
+        arena.give(block)
+
+
+class _Lease:
+    """A block that is given back once nothing holds this, with the mapping that it lies in."""
+
+    __slots__ = ("arena", "block", "mapping")
+
+    def __init__(self, arena: Arena, mapping: object, block: Block) -> None:
+        self.arena, self.mapping, self.block = arena, mapping, block
+
+    def __del__(self) -> None:
+        self.arena.give(self.block)
 
 
 class SharedHost(_Memory, HostDevice):
@@ -200,31 +247,28 @@ class SharedHost(_Memory, HostDevice):
         self._begin()
 
     def _make_chunk(self, nbytes: int) -> Chunk:
-        fd = os.memfd_create("dispatch", os.MFD_CLOEXEC)
-        os.ftruncate(fd, nbytes)
-        return mapped_file(nbytes, fd)
+        return file_chunk(nbytes)
 
     def view(self, tensor: Tensor) -> Array:
         self.look(tensor)
         return super().view(tensor)
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
         self.overwritten(tensor)
         super().copy_in(tensor, array)
 
-    def fill_zero(self, tensor: Tensor) -> None:
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
         self.overwritten(tensor)
-        super().fill_zero(tensor)
+        super().clear(ptr, nbytes, tensor)
 
     def copy_out(self, tensor: Tensor) -> Array:
         self.look(tensor)
         return super().copy_out(tensor)
 
     def close(self) -> None:
-        was_alive = self.alive
         super().close()
-        if was_alive:
-            self._dropped()
+        self._dropped()
 
     def __repr__(self) -> str:
         return f"<{self.name}, shared memory {self.generation}{'' if self.alive else ', closed'}>"
@@ -242,29 +286,33 @@ class SharedCuda(_Memory, CudaDevice):
 
     def _make_chunk(self, nbytes: int) -> Chunk:
         nbytes = -(-nbytes // self._granularity) * self._granularity
-        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        with self.here:
-            try:
-                handle = driver.cuMemCreate(nbytes, self._props, 0)
-            except CudaError as error:
-                if error.status != OUT_OF_MEMORY:
-                    raise
-                raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
-            fd = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
-            return mapped_gpu(nbytes, fd, handle, self.ordinal)
+        try:
+            return gpu_chunk(nbytes, self._props, self.ordinal, self.here)
+        except OutOfMemory as error:
+            raise OutOfMemory(f"{self.name} ({self.model}): {error}; {self.memory()}") from error.__cause__
+
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if self.releases.pending:
+            with relaxed():
+                self.releases.collect()
+        if self.releases.stuck > self._most_stuck and not self._is_captured():
+            self.synchronize()
+        return super().allocate(nbytes, stream)
 
     def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
         self.overwritten(tensor)
         super().copy_in(tensor, array)
         self.lane().stream.synchronize()  # the child's streams know nothing of this one
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        self.check_written(tensor)
         self.overwritten(tensor)
         return super().copy_in_async(tensor, array)
 
-    def fill_zero(self, tensor: Tensor) -> None:
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
         self.overwritten(tensor)
-        super().fill_zero(tensor)
+        super().clear(ptr, nbytes, tensor)
         self.lane().stream.synchronize()
 
     def copy_out(self, tensor: Tensor) -> Array:
@@ -273,14 +321,12 @@ class SharedCuda(_Memory, CudaDevice):
 
     def trim(self) -> None:
         with self.here:
+            CudaDevice.trim(self)  # first, for what consumers are done with goes back to its chunks by that
             _Memory.trim(self)
-            CudaDevice.trim(self)
 
     def close(self) -> None:
-        if self.alive and self.fault is None:
-            with self.here:
-                self._dropped()
         super().close()
+        self._dropped()
 
     def __repr__(self) -> str:
         return f"<{self.name} ({self.arch}), shared memory {self.generation}{'' if self.alive else ', closed'}>"

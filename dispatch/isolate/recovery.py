@@ -26,6 +26,7 @@ class Sent(NamedTuple):
     request: Request
     outputs: Operands
     seat: Any
+    waits: tuple[tuple[int, int], ...] = ()  # for what had not ended as it was sent, by worker and number
 
 
 def written(sent: Sent) -> list[Tensor]:

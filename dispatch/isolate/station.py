@@ -6,14 +6,17 @@ parent tells of memory and the child says that it is ready or lost.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import DispatchError
+from cudabind.errors import CudaError
+from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed
 from dispatch.isolate import wire
 from dispatch.seat import OPEN, Seat
 from dispatch.worker import IN_FLIGHT
@@ -23,33 +26,52 @@ if TYPE_CHECKING:
     from dispatch.isolate.wire import Link
     from dispatch.tensor import Tensor
 
-__all__ = ["ChildSeat", "Station"]
+__all__ = ["ChildSeat", "Station", "chunk_message"]
 
 LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
+UNABLE = 71  # and of one that cannot take what it is given; the reason is on stderr
+WORDS = 1000  # characters of a reason that is too long for a message
+
+
+def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
+    """What the parent says next, and the descriptors that come with it; ends the process where the parent is gone."""
+    data, fds, flags, _ = socket.recv_fds(control, 1 << 16, 1)
+    if not data:
+        os._exit(0)
+    if flags & socket.MSG_CTRUNC:
+        print("this child has no file descriptor left for the memory that it is to map (ulimit -n)", file=sys.stderr)
+        os._exit(UNABLE)
+    first, second = json.loads(data)
+    return first, second, fds
 
 
 class ChildSeat(Seat):
     """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
 
-    __slots__ = ("bell", "link")
+    __slots__ = ("_to_nap", "_to_rest", "bell", "link")
 
     def __init__(self, index: int, link: Link) -> None:
         super().__init__(index, IN_FLIGHT)
         self.link = link
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._to_nap, self._to_rest = select.poll(), select.poll()  # select.select takes no descriptor above 1,023
+        self._to_nap.register(self.bell, select.POLLIN)
+        self._to_rest.register(self.bell, select.POLLIN)
+        self._to_rest.register(link.socket, select.POLLIN)
 
     def wake(self) -> None:
         os.eventfd_write(self.bell, 1)
 
     def rest(self, seconds: float) -> None:
-        self._sleep([self.link.socket, self.bell], seconds)
+        self._sleep(self._to_rest, seconds)
 
     def nap(self, seconds: float) -> None:
-        self._sleep([self.bell], seconds)
+        self._sleep(self._to_nap, seconds)
 
-    def _sleep(self, ends: list[Any], seconds: float) -> None:
-        if self.bell in select.select(ends, [], [], None if seconds < 0 else seconds)[0]:
-            os.eventfd_read(self.bell)
+    def _sleep(self, ends: select.poll, seconds: float) -> None:
+        for fd, _ in ends.poll(None if seconds < 0 else seconds * 1000):
+            if fd == self.bell:
+                os.eventfd_read(self.bell)
 
 
 class Station:
@@ -70,16 +92,15 @@ class Station:
         """Say something on the control connection; nobody may be there to hear it."""
         try:
             self._control.send(json.dumps(message).encode())
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                raise
             os._exit(0)
 
     def listen(self) -> None:
         """Map the chunks that the parent makes, and unmap those that it gives back, until it is gone."""
         while True:
-            data, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
-            if not data:
-                os._exit(0)
-            first, second = json.loads(data)
+            first, second, fds = chunk_message(self._control)
             if first == "drop":
                 for number in second:
                     self.device.detach(number)
@@ -87,7 +108,10 @@ class Station:
                     os.close(fd)  # the parent waits for that
                 continue
             with self._arrived:
-                self.device.attach(first, second, fds[0])
+                try:
+                    self.device.attach(first, second, fds[0])
+                except (OSError, CudaError, DispatchError) as error:
+                    self.leave(OutOfMemory(f"a child process cannot map {second / 2**20:,.0f} MiB: {error}"))
                 self._arrived.notify_all()
 
     def tensor(self, place: Any, *layout: Any) -> Tensor:
@@ -100,7 +124,11 @@ class Station:
     def leave(self, error: BaseException) -> None:
         """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
         begun = sorted(number for worker in self.workers for number in worker.begun())
-        self.tell("lost", str(self.device.fault or error), wire.pack_error(error).hex(), begun)
+        words = str(self.device.fault or error)
+        try:
+            self.tell("lost", words, wire.pack_error(error).hex(), begun)
+        except OSError:  # a user's own error may be longer than a message
+            self.tell("lost", words[:WORDS], wire.pack_error(WorkerFailed(words[:WORDS])).hex(), begun)
         os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
 
     def opened(self, lane: Any, seat: Seat) -> None:

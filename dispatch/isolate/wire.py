@@ -39,7 +39,8 @@ __all__ = [
 
 DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
 LENGTH = struct.Struct("<I")
-READ = 1 << 16  # bytes asked of the socket at once
+ONE_READ = (1 << 16,)  # bytes asked of the socket at once; this and the following are for `map`
+WAITING, AT_ONCE = (0,), (socket.MSG_DONTWAIT,)
 
 
 class Place(NamedTuple):
@@ -60,19 +61,50 @@ def ready(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
     return [end for end in ends if end.fileno() in told]
 
 
+class Outgoing(NamedTuple):
+    """A frame on its way out: the counts of its bytes that the socket took, and the last request's number in it."""
+
+    frame: bytes
+    taken: list[int]
+    last: int
+
+
 class Link:
-    """One end of a connection; frames go out whole and come in as they are complete."""
+    """One end of a connection; frames go out whole and come in as they are complete.
+
+    Guarantees: who uses one direction holds a lock for it. An exception that comes at any moment, as Ctrl-C does on a
+    main thread, loses and doubles no byte: what the socket takes or gives is noted in the same step of the interpreter,
+    within which no signal is handled, and whoever comes next goes on where that was.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._come = bytearray()
         self._end = 0  # of the first frame in it
+        self.out = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is known to be sent
 
     def send(self, message: list[Any]) -> int:
         """Send one frame, waiting for room in the socket; returns its bytes. OSError where the other end is gone."""
         body = marshal.dumps(message)
         self.socket.sendall(LENGTH.pack(len(body)) + body)
         return len(body) + LENGTH.size
+
+    def put(self, message: list[Any], last: int) -> None:
+        """Make a frame the one to be sent by `flush`, once the one before is sent."""
+        body = marshal.dumps(message)
+        self.out = Outgoing(LENGTH.pack(len(body)) + body, [], last)
+
+    def flush(self) -> bool:
+        """Send what the socket has room for; whether all is sent. OSError where the other end is gone."""
+        out = self.out
+        frame, taken, _ = out
+        while (gone := sum(taken)) < len(frame):
+            try:
+                taken.extend(map(self.socket.send, (memoryview(frame)[gone:] if gone else frame,), AT_ONCE))
+            except BlockingIOError:  # noqa: PERF203
+                return False
+        self.flushed = out
+        return True
 
     def receive(self, *, wait: bool = True) -> list[Any] | None:
         """The next frame; None if there is none and `wait` is false. EOFError where the other end is gone."""
@@ -87,13 +119,14 @@ class Link:
             if self.pending:
                 message: list[Any] = marshal.loads(memoryview(self._come)[LENGTH.size : self._end])
                 return message
+            had = len(self._come)
             try:
-                data = self.socket.recv(READ, 0 if wait else socket.MSG_DONTWAIT)
+                # `extend` gives None, so `any` goes through all there is: one read, and its bytes kept, in one step.
+                any(map(self._come.extend, map(self.socket.recv, ONE_READ, WAITING if wait else AT_ONCE)))
             except BlockingIOError:
                 return None
-            if not data:
+            if len(self._come) == had:
                 raise EOFError("the other process is gone")
-            self._come += data
 
     @property
     def pending(self) -> bool:

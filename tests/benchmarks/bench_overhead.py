@@ -1,5 +1,8 @@
 """Host time of one small matmul: 64 by 64 by 64 in bf16, in bursts of 200 calls, against every peer in the same run.
 
+Each peer runs in its best mode, too: nvmath-python's stateful execute beside its function, a replayed
+torch.cuda.CUDAGraph and a C loop over cuGraphLaunch beside bound calls, torch's private fused GELU and torch.compile
+(max-autotune) beside `F.linear` and `F.gelu`.
 Bursts of all contenders alternate, the device is synchronized between them off the clock, and the median of the bursts
 counts. Besides: calls of shapes never seen before, with the steps inside them, and `import dispatch` in new processes.
 Repeat: `python tests/benchmarks/bench_overhead.py [--quick] [--device cuda:0|host] [--json FILE]`; about 45 s on a GPU
@@ -37,10 +40,14 @@ BOUND, SAME, NEW, FUSED = (
 TOLERANCE = 1e-2  # of |result - reference| / |reference|: bf16 rounding is about 3e-3
 TARGETS = (
     Target("bound call", BOUND, 2.0, "us"),
+    Target("bound call beside a C loop over the same graph", BOUND, 1.5, "us", peers.C_GRAPH),
+    Target("bound call beside torch's graph replay", BOUND, 1.0, "us", peers.TORCH_GRAPH),
+    Target("bound call beside nvmath's stateful one", BOUND, 0.1, "us", peers.NVMATH),
     Target("one-shot that repeats", SAME, 0.7, "us", peers.TORCH_MM),
     Target("one-shot, new pointers", NEW, 1.3, "us", peers.TORCH_MM),
     Target("shape never seen, median", "ours, first call", 200, "us"),
     Target("fused bias + GELU, one-shot", FUSED, 0.4, "us", peers.TORCH_GELU),
+    Target("the same beside torch's private fused call", FUSED, 1.0, "us", peers.TORCH_FUSED),
     Target("import dispatch, median", "import dispatch", 0.25, "s"),
 )
 
@@ -76,8 +83,11 @@ def peer_contenders(
     """All peers that are installed and work; the others go into `missing` with the reason."""
     families: dict[str, Callable[[], list[Contender]]] = {
         "C loop": lambda: peers.c_contenders(device, operands, folder),
+        "C loop over a graph": lambda: peers.graph_contenders(device, operands, folder),
         "ctypes loop": lambda: peers.ctypes_contenders(device, operands),
         "torch": lambda: peers.torch_contenders(operands, MANY),
+        "torch graph": lambda: peers.torch_graph_contenders(operands),
+        "torch.compile": lambda: peers.torch_compile_contenders(operands),
         "CuPy": lambda: peers.cupy_contenders(operands),
         "nvmath-python": lambda: peers.nvmath_contenders(operands),
     }

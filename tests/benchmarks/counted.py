@@ -12,7 +12,7 @@ from ctypes import c_float
 
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Handle, IntEnum, Structure, lazy
-from cudabind._types import Mem, Ptr, int32_t, size_t, uint64_t, void_p
+from cudabind._types import ConstMem, Ptr, const_void_p, int32_t, size_t, uint64_t, void_p
 from cudabind.errors import CudaError
 
 
@@ -43,7 +43,7 @@ def counted0() -> countedStatus_t: ...
 
 @_lib.status
 def counted5(
-    handle: countedHandle_t, desc: countedDesc_t, alpha: Mem[c_float], A: void_p, Adesc: countedDesc_t, /
+    handle: countedHandle_t, desc: countedDesc_t, alpha: ConstMem[c_float], A: const_void_p, Adesc: countedDesc_t, /
 ) -> countedStatus_t: ...
 
 
@@ -51,10 +51,10 @@ def counted5(
 def counted10(
     handle: countedHandle_t,
     desc: countedDesc_t,
-    alpha: Mem[c_float],
-    A: void_p,
+    alpha: ConstMem[c_float],
+    A: const_void_p,
     Adesc: countedDesc_t,
-    B: void_p,
+    B: const_void_p,
     Bdesc: countedDesc_t,
     count: int32_t,
     size: size_t,
@@ -67,13 +67,13 @@ def counted10(
 def counted16(
     handle: countedHandle_t,
     desc: countedDesc_t,
-    alpha: Mem[c_float],
-    A: void_p,
+    alpha: ConstMem[c_float],
+    A: const_void_p,
     Adesc: countedDesc_t,
-    B: void_p,
+    B: const_void_p,
     Bdesc: countedDesc_t,
-    beta: Mem[c_float],
-    C: void_p,
+    beta: ConstMem[c_float],
+    C: const_void_p,
     Cdesc: countedDesc_t,
     D: void_p,
     Ddesc: countedDesc_t,

@@ -22,6 +22,10 @@ from timing import Contender, statement
 Array = np.ndarray[Any, np.dtype[Any]]
 TORCH_MM = "torch.mm(out=)"
 TORCH_GELU = "F.linear + F.gelu(tanh)"
+TORCH_FUSED = "torch._addmm_activation, fused gelu"  # private: torch's users do not have it
+TORCH_GRAPH = "torch.cuda.CUDAGraph.replay(), mm"
+C_GRAPH = "C loop, cuGraphLaunch"
+NVMATH = "nvmath Matmul.execute()"
 SOURCE = Path(__file__).with_name("cublaslt_loop.cu")
 WORKSPACE = 32 << 20
 
@@ -52,8 +56,54 @@ def torch_contenders(operands: Operands, many: int) -> list[Contender]:
         ("torch.addmm", "addmm(bias, a, b)"),
         ("F.linear with bias", "linear(a, weight, bias)"),
         (TORCH_GELU, "gelu(linear(a, weight, bias), approximate='tanh')"),
+        (TORCH_FUSED, "fused(bias, a, b, use_gelu=True)"),
     )
+    names["fused"] = torch._addmm_activation
     return [statement(name, code, **names) for name, code in rows]
+
+
+def torch_graph_contenders(operands: Operands) -> list[Contender]:
+    """torch.mm captured once and replayed: what a bound call is, in torch."""
+    import torch
+
+    a, b = (torch.from_numpy(x).to("cuda", torch.bfloat16) for x in operands[:2])
+    out = torch.full_like(a, float("nan"))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.mm(a, b, out=out)
+    side.synchronize()
+    out.fill_(float("nan"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        torch.mm(a, b, out=out)
+    # The graph holds addresses, not tensors: the operands live as long as the contender does.
+    timed = statement(TORCH_GRAPH, "replay()", replay=graph.replay, operands=(a, b))
+
+    def result() -> Any:
+        graph.replay()
+        torch.cuda.synchronize()
+        return out
+
+    return [Contender(timed.name, timed.burst, result)]
+
+
+def torch_compile_contenders(operands: Operands) -> list[Contender]:
+    """What torch.compile makes of linear + GELU where it may search for kernels and use CUDA graphs."""
+    import torch
+    from torch.nn import functional
+
+    a, b, bias = (torch.from_numpy(x).to("cuda", torch.bfloat16) for x in operands)
+    weight = b.t().contiguous()
+
+    def fused_gelu(x: Any, w: Any, b: Any) -> Any:
+        return functional.gelu(functional.linear(x, w, b), approximate="tanh")
+
+    compiled = torch.compile(fused_gelu, mode="max-autotune")
+    with torch.no_grad():
+        for _ in range(3):  # compiled, recorded, replayed
+            compiled(a, weight, bias)
+    names = {"compiled": torch.no_grad()(compiled), "a": a, "weight": weight, "bias": bias}
+    return [statement("torch.compile max-autotune, linear + gelu", "compiled(a, weight, bias)", **names)]
 
 
 def cupy_contenders(operands: Operands) -> list[Contender]:
@@ -80,7 +130,7 @@ def nvmath_contenders(operands: Operands) -> list[Contender]:
     planned = advanced.Matmul(a, b)
     planned.plan()
     return [
-        statement("nvmath Matmul.execute()", "execute()", execute=planned.execute),
+        statement(NVMATH, "execute()", execute=planned.execute),
         statement("nvmath matmul()", "matmul(a, b)", matmul=advanced.matmul, a=a, b=b),
     ]
 
@@ -157,6 +207,36 @@ def c_contenders(device: Any, operands: Operands, folder: Path) -> list[Contende
     return [Contender("C loop, cublasLtMatmul", burst, result)]
 
 
+def graph_contenders(device: Any, operands: Operands, folder: Path) -> list[Contender]:
+    """The same call captured as a graph of one node, launched from a loop in C: the least that a replay can cost."""
+    from cudabind import driver
+
+    call = CublasLtCall(device, operands)
+    recorder, stream = device.stream(), device.stream()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    driver.cuStreamBeginCapture(recorder.c_handle.value, relaxed)
+    call.lt.cublasLtMatmul(*call.arguments[:-1], call.lt.cudaStream_t(recorder.c_handle.value))
+    graph = driver.cuStreamEndCapture(recorder.c_handle.value)
+    executable = ctypes.c_void_p(int(driver.cuGraphInstantiate(graph, 0)))
+    loop = ctypes.CDLL(str(build_loop(folder))).graph_loop
+    function = ctypes.cast(driver.cuGraphLaunch.unchecked, ctypes.c_void_p)
+
+    def burst(calls: int) -> float:
+        started = time.perf_counter()
+        status = loop(ctypes.c_int(calls), function, executable, stream.c_handle)
+        took = time.perf_counter() - started
+        if status:
+            raise driver.error("cuGraphLaunch", status)
+        return took
+
+    def result() -> Any:
+        burst(1)
+        device.synchronize()
+        return call.out
+
+    return [Contender(C_GRAPH, burst, result)]
+
+
 def build_loop(folder: Path) -> Path:
     """Compile cublaslt_loop.cu into a shared library; RuntimeError says what is missing."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
@@ -165,6 +245,8 @@ def build_loop(folder: Path) -> Path:
     if nvcc is None:
         raise RuntimeError("nvcc is not installed (looked in PATH, CUDA_HOME and /usr/local/cuda)")
     library = folder / "cublaslt_loop.so"
+    if library.exists():
+        return library
     # There is no device code in it: as C++ it is compiled without the detour through a fat binary.
     command = [nvcc, "-x", "c++", "-O3", "-shared", "-Xcompiler", "-fPIC", "-o", str(library), str(SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -30,6 +30,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_cudnn.py", "host"),
         ("bench_completion.py", "completion"),
         ("bench_copies.py", "copies"),
+        ("bench_precision.py", "nothing to measure"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_cudnn.py",
         "bench_completion.py",
         "bench_copies.py",
+        "bench_precision.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:

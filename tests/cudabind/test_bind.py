@@ -10,7 +10,7 @@ import sys
 import threading
 from enum import IntEnum
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,15 +37,18 @@ int tinyEach(int n, int (*each)(int, void *), void *user) {
   return sum;
 }
 void *tinyRead(const void *object) { return (void *)object; }
+int tinyFill(int *numbers, void *bytes) { if (numbers) *numbers = 7; if (bytes) *(int *)bytes = 7; return 0; }
+int tinyLook(const int *number, const void *bytes) { return *number + *(const char *)bytes; }
 int tinyOnce(void) { return 1; }
 int tinyOnce_2(void) { return 2; }
 """
 
 MODULE = """
 from __future__ import annotations
+from ctypes import c_int32
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Callback, Handle, IntEnum, Structure, lazy
-from cudabind._types import Mem, Ptr, address, char_p, float64, int32_t, int64_t, void_p
+from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, float64, int32_t, int64_t, void_p
 from cudabind.errors import CudaError
 
 SINCE = {"tinyLate": "3.1", "tinyNew": "3.0"}
@@ -110,6 +113,10 @@ def tinySum(pair: Ptr[tinyPair], /) -> float64: ...
 def tinyEach(n: int32_t, each: tinyEach_t, user: void_p, /) -> int32_t: ...
 @_lib.value
 def tinyRead(object: tinyConst_t, /) -> address: ...
+@_lib.status
+def tinyFill(numbers: Mem[c_int32], bytes_: void_p, /) -> tinyStatus: ...
+@_lib.value
+def tinyLook(number: ConstMem[c_int32], bytes_: const_void_p, /) -> int32_t: ...
 @_lib.value
 def tinyOnce() -> int32_t: ...
 @_lib.status
@@ -183,6 +190,66 @@ def test_a_struct_is_passed_by_reference_and_has_the_fields_of_its_annotations(t
         tiny.tinySum(ctypes.c_void_p())
 
 
+@pytest.mark.parametrize("name", ["tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinyFill"])
+@pytest.mark.parametrize("way", ["checked", "unchecked"])
+def test_arguments_beyond_those_declared_are_refused(tiny: ModuleType, name: str, way: str) -> None:
+    function = getattr(tiny, name)
+    good = {"tinyDo": (0,), "tinyAdd": (1, 2), "tinyText": (3,), "tinyNothing": (), "tinyFill": (None, None)}[name]
+    call = function if way == "checked" else function.unchecked
+    for arguments in ((*good, 1), (*good, None), (*good, *good, 1, 2, 3)):
+        with pytest.raises(TypeError, match=rf"takes {len(good)} argument.*\({len(arguments)} given\)"):
+            call(*arguments)
+    call(*good)
+    if good:
+        with pytest.raises(TypeError, match="argument"):
+            call(*good[1:])
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["Mem", "void_p"])
+def test_what_python_shares_is_no_memory_to_write_to(tiny: ModuleType, place: int) -> None:
+    data, text = bytes(range(8)), "abcdefgh"
+    for given in (data, text, "", b"", type("Mine", (bytes,), {})(b"abcdefgh")):
+        arguments: list[object] = [None, None]
+        arguments[place] = given
+        for _ in range(2):  # the first call binds
+            with pytest.raises(ctypes.ArgumentError, match="is no memory that a library may write to"):
+                tiny.tinyFill(*arguments)
+    assert (data, text) == (bytes(range(8)), "abcdefgh")
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["Mem", "void_p"])
+def test_memory_is_given_in_every_way_that_ctypes_has(tiny: ModuleType, place: int) -> None:
+    number, array = ctypes.c_int32(), (ctypes.c_int32 * 2)()
+    ways: list[tuple[Any, tuple[Any, ...]]] = [
+        (number, (ctypes.byref(number), ctypes.pointer(number), ctypes.addressof(number))),
+        (array, (array, ctypes.c_void_p(ctypes.addressof(array)))),
+    ]
+    for target, given in ways:
+        for way in given:
+            ctypes.memset(ctypes.byref(target), 0, 4)
+            arguments: list[object] = [None, None]
+            arguments[place] = way
+            tiny.tinyFill(*arguments)
+            assert ctypes.c_int32.from_buffer(target).value == 7
+    with pytest.raises(ctypes.ArgumentError):
+        tiny.tinyFill(1.5, None)
+
+
+def test_what_is_only_read_may_be_bytes(tiny: ModuleType) -> None:
+    assert tiny.tinyLook(b"\x05\0\0\0", b"\x02") == tiny.tinyLook(ctypes.byref(ctypes.c_int32(5)), b"\x02") == 7
+
+
+@pytest.mark.parametrize("way", ["checked", "unchecked"])
+def test_a_handle_is_a_handle_a_number_or_nothing(tiny: ModuleType, way: str) -> None:
+    read = tiny.tinyRead if way == "checked" else tiny.tinyRead.unchecked
+    assert read(tiny.tinyConst_t(64)) == read(tiny.tinyObject_t(64)) == read(64) == 64
+    assert read(None) is None
+    array = (ctypes.c_int32 * 2)()
+    for wrong in (b"abc", "abc", 1.5, ctypes.c_void_p(64), array, ctypes.byref(array), ctypes.c_char_p(b"abc"), [64]):
+        with pytest.raises(ctypes.ArgumentError):
+            read(wrong)
+
+
 def test_a_missing_symbol_raises_at_the_call_and_says_what_to_install(tiny: ModuleType) -> None:
     with pytest.raises(SymbolNotFound) as caught:
         tiny.tinyGone()
@@ -203,6 +270,7 @@ def test_a_function_that_was_removed_says_both_versions(tiny: ModuleType) -> Non
 
 def test_a_module_tells_which_functions_a_version_has(module: ModuleType) -> None:
     everywhere = {"tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinySum", "tinyEach", "tinyRead", "tinyOnce"}
+    everywhere |= {"tinyFill", "tinyLook"}
     assert _bind.expected(module, "1.2") == everywhere | {"tinyGoneForGood"}
     assert _bind.expected(module, "2.1") == everywhere
     assert _bind.expected(module, "3.10") == everywhere | {"tinyLate"}

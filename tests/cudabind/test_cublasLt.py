@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
-from cudabind import _bind, _load
-from cudabind.errors import CublasLtError, LibraryNotFound
+from cudabind import _bind, _lazy, _load
+from cudabind.errors import CublasLtError, LibraryNotFound, SymbolNotFound
 from cudabind.sys import cublasLt as lt
 
 try:
@@ -34,12 +34,47 @@ def test_every_function_resolves_or_its_absence_is_explained() -> None:
     assert not exported & lt.NOT_EXPORTED.keys()
 
 
-def test_an_inline_function_is_left_out_with_the_exported_one_in_its_place() -> None:
-    assert len(lt.LEFT_OUT) == 6
-    for name, reason in lt.LEFT_OUT.items():
-        assert not hasattr(lt, name)
-        assert f"{name}_internal" in reason
-        assert hasattr(lt, f"{name}_internal")
+# What each inline function is given behind the descriptor, and how much it fills.
+INLINE: dict[str, tuple[str, tuple[object, ...]]] = {
+    "cublasLtMatrixLayoutInit": ("cublasLtMatrixLayoutOpaque_t", (lt.cudaDataType.CUDA_R_16BF, 3, 5, 8)),
+    "cublasLtGroupedMatrixLayoutInit": (
+        "cublasLtMatrixLayoutOpaque_t",
+        (lt.cudaDataType.CUDA_R_16BF, 2, 4096, 8192, 12288),
+    ),
+    "cublasLtMatmulDescInit": (
+        "cublasLtMatmulDescOpaque_t",
+        (lt.cublasComputeType_t.CUBLAS_COMPUTE_32F, lt.cudaDataType.CUDA_R_32F),
+    ),
+    "cublasLtMatrixTransformDescInit": ("cublasLtMatrixTransformDescOpaque_t", (lt.cudaDataType.CUDA_R_32F,)),
+    "cublasLtEmulationDescInit": ("cublasLtEmulationDescOpaque_t", ()),
+    "cublasLtMatmulPreferenceInit": ("cublasLtMatmulPreferenceOpaque_t", ()),
+}
+
+
+@pytest.mark.parametrize("way", ["checked", "unchecked"])
+@pytest.mark.parametrize("name", INLINE)
+def test_an_inline_function_fills_its_struct_as_the_exported_one_does(name: str, way: str) -> None:
+    since, version = lt.SINCE.get(name), _load.version("cublasLt")
+    if since is not None and _lazy.key(version) < _lazy.key(since):
+        with pytest.raises(SymbolNotFound, match=since):
+            getattr(lt, name)(None, *INLINE[name][1])
+        return
+    struct = getattr(lt, INLINE[name][0])
+    filled, wanted = ((ctypes.c_uint8 * ctypes.sizeof(struct))(*[0xA5] * ctypes.sizeof(struct)) for _ in range(2))
+    function = getattr(lt, name)
+    result = (function if way == "checked" else function.unchecked)(ctypes.addressof(filled), *INLINE[name][1])
+    assert result is (None if way == "checked" else 0)
+    getattr(lt, f"{name}_internal")(ctypes.addressof(wanted), ctypes.sizeof(struct), *INLINE[name][1])
+    assert bytes(filled) == bytes(wanted) != b"\xa5" * ctypes.sizeof(struct)
+
+
+def test_an_inline_function_checks_its_arguments_as_the_exported_one_does() -> None:
+    filled = lt.cublasLtMatmulDescOpaque_t()
+    assert lt.LEFT_OUT == {}
+    with pytest.raises(ctypes.ArgumentError, match="argument 4"):
+        lt.cublasLtMatmulDescInit(ctypes.addressof(filled), lt.cublasComputeType_t.CUBLAS_COMPUTE_32F, "f32")
+    with pytest.raises(TypeError):
+        lt.cublasLtMatmulDescInit()
 
 
 def test_a_function_that_returns_a_number_returns_it() -> None:

@@ -169,6 +169,8 @@ def test_the_text_says_what_the_header_says(header: Header) -> None:
         "def awkReset() -> None: ...",
         "    table: awkTable_t,",
         "    lambda_: int32_t,",
+        "    x: ConstMem[c_float],",
+        "    sizes: ConstMem[c_int32],",
         "    out: Mem[c_void_p],",
         "awkOld = awkOpen_v2",
     ):
@@ -193,6 +195,36 @@ def test_a_layout_that_ctypes_cannot_have_is_refused(tmp_path: Path) -> None:
     module = layout.load("awk", emitted(header, dataclasses.replace(ROW, prefixes=())))
     with pytest.raises(layout.LayoutError, match=r"awkTight has 8 bytes, the compiler gives it 5"):
         layout.check(module, header)
+
+
+SIZED = """
+awkStatus_t awkFill_internal(awkBits_t *bits, size_t size, int x);
+static inline awkStatus_t awkFill(awkBits_t *bits, int x) { return awkFill_internal(bits, sizeof(*bits), x); }
+"""
+
+
+def test_an_inline_function_that_adds_a_size_calls_the_exported_one(tmp_path: Path) -> None:
+    row = dataclasses.replace(ROW, sized={"awkFill": "awkBits_t"})
+    text = emitted(parsed(HEADER + SIZED, tmp_path), row)
+    assert '@_lib.sized(awkFill_internal, "awkBits_t")\ndef awkFill(bits: Ptr[awkBits_t], x: int32_t, /)' in text
+
+
+@pytest.mark.parametrize(
+    ("header", "sized", "message"),
+    [
+        (SIZED, {"awkFill": "awkNone_t"}, "awkFill is to call awkFill_internal with the size of awkNone_t: none here"),
+        (SIZED, {"awkInline": "awkBits_t"}, "awkInline is to call awkInline_internal"),
+        (SIZED, {"awkGone": "awkBits_t"}, "the row speaks of what is no function: awkGone"),
+        (SIZED.replace("int x)", "float x)", 1), {"awkFill": "awkBits_t"}, "awkFill_internal takes more than awkFill"),
+    ],
+)
+def test_a_size_is_added_only_where_the_header_does(
+    header: str, sized: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    left_out = {name: "inline in the header" for name in ("awkInline", "awkFill") if name not in sized}
+    row = dataclasses.replace(ROW, left_out=left_out, sized=sized)
+    with pytest.raises(EmitError, match=message):
+        emitted(parsed(HEADER + header, tmp_path), row)
 
 
 def test_an_inline_function_needs_a_reason(header: Header) -> None:

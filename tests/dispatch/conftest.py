@@ -1,11 +1,18 @@
-"""Probe: a request that runs a function of the test's own, through the table, a row and a worker like any other."""
+"""Probe: a request that runs a function of the test's own, through the table, a row and a worker like any other.
 
+And a stand-in for the driver, in the place of it in all rooms that call it for memory, streams and captures.
+"""
+
+import gc
+import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dispatch as dp
+from dispatch import callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream
 from dispatch.keys import F32, HOST
 from dispatch.request import Plan, Request, Signature
 
@@ -68,3 +75,22 @@ def probe() -> Iterator[type[Probe]]:
     dp.register(ROW)
     yield Probe
     dp.TABLE.unregister(ROW)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Put a StandIn (stand_in.py) of so many GPUs in the driver's place."""
+    spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).with_name("stand_in.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def install(count):
+        made = module.StandIn(count)
+        for room in (callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream):
+            monkeypatch.setattr(room, "driver", made)
+        stream.exchange_mode.cache_clear()
+        return made
+
+    yield install
+    gc.collect()  # devices lie in cycles; what they have must not be given back to the driver itself
+    stream.exchange_mode.cache_clear()

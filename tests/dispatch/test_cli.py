@@ -64,13 +64,15 @@ def test_table_json_holds_every_row_in_order():
     kinds = {
         "op": str, "dtypes": list, "epilogues": list, "arch": str, "library": str, "function": str,
         "min_version": str | None, "run_on": list | None, "compute": str | None, "scales": list, "rules": list,
-        "until": str | None,
+        "until": str | None, "note": str | None, "nonfinite": str | None,
     }  # fmt: skip
     for row, source in zip(rows, dp.TABLE, strict=True):
         assert all(isinstance(row[key], kind) for key, kind in kinds.items())
         assert row["dtypes"] == [dtype.name for dtype in source.dtypes]
         assert row["epilogues"] == [epilogue.name for epilogue in source.epilogues]
         assert row["run_on"] != []
+        assert row["note"] == (source.note or None)
+        assert row["nonfinite"] == source.nonfinite
 
 
 def test_table_json_says_what_a_row_says():

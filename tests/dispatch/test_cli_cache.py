@@ -88,3 +88,45 @@ def test_the_kernel_that_won_a_race_is_named(folder, capsys):
     assert entry["won"] == {"cutlass_gemm bf16[64, 64]": "128x256 cluster 2x1"}
     assert main(["cache"]) == 0
     assert "128x256 cluster 2x1  cutlass_gemm bf16[64, 64]" in capsys.readouterr().out
+
+
+ESCAPES = "\x1b[2J\x9b31m\x07\u202emine"
+
+
+def test_what_is_in_files_is_shown_without_escapes(folder, capsys):
+    cache = AlgorithmCache(f"GPU{ESCAPES}", f"lib{ESCAPES}", folder / "here")
+    facts = {"kernel": f"k{ESCAPES}"}
+    cache.put("op", f"key{ESCAPES}", Algorithm(json.dumps(facts).encode(), 0))
+    for words in (["cache"], ["cache", "--json"], ["cache", "clear"]):
+        assert main(words) == 0
+        out = capsys.readouterr().out
+        assert out.replace("\n", "").isprintable()
+    assert main(["cache", "import", f"/nowhere/{ESCAPES}"]) == 2
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        [], 5, None, "x", {"stamp": 1}, {"stamp": {}, "algorithms": []}, {"stamp": {"gpu": 1, "library": []}},
+        {"stamp": {"gpu": 1, "library": {}}, "algorithms": {"a": 1}},
+        {"stamp": {"gpu": 1, "library": {}}, "algorithms": {"a": [5, 5]}},
+        {"stamp": {"gpu": 1, "library": {}}, "algorithms": {"a": ["W" * 50, 5, 6]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_of_anything_is_listed(folder, stored, capsys):
+    (folder / "here").mkdir(mode=0o700)
+    path = folder / "here" / "autotune-x.json"
+    path.write_text(json.dumps(stored))
+    path.chmod(0o600)
+    assert main(["cache"]) == 0
+    assert str(path) in capsys.readouterr().out
+
+
+def test_files_of_others_are_listed_and_not_looked_into(folder, capsys):
+    cache = AlgorithmCache("H200", "lib", folder / "here")
+    cache.put("op", "key", Algorithm(b"1", 0))
+    cache.path.chmod(0o666)
+    (entry,) = told(capsys)["files"]
+    assert (entry["algorithms"], entry["gpu"]) == (0, None)

@@ -20,7 +20,7 @@ from dispatch.seat import Seat
 from dispatch.stream import NOT_READY
 from dispatch.worker import Flight
 
-PATIENCE = 30
+PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
 
 

@@ -21,7 +21,7 @@ from dispatch.request import Request
 from dispatch.stream import NOT_READY
 from dispatch.worker import BATCH, IN_FLIGHT
 
-PATIENCE = 30
+PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
 
 

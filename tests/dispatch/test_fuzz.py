@@ -241,13 +241,16 @@ def beta_without_c(scene, fields):
 
 
 def choice_of_wrong_type(scene, fields):
-    name = scene.pick(("epilogue", "compute", "scales", "fast_accum", "autotune", "workspace", "out_dtype"))
+    name = scene.pick(
+        ("epilogue", "compute", "scales", "fast_accum", "autotune", "reduced_precision", "workspace", "out_dtype")
+    )
     junk = {
         "epilogue": ("RELU", 2, None, object()),
         "compute": ("COMPUTE_32F", 68, 1.5, object()),
         "scales": (2.0, None, {"a": 1.0}, (1.0, 1.0)),
         "fast_accum": (1, "yes", None),
         "autotune": (1, "yes", None),
+        "reduced_precision": (1, "yes", None),
         "workspace": (-1, 1.5, "much", [1]),
         "out_dtype": ("f31", object(), 3, "string", np.dtype("S4")),
     }

@@ -20,7 +20,7 @@ from dispatch.errors import Undelivered
 from dispatch.journal import read
 from dispatch.keys import BF16, HOST, Compute, Dtype, Epilogue, ScaleMode
 
-PATIENCE = 30
+PATIENCE = 120  # seconds, on a machine that has other things to do
 N = 8
 
 
@@ -178,14 +178,16 @@ import dispatch as dp
 dev = dp.device("host")
 sup = dp.Supervisor("host", streams=1, journal=sys.argv[1])
 for _ in range(100):
-    sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(20)
-time.sleep(1)
+    sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(120)
+from dispatch.journal import read
+while sum(len(line.get("done", ())) for line in read(sys.argv[1])[1]) < 100:
+    time.sleep(0.01)  # it is written without being closed
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_process_that_is_killed_loses_at_most_the_last_second(path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=60)
+def test_a_process_that_is_killed_has_written_what_ended_before(path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=os.environ, timeout=600)
     assert done.returncode == -signal.SIGKILL
     _, lines = read(path)
     assert sorted(number for line in lines for number in line.get("done", ())) == list(range(1, 101))
@@ -196,13 +198,13 @@ import sys
 import dispatch as dp
 dev = dp.device("host")
 sup = dp.Supervisor("host", streams=1, journal=sys.argv[1])
-print(sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(20).shape)
+print(sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(120).shape)
 """
 
 
 def test_an_interpreter_that_exits_with_it_open_does_not_hang(path):
     done = subprocess.run(
-        [sys.executable, "-c", LEFT, str(path)], capture_output=True, text=True, env=os.environ, timeout=60
+        [sys.executable, "-c", LEFT, str(path)], capture_output=True, text=True, env=os.environ, timeout=600
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 4)\n", "")
 
@@ -278,7 +280,8 @@ def test_choices_come_back():
     dev = dp.device("host")
     x, scale = dev.zeros((16, 16), "f8e4m3"), dev.zeros((1,))
     scales = dp.Scales(a=scale, b=2.0, a_mode=ScaleMode.SCALAR_32F)
-    request = dp.MatmulRequest(x, x, scales=scales, out_dtype=np.dtype(BF16.numpy), compute=Compute.COMPUTE_32F)
+    choices = {"compute": Compute.COMPUTE_32F, "reduced_precision": True}
+    request = dp.MatmulRequest(x, x, scales=scales, out_dtype=np.dtype(BF16.numpy), **choices)
     again = rebuilt(request, dev)
     for field in fields(request):
         if field.name not in ("a", "b", "scales", "out_dtype"):
@@ -391,3 +394,94 @@ def test_many_notes_do_not_wait_for_the_writer(path, monkeypatch):
         sup.submit_many([request] * (journal_module.HURRY + 1))
         while path.read_bytes().count(b'"request"') < journal_module.HURRY:
             assert sup._journal._thread.is_alive()
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+JUNK = (
+    None, True, -1, 0, 1, 7, 2**31, 2**63, 2**200, -(1 << 40), 1.5, 1e300, "", "x", "f64", "f4e2m1", "\x1b[31mred",
+    "a" * 3000,
+    [], [1], [-1], [[1]], [2**40, 2**40], {}, {"tensor": 0}, {"tensor": 0, "offset": -8}, {"tuple": 5}, {"float": "x"},
+    {"enum": "os:path", "name": "x"}, {"enum": "dispatch.keys:Epilogue", "name": "x"}, {"dtype": 5}, {"complex": [1]},
+    {"dataclass": "dispatch.keys:Dtype", "fields": {}}, {"constant": "dispatch.nothing:x"}, {"other": "\x1b[2J"},
+)  # fmt: skip
+
+
+def a_journal(path):
+    """Requests of several kinds, whose operands share memory."""
+    dev = dp.device("host")
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        whole = dev.array(np.ones((8, 8), np.float32))
+        sup.submit(dp.MatmulRequest(whole[:4], whole, out=dev.zeros((4, 8)), alpha=2.0)).result(PATIENCE)
+        bias = dev.zeros(8)
+        sup.submit(dp.MatmulRequest(whole, whole, bias=bias, epilogue=dp.Epilogue.RELU_BIAS)).result(PATIENCE)
+        sup.submit(dp.MatmulRequest(whole, whole, scales=dp.Scales(), compute=dp.Compute.COMPUTE_32F)).result(PATIENCE)
+        sup.submit(dp.ReduceRequest(whole, (0,))).result(PATIENCE)
+        sup.submit(dp.PoolingRequest(dev.array(np.ones((1, 2, 4, 4), np.float32)), 2)).result(PATIENCE)
+        assert sup.submit("no request").exception(PATIENCE)
+
+
+def places(node, found):
+    """Every container in a journal's lines, with a key or an index into it."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        found.append((node, key))
+        places(node[key], found)
+    return found
+
+
+def mutated(lines, rng):
+    """The text of a journal with one to three changes to what its lines say, or to its bytes."""
+    lines = json.loads(json.dumps(lines))
+    for _ in range(int(rng.integers(1, 4))):
+        node, key = (found := places(lines, []))[int(rng.integers(len(found)))]
+        kind = int(rng.integers(8))
+        if kind < 5:
+            node[key] = JUNK[int(rng.integers(len(JUNK)))]
+        elif kind < 6 and isinstance(node[key], int):
+            node[key] += int(rng.integers(-1000, 1000))
+        elif kind < 7:
+            del node[key]
+        elif lines:
+            lines.insert(int(rng.integers(len(lines))), lines[int(rng.integers(len(lines)))])
+    data = bytearray("".join(json.dumps(line) + "\n" for line in lines).encode())
+    if rng.integers(4) == 0 and data:
+        data[int(rng.integers(len(data)))] = int(rng.integers(256))
+    return bytes(data)
+
+
+def test_a_damaged_journal_is_one_clear_error_or_runs_what_is_sound(path, tmp_path, rng, capsys, monkeypatch):
+    monkeypatch.setattr("dispatch.entries.MEMORY", 1 << 22)  # as if this machine had no more: others work on it, too
+    a_journal(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    statuses = []
+    for _ in range(400):
+        bad = tmp_path / "bad"
+        bad.write_bytes(mutated(lines, rng))
+        statuses.append(main(["replay", str(bad), "--device", "host"]))
+        said = "".join(capsys.readouterr())
+        assert said.strip()
+        assert said.replace("\n", "").replace("\t", "").isprintable(), said
+    assert set(statuses) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": -(1 << 40)}, {"offset": -4}, {"offset": 2}, {"offset": 1 << 47}, {"strides": [-8, 1]},
+        {"strides": [1 << 40, 1]}, {"shape": [-1, 8]}, {"shape": [8]}, {"shape": [2**30, 2**30]}, {"shape": "ab"},
+        {"dtype": "f31"}, {"dtype": None}, {"tensor": "x"}, {"offset": None}, {"offset": 0.0}, {"strides": None},
+        {"shape": [1] * 70, "strides": [1] * 70},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_tensor_that_leaves_its_storage_is_never_made(path, tmp_path, change, capsys):
+    a_journal(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    line = next(line for line in lines if "define" in line)
+    line["fields"]["out"] |= change
+    bad = tmp_path / "bad"
+    bad.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["replay", str(bad), "--device", "host", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["unreadable"] == 2  # and what is no request
+    assert report["why"].startswith(("BadRequest", "OutOfMemory"))
+    assert report["ran"] == 4

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pwd
 import stat
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dispatch.tuning import Algorithm, AlgorithmCache, cache_folder, steadiest
+from dispatch.private import cache_folder
+from dispatch.tuning import Algorithm, AlgorithmCache, steadiest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,6 +119,106 @@ def test_a_reader_never_sees_half_a_file(cache):
     reader.join()
     assert not bad
     assert os.listdir(cache.path.parent) == [cache.path.name], "no temporary file stays behind"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from dispatch.tuning import Algorithm, AlgorithmCache
+who, folder = sys.argv[1:]
+cache = AlgorithmCache("GPU", "lib-1.2.3", Path(folder))
+sys.stdin.read()  # until all are here
+for number in range(40):
+    cache.put("matmul", f"{who} {number}", Algorithm(who.encode(), number))
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing_of_each_other(cache):
+    started = [
+        subprocess.Popen([sys.executable, "-c", WRITER, who, str(cache.path.parent)], stdin=subprocess.PIPE)
+        for who in ("one", "two", "three")
+    ]
+    for process in started:
+        process.stdin.close()
+    assert [process.wait() for process in started] == [0, 0, 0]
+    for who in ("one", "two", "three"):
+        for number in range(40):
+            assert again(cache).get("matmul", f"{who} {number}") == Algorithm(who.encode(), number)
+    assert os.listdir(cache.path.parent) == [cache.path.name]
+
+
+def test_what_others_may_write_to_is_not_believed(cache):
+    cache.put("matmul", "k", ONE)
+    for path, mode in (
+        (cache.path, 0o620),
+        (cache.path, 0o602),
+        (cache.path.parent, 0o770),
+        (cache.path.parent, 0o707),
+    ):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        assert again(cache).get("matmul", "k") is None
+        path.chmod(before)
+    assert again(cache).get("matmul", "k") == ONE
+
+
+def test_what_belongs_to_another_user_is_not_believed(cache, monkeypatch):
+    cache.put("matmul", "k", ONE)
+    monkeypatch.setattr(os, "getuid", lambda: cache.path.stat().st_uid + 1)
+    opened = again(cache)
+    assert opened.get("matmul", "k") is None
+    before = cache.path.read_bytes()
+    opened.put("matmul", "other", TWO)  # known here, and written nowhere
+    assert opened.get("matmul", "other") == TWO
+    assert cache.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_no_file_is_not_believed(cache, kind, tmp_path):
+    cache.put("matmul", "k", ONE)
+    cache.path.rename(tmp_path / "elsewhere")
+    if kind == "link":
+        cache.path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "folder":
+        cache.path.mkdir()
+    else:
+        os.mkfifo(cache.path)
+    opened = again(cache)
+    assert opened.get("matmul", "k") is None
+    opened.put("matmul", "k", TWO)
+    assert opened.get("matmul", "k") == TWO
+
+
+def test_one_damaged_entry_costs_the_others_nothing(cache):
+    for key in ("bad", "good"):
+        cache.put("matmul", key, ONE)
+    stored = json.loads(cache.path.read_text())
+    for entry in (["!!", 1], ["AAAA", -1], ["AAAA", 2**70], ["AAAA", True], [None, 1], {}, "AAAA"):
+        stored["algorithms"]["matmul bad"] = entry
+        cache.path.write_text(json.dumps(stored))
+        assert again(cache).get("matmul", "bad") is None
+        assert again(cache).get("matmul", "good") == ONE
+
+
+@pytest.mark.parametrize("how", ["a file in its place", "no permission"])
+def test_where_nothing_can_be_written_an_outcome_is_known_until_the_end(how, tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    if how == "a file in its place":
+        folder.write_text("")
+    else:
+        monkeypatch.setattr(os, "mkdir", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    cache = AlgorithmCache("GPU", "lib", folder / "deep")
+    assert cache.get("matmul", "k") is None
+    cache.put("matmul", "k", ONE)
+    cache.put("matmul", "l", TWO)
+    assert (cache.get("matmul", "k"), cache.get("matmul", "l")) == (ONE, TWO)
+
+
+def test_a_user_without_a_home_has_a_folder_of_his_own(monkeypatch):
+    for name in ("CUDABIND_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    assert cache_folder().name == f"cudabind-{os.getuid()}"
 
 
 def test_the_folder_is_the_users(monkeypatch, tmp_path):

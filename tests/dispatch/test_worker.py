@@ -15,7 +15,7 @@ from dispatch.seat import Seat
 from dispatch.stream import current
 from dispatch.worker import OUT_OF_MEMORY
 
-PATIENCE = 30
+PATIENCE = 120  # seconds, on a machine that has other things to do
 
 
 class Hold:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from time import perf_counter
 
@@ -121,12 +120,13 @@ def test_a_fault_beside_the_first_requests_of_a_child_is_not_theirs(open_supervi
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
-def test_a_child_that_is_killed_or_stopped_costs_no_request(open_supervisor, trouble, rng, sent):
+def test_a_child_that_is_killed_or_stopped_costs_no_request(open_supervisor, trouble, rng, sent, tmp_path):
     with open_supervisor() as sup:
         work = [pair(sup.device, rng) for _ in range(200)]
-        slow = make_trouble(sup, trouble, "slow")
-        futures = sup.submit_many([slow, *(request for request, _ in work)])
-        os.kill(child_of(sup), sent)
+        hold = trouble.Hold(tmp_path)
+        held = make_trouble(sup, trouble, "held", once=hold.once)
+        futures = sup.submit_many([held, *(request for request, _ in work)])
+        hold.release_behind(child_of(sup), sent, PATIENCE)
         for future, (_, right) in zip(futures[1:], work, strict=True):
             assert close(future.result(PATIENCE), right)
         assert (futures[0].result(PATIENCE).numpy() == 3.0).all()

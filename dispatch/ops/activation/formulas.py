@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from dispatch.ops.activation.request import ActivationRequest
     from dispatch.tensor import Array
 
-__all__ = ["evaluate", "sigmoid"]
+__all__ = ["evaluate", "passes", "sigmoid"]
 
 
 def evaluate(request: ActivationRequest | ActivationBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     x, coef = values(request.x, work), work.type(request.coef)
     if isinstance(request, ActivationBwdRequest):
-        return {"out": values(request.dy, work) * slope(request.mode, x, values(request.y, work), coef)}
+        dy = values(request.dy, work)
+        if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):  # a choice: what is dropped may be NaN
+            return {"out": np.where(passes(request.mode, x, coef), dy, work.type(0))}
+        return {"out": dy * slope(request.mode, x, values(request.y, work), coef)}
     return {"out": forward(request.mode, x, coef)}
 
 
@@ -45,17 +48,20 @@ def forward(mode: ActivationMode, x: Array, coef: Any) -> Array:
     return np.asarray(x * sigmoid(coef * x))
 
 
+def passes(mode: ActivationMode, x: Array, coef: Any) -> Array:
+    """Where RELU and CLIPPED_RELU pass a gradient on: nowhere at their corners."""
+    return np.asarray((x > 0) & (x < coef) if mode is ActivationMode.CLIPPED_RELU else x > 0)
+
+
 def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
-    """f'(x), from y where that says it; 0 at the corners of RELU and CLIPPED_RELU."""
+    """f'(x), from y where that says it."""
     if mode is ActivationMode.SIGMOID:
         return np.asarray(y * (1 - y))
-    if mode is ActivationMode.RELU:
-        return np.asarray(x > 0).astype(x.dtype)
     if mode is ActivationMode.TANH:
         return np.asarray(1 - y * y)
-    if mode is ActivationMode.CLIPPED_RELU:
-        return np.asarray((x > 0) & (x < coef)).astype(x.dtype)
+    if mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
+        return passes(mode, x, coef).astype(x.dtype)
     if mode is ActivationMode.ELU:
-        return np.asarray(np.where(x > 0, x.dtype.type(1), y + coef))
+        return np.asarray(np.where(y >= 0, x.dtype.type(1), y + coef))  # cuDNN goes by y
     gate = sigmoid(coef * x)
     return np.asarray(gate * (1 + coef * x * (1 - gate)))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import Axis, describable, merge
+from dispatch.cudnn.axes import Axis, alike, describable, merge
+from dispatch.ops.activation.request import ActivationMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
     from dispatch.tensor import Layout
 
-__all__ = ["axes_of", "five_axes", "one_layout"]
+__all__ = ["axes_of", "elu_above_0", "five_axes", "one_layout"]
 
 MAX_AXES = 5
 
@@ -34,12 +35,18 @@ def five_axes(request: ActivationRequest | ActivationBwdRequest) -> str:
     return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
 
 
+def elu_above_0(request: ActivationBwdRequest) -> str:
+    """The gradient of ELU with a coef above 0: cuDNN goes by the sign of y, which is 0 with a coef of 0."""
+    if request.mode is not ActivationMode.ELU or request.coef > 0:
+        return ""
+    return "needs a coef above 0 for the gradient of ELU, has 0: RELU is the same function"
+
+
 def one_layout(request: ActivationBwdRequest) -> str:
     """The gradient wants all its tensors laid out alike."""
     first = request.x.layout
     for name in ("y", "dy", "out"):
         layout = request.layout_of(name)
-        steps = zip(first.shape, first.strides, layout.strides, strict=True)
-        if any(extent > 1 and one != other for extent, one, other in steps):
+        if not alike(first, layout):
             return f"needs {name} with the strides of x {first.strides}, has {layout.strides}"
     return ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.layouts import dense_strides, lies_dense
 from dispatch.cudnn.operands import OperandRequest, chosen, whole

@@ -6,21 +6,24 @@ library happens to give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.formulas import EXACT
-from dispatch.cudnn.trial import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.cudnn.trial import Memory, Trial, by_numpy, normal, place, poison, rounded, unit
 from dispatch.keys import BF16, F16, F32, F64, FP8, I8, Compute, Dtype
-from dispatch.ops.conv.formulas import evaluate, exact, magnitude
+from dispatch.ops.activation.formulas import sigmoid
+from dispatch.ops.conv.formulas import evaluate, exact, magnitude, product
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 from dispatch.ops.conv.rules import fuses
-from dispatch.ops.matmul.trial import FP8_SUMS, ROUNDOFF
+from dispatch.ops.matmul.trial import FP8_SUMS, ROUNDOFF, tf32_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device import Device
     from dispatch.ops.conv.request import ConvRequest
     from dispatch.row import Row
@@ -31,8 +34,11 @@ __all__ = ["ConvCase", "Form", "bound", "cases"]
 Shape = tuple[int, ...]
 PARTS = {"conv_fwd": ("x", "w", "y"), "conv_bwd_data": ("y", "w", "x"), "conv_bwd_filter": ("y", "x", "w")}
 STEEPEST = 1.13  # the largest slope of an activation (GELU's, SWISH's is 1.1)
-TF32_INPUTS = 2.0**-10  # tensor cores cut f32 operands off to 10 bits of fraction
 INTRINSICS = 2.0**-10  # of a fused activation: ex2.approx and tanh.approx, and a division of what they give
+RISING: dict[Activation, Callable[[Array], Array]] = {
+    Activation.SIGMOID_FWD: sigmoid,
+    Activation.TANH_FWD: lambda x: np.asarray(np.tanh(x)),
+}
 
 
 @dataclass(frozen=True)
@@ -185,9 +191,9 @@ def bound(request: ConvRequest, expected: Array) -> Array:
 
     With S the sum of the absolute products, k of them, a sum in a compute type of unit roundoff u is within
     (8 + 4 √k) · u · S: rounding errors of k sums add up like a random walk (of 4 standard deviations), 8 is for the few
-    operations after them. TF32 operands, cut off before they are multiplied, add 2 · 2^-10 · S; fp8 tensor cores sum in
-    groups with FP8_SUMS of each group's largest. An engine may keep the convolution in a 16-bit result's dtype before
-    what is fused to it. Activations pass errors on by their slope and add that of the GPU's approximations.
+    operations after them. TF32 operands are rounded or cut off before they are multiplied (`tf32_error`); fp8 tensor
+    cores sum in groups with FP8_SUMS of each group's largest. An engine may keep the convolution in a 16-bit result's
+    dtype before what is fused to it. Activations pass errors on by their slope and add what the GPU's own are off.
     """
     size, terms = magnitude(request)
     if request.dtypes[0] is I8 and not (isinstance(request, ConvFwdRequest) and request.fused):
@@ -195,9 +201,11 @@ def bound(request: ConvRequest, expected: Array) -> Array:
     first = request.dtypes[0]
     u = unit(first) if first is not None else 0.0
     relative = (8 + 4 * np.sqrt(terms)) * u
-    relative += 2 * TF32_INPUTS if request.compute is Compute.COMPUTE_32F_FAST_TF32 else 0.0
     relative += 4 * FP8_SUMS if first in FP8 else 0.0
     error = np.asarray(relative * size)
+    if request.compute is Compute.COMPUTE_32F_FAST_TF32:
+        parts = (product(request), np.sqrt(product(request, np.square)))
+        error = error + tf32_error(size, *(part * abs(request.alpha) for part in parts))
     if isinstance(request, ConvFwdRequest):
         error = _through(request, error, expected, size, u)
         if request.result_dtype is I8:  # what is so close to a half may be rounded to either side
@@ -221,8 +229,13 @@ def _through(request: ConvFwdRequest, error: Array, expected: Array, size: Array
         error = error + ROUNDOFF[request.result_dtype][0] * np.minimum(size, np.abs(expected) + added)
     if request.activation in (Activation.IDENTITY, Activation.RELU_FWD):
         return np.asarray(error)
-    approximate = 64 * u if request.device.is_host or request.dtypes[0] is F64 else INTRINSICS
-    return np.asarray(STEEPEST * error + approximate * (1 + np.abs(expected)))
+    approximate = 64 * u if by_numpy(request.device) or request.dtypes[0] is F64 else INTRINSICS
+    own = approximate * (1 + np.abs(expected))
+    if request.activation in RISING:  # where they are flat they pass on next to nothing
+        bare, rising = exact(replace(request, activation=Activation.IDENTITY), EXACT), RISING[request.activation]
+        ends = (rising(bare + error) - rising(bare), rising(bare) - rising(bare - error))
+        return np.asarray(np.maximum(*ends) + own)
+    return np.asarray(STEEPEST * error + own)
 
 
 def cases(row: Row) -> list[ConvCase]:

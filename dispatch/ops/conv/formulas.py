@@ -17,11 +17,13 @@ from dispatch.ops.conv.request import ConvBwdDataRequest, ConvFwdRequest
 from dispatch.ops.matmul.host import to_tf32
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.cudnn.formulas import Results
     from dispatch.ops.conv.request import ConvRequest
     from dispatch.tensor import Array
 
-__all__ = ["evaluate", "exact", "magnitude"]
+__all__ = ["evaluate", "exact", "magnitude", "product"]
 
 
 def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
@@ -55,13 +57,20 @@ def _accumulates(request: ConvRequest) -> bool:
 
 def magnitude(request: ConvRequest) -> tuple[Array, int]:
     """The sum of the absolute values of all products of each element, scaled, and how many products there are."""
-    one, other = (np.abs(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.reads[:2])
     if isinstance(request, ConvFwdRequest):
-        size, terms = convolve.forward(one, other, request.steps), int(np.prod(request.w_shape[1:]))
+        terms = int(np.prod(request.w_shape[1:]))
     elif isinstance(request, ConvBwdDataRequest):
-        size = convolve.backward_data(one, other, request.x_shape, request.steps)
         terms = request.w_shape[0] // request.groups * int(np.prod(request.w_shape[2:]))
     else:
-        size = convolve.backward_filter(one, other, request.w_shape, request.steps)
         terms = request.x_shape[0] * int(np.prod(request.y_shape[2:]))
-    return size * abs(request.alpha), terms
+    return product(request, np.abs) * abs(request.alpha), terms
+
+
+def product(request: ConvRequest, change: Callable[[Array], Array] = np.asarray) -> Array:
+    """The convolution of a request's operands, each changed before, without alpha and what is fused."""
+    one, other = (change(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.reads[:2])
+    if isinstance(request, ConvFwdRequest):
+        return convolve.forward(one, other, request.steps)
+    if isinstance(request, ConvBwdDataRequest):
+        return convolve.backward_data(one, other, request.x_shape, request.steps)
+    return convolve.backward_filter(one, other, request.w_shape, request.steps)

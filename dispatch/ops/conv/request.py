@@ -7,9 +7,10 @@ Tensors are (N, C, spatial…) with one to three spatial axes, filters (K, C / g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
+from dispatch.checks import check_type
 from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.operands import Made, chosen, whole
 from dispatch.errors import BadRequest
@@ -176,7 +177,7 @@ class ConvBwdDataRequest(ConvRequest):
         self._check_ranks()
         whole("group_count", self.group_count, 1)
         if self.x_extents is not None:
-            each("x_extents", self.x_extents, self._rank, 1)
+            each("x_extents", check_type("x_extents", self.x_extents, tuple), self._rank, 1)
         if min(self.x_shape) < 1:
             raise BadRequest("pad", repr(self.pad), f"less: the result would be {self.x_shape}")
         self._check_filter()
@@ -245,7 +246,7 @@ class ConvBwdFilterRequest(ConvRequest):
         if self.out is None and self.w_extents is None:
             raise BadRequest("w_extents", "None", "the spatial extents of the filter", "or pass out=…")
         if self.w_extents is not None:
-            each("w_extents", self.w_extents, self._rank, 1)
+            each("w_extents", check_type("w_extents", self.w_extents, tuple), self._rank, 1)
         if self.x.shape[1] % self.group_count:
             raise BadRequest("group_count", str(self.group_count), f"a divisor of the {self.x.shape[1]} channels of x")
         self._check_filter()

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.cudnn.layouts import lies_dense
+from dispatch.keys import F32, F64, Compute
 from dispatch.ops.conv.request import Activation
 
 if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest
 
-__all__ = ["dense_filter", "dense_nhwc", "fixed_epilogue", "fp8_form", "fuses", "fuses_in_nhwc", "plain"]
+__all__ = ["dense_filter", "dense_nhwc", "fixed_epilogue", "fp8_form", "fuses", "fuses_in_nhwc", "plain", "sound_tanh"]
 
 # With a bias and one of these, cuDNN has kernels made beforehand, in any layout; all else it compiles, for NHWC alone.
 FIXED = (Activation.IDENTITY, Activation.RELU_FWD, Activation.SIGMOID_FWD, Activation.TANH_FWD)
@@ -42,6 +43,20 @@ def fuses_in_nhwc(request: ConvFwdRequest) -> str:
     if _fixed(request) or request.channels_last:
         return ""
     return f"needs x, w and z with channels last for {_said(request)}, has {request.x.layout}"
+
+
+def sound_tanh(request: ConvFwdRequest) -> str:
+    """TANH_FWD with channels last, of f16, bf16 or TF32: cuDNN compiles it, and what was made beforehand gives NaN.
+
+    Of an argument above 44, or 354 in f64 (seen on an H200, cuDNN 9.19).
+    """
+    if request.activation is not Activation.TANH_FWD:
+        return ""
+    if not request.channels_last:
+        return f"needs x, w and z with channels last for TANH_FWD, has {request.x.layout}: activation() does it apart"
+    if request.x.dtype is F64 or (request.x.dtype is F32 and request.compute is not Compute.COMPUTE_32F_FAST_TF32):
+        return f"needs f16, bf16 or TF32 for TANH_FWD, has {request.x.dtype}: activation() does it apart"
+    return ""
 
 
 def plain(request: ConvFwdRequest) -> str:

@@ -59,7 +59,8 @@ def _one(logs: Array, labels: Array) -> tuple[Any, Array]:
     # The same walk from the end: a skip into a state becomes one out of it.
     backward = _walk(chosen[::-1, ::-1], np.append(skips[2:], [False, False])[::-1])[::-1, ::-1]
     total = np.logaddexp(forward[-1, -1], forward[-1, -2])
-    shares = np.exp(forward + backward - chosen - total)  # both walks count the step itself
+    # Both walks count the step itself; where it has no probability, no path goes through it.
+    shares = np.where(np.isneginf(chosen), 0, np.exp(forward + backward - chosen - total))
     gradient = np.exp(logs)
     for state, label in enumerate(states):
         gradient[:, label] -= shares[:, state]

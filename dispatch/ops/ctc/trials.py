@@ -78,10 +78,14 @@ class CtcCase:
         # A logarithm of a sum is off by u of its own size, step after step, in a walk; what it is the logarithm of by
         # as much of itself, and so is the share of a state in the gradient.
         size = 1 + np.abs(expected["out"])
+        powers = np.exp(logits.numpy().astype(np.float64))
+        share = powers / powers.sum(axis=-1, keepdims=True) - expected["gradient"]
         off = (16 + 8 * np.sqrt(self.steps)) * unit(self.dtype) * size
         allowed = {
             "out": rounded(off, expected["out"], self.dtype),
-            "gradient": rounded(2 * off[None, :, None] * np.ones(shape), expected["gradient"], self.dtype),
+            "gradient": rounded(
+                2 * off[None, :, None] * np.abs(share) + 16 * unit(self.dtype), expected["gradient"], self.dtype
+            ),
         }
         return Trial(self.id, request, expected, allowed, tuple(written))
 

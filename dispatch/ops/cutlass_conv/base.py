@@ -7,17 +7,16 @@ a matrix of pixels by channels to the tree: a row is a vector of channels, a col
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
+from cudabind._cached import cached_property
 from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.operands import Made
-from dispatch.cutlass.evt import Node, Reduce, Store, walk
-from dispatch.cutlass.treed import Treed
+from dispatch.cutlass.evt import Reduce, Store, walk
+from dispatch.cutlass.treed import Treed, check_tree, pairs_of
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32
 from dispatch.ops.conv.base import ConvRequest
@@ -26,6 +25,7 @@ from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
     from dispatch.cutlass.config import Config
+    from dispatch.cutlass.evt import Node
     from dispatch.keys import Dtype
     from dispatch.request import Argument, Operands, Use
 
@@ -51,9 +51,7 @@ class TreedConvRequest(Treed, ConvRequest):
     config: Config | None
 
     def __post_init__(self) -> None:
-        given = self.operands
-        pairs = tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
-        object.__setattr__(self, "operands", pairs)
+        object.__setattr__(self, "operands", pairs_of(self.operands))
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
         super().__post_init__()
@@ -115,8 +113,8 @@ class TreedConvRequest(Treed, ConvRequest):
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         named = {**self.given, **outputs}
-        # An address is an int and a number never is, so that a plan tells them apart.
-        rest = (x.ptr if isinstance(x, Tensor) else float(x) for x in (named[name] for name in self.kinds))
+        # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
+        rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*super().arguments(outputs), *rest)
 
     @cached_property
@@ -151,8 +149,7 @@ class TreedConvRequest(Treed, ConvRequest):
         for name in ("deterministic", "workspace", "autotune"):
             if getattr(self, name):
                 raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
-        if self.epilogue is not None and not isinstance(self.epilogue, Node):
-            raise BadRequest("epilogue", repr(self.epilogue), "a tree of dispatch.cutlass.evt, or None")
+        check_tree(self.epilogue, self.config)
         try:
             kinds = self.kinds
         except Refused as refused:

@@ -63,7 +63,6 @@ class CutlassConvPlan(CutlassPlan):
     def __init__(self, request: TreedConvRequest, lane: CudaLane, row: Row) -> None:
         Plan.__init__(self, row, capture_safe=True)
         self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
         processors = lane.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.config = choose(request, processors)
         spec = spec_of(request, Arch(90), self.config)

@@ -15,7 +15,7 @@ import numpy as np
 from dispatch.cudnn.convolve import output_shape
 from dispatch.cudnn.trial import Memory, Trial, normal, place, poison
 from dispatch.cutlass import evt
-from dispatch.cutlass.bounds import errors_of
+from dispatch.cutlass.bounds import SUMS, errors_of
 from dispatch.keys import BF16, F16, F32, Compute, Dtype
 from dispatch.ops.conv.forms import PARTS, Form
 from dispatch.ops.cutlass_conv import host
@@ -25,9 +25,12 @@ from dispatch.ops.cutlass_conv.request import (
     CutlassConvBwdFilterRequest,
     CutlassConvFwdRequest,
 )
-from dispatch.ops.cutlass_gemm.trials import SUMS, stored
+from dispatch.ops.cutlass_gemm.trials import stored
+from dispatch.ops.matmul.trial import tf32_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.cutlass.config import Config
     from dispatch.cutlass.evt import Node
     from dispatch.device import Device
@@ -43,7 +46,6 @@ REQUESTS: dict[str, Any] = {
     "cutlass_conv_bwd_data": CutlassConvBwdDataRequest,
     "cutlass_conv_bwd_filter": CutlassConvBwdFilterRequest,
 }
-TF32_INPUTS = 2.0**-9  # both operands cut off to 10 bits of fraction
 
 # fmt: off
 # For tensor maps: channels fill 16 bytes.
@@ -154,13 +156,17 @@ def bounds(request: TreedConvRequest, expected: dict[str, Array]) -> dict[str, A
     TF32; from there on errors go through the tree, and an output is rounded to its dtype.
     """
     operands = [np.asarray(getattr(request, name)).astype(np.float64) for name in request.reads[:2]]
-    product = host.matrix(request, host.convolved(request, operands[0], operands[1]))
-    size = host.matrix(request, host.convolved(request, *map(np.abs, operands)))
-    share = (8 + 4 * np.sqrt(_terms(request))) * SUMS["f32"]
-    share += TF32_INPUTS if request.compute is Compute.COMPUTE_32F_FAST_TF32 else 0.0
+
+    def convolved(change: Callable[[Array], Array]) -> Array:
+        return host.matrix(request, host.convolved(request, *map(change, operands)))
+
+    product, size = convolved(np.asarray), convolved(np.abs)
+    error = (8 + 4 * np.sqrt(_terms(request))) * SUMS[False] * size
+    if request.compute is Compute.COMPUTE_32F_FAST_TF32:
+        error = error + tf32_error(size, product, np.sqrt(convolved(np.square)))
     source = None if request.c is None else host.matrix(request, np.asarray(request.c))
     named = {name: x.astype(np.float64) for name, x in host.tree_operands(request).items()}
-    found = errors_of(request.tree, product, share * size, named, source)
+    found = errors_of(request.tree, product, error, named, source)
     shaped = {name: host.image(request, name, values) for name, values in found.items()}
     return {name: stored(shaped[name], expected[name], made.dtype) for name, made in request.made().items()}
 

@@ -55,7 +55,6 @@ class BlackwellPlan(Plan):
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
         self.spec = spec_of(request, lane.device.arch)
         source = emit(self.spec)
         future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")

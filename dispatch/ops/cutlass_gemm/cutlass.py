@@ -93,7 +93,6 @@ class CutlassPlan(Plan):
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
         self.config = config
         self.spec = spec_of(request, Arch(90), config)
         source, self.kernel, future = compiled(request, row, config)

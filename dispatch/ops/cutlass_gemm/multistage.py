@@ -67,7 +67,6 @@ class MultistagePlan(Plan):
     def __init__(self, request: Any, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
         arch = Arch(80) if lane.device.arch < 89 else lane.device.arch  # 86 runs what is compiled for 80
         self.spec, source, words, self._accumulator = self._kernel(request, arch, multiprocessors(lane))
         future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")

@@ -6,15 +6,15 @@ config.py. This file calls nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dispatch.cutlass.evt import Node, Reduce, Store, walk
-from dispatch.cutlass.treed import Given, Treed
+from cudabind._cached import cached_property
+from dispatch.checks import check_kinds, check_number
+from dispatch.cutlass.evt import Reduce, Store, walk
+from dispatch.cutlass.treed import Given, Treed, check_tree, pairs_of
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
 from dispatch.ops.matmul.validate import broadcast, overlap
@@ -23,6 +23,7 @@ from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
     from dispatch.cutlass.config import Config
+    from dispatch.cutlass.evt import Node
     from dispatch.device import Device
 
 __all__ = ["CutlassGemmRequest"]
@@ -64,9 +65,7 @@ class CutlassGemmRequest(Treed, Request):
     autotune: bool = False
 
     def __post_init__(self) -> None:
-        given = self.operands
-        pairs = tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
-        object.__setattr__(self, "operands", pairs)
+        object.__setattr__(self, "operands", pairs_of(self.operands))
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
         _validate(self)
@@ -146,8 +145,8 @@ class CutlassGemmRequest(Treed, Request):
         c = 0 if self.c is None else self.c.ptr
         pointers = (self.a.ptr, self.b.ptr, c, outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
         named = {**self.given, **outputs}
-        # An address is an int and a number never is, so that a plan tells them apart.
-        rest = (x.ptr if isinstance(x, Tensor) else float(x) for x in (named[name] for name in self.kinds))
+        # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
+        rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*pointers, *rest)
 
     def tensors(self) -> tuple[Use, ...]:
@@ -200,8 +199,11 @@ def _validate(request: CutlassGemmRequest) -> None:
             raise BadRequest(
                 name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
             )
-    if request.epilogue is not None and not isinstance(request.epilogue, Node):
-        raise BadRequest("epilogue", repr(request.epilogue), "a tree of dispatch.cutlass.evt, or None")
+    check_kinds(request)
+    check_tree(request.epilogue, request.config)
+    for name, value in (("alpha", request.alpha), ("beta", request.beta)):
+        if not isinstance(value, Tensor):
+            check_number(name, value)
     try:
         kinds = request.kinds
     except Refused as refused:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.cutlass import evt
-from dispatch.cutlass.bounds import errors_of
+from dispatch.cutlass.bounds import SUMS, errors_of, product_error
 from dispatch.cutlass.config import Config
 from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
 from dispatch.ops.cutlass_gemm import host
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-from dispatch.ops.matmul.trial import ROUNDOFF, Mismatch
+from dispatch.ops.matmul.trial import Memory, Mismatch, by_numpy, poison
+from dispatch.ops.matmul.trial import stored as stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from dispatch.tensor import Array, Tensor
 
 __all__ = [
-    "SUMS",
     "Case",
     "Trial",
     "cases",
@@ -42,12 +42,6 @@ __all__ = [
 
 TREES = 48
 HOPPER = 90
-SUMS = {
-    "f64": 2.0**-52,
-    "f32": 2.0**-23,
-    "tf32": 2.0**-23,
-    "fp8": 2.0**-11,
-}  # fp8 tensor cores keep 13 bits or so of a group's largest
 EXTENTS = {
     "plain": (128, 128, 128),
     "large": (640, 576, 512),
@@ -81,6 +75,9 @@ class Case:
 
     def request(self, device: Device, rng: np.random.Generator) -> CutlassGemmRequest:
         """The case with fresh operands."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGemmRequest, Memory]:
         m, n, k = self.extents
         a, b, c, d = self.dtypes
         operands: dict[str, Any] = {}
@@ -94,11 +91,12 @@ class Case:
                 elif kind == "scalar":
                     value = float(np.float32(rng.uniform(0.25, 1.0)))
                     operands[name] = value if len(name) % 2 else device.array([value], "f32")
-        return CutlassGemmRequest(
+        memory = poisoned_matrix(device, (*self.batch, m, n), d, self.orders[3], self.step)
+        request = CutlassGemmRequest(
             random_matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
             random_matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
             c=random_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
-            out=random_matrix(device, rng, (*self.batch, m, n), d, self.orders[3], self.step),
+            out=memory.view,
             epilogue=self.tree,
             operands=operands,
             alpha=alpha,
@@ -107,10 +105,12 @@ class Case:
             fast_accum=self.fast_accum,
             config=self.config,
         )
+        return request, memory
 
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """A request with what must come out of it."""
-        return Trial(self.id, self.request(device, rng))
+        request, memory = self._request(device, rng)
+        return Trial(self.id, request, (memory,))
 
 
 def evt_kinds(tree: Node) -> dict[str, str]:
@@ -121,15 +121,26 @@ def evt_kinds(tree: Node) -> dict[str, str]:
 
 
 class Trial:
-    """A request, its float64 reference, and the bound of each output."""
+    """A request, its float64 reference, the bound of each output, and memory that is watched."""
 
-    def __init__(self, name: str, request: CutlassGemmRequest) -> None:
-        self.name, self.request = name, request
+    def __init__(self, name: str, request: CutlassGemmRequest, written: tuple[Memory, ...] = ()) -> None:
+        self.name, self.request, self.written = name, request, written
         self.expected = host.reference(request)
         self.allowed = bounds(request, self.expected)
 
+    def renew(self, result: Any = None) -> None:
+        """Poison all outputs, those given and those of `result` that were allocated, but one that is read as C."""
+        for memory in self.written:
+            memory.renew()
+        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        for tensor in made:
+            if tensor is not self.request.out:
+                tensor.copy_from(poison(tensor.dtype, tensor.shape))
+
     def check(self, result: Any) -> None:
-        """Raise Mismatch where an output is further off than its bound."""
+        """Raise Mismatch where an output is further off than its bound, or something beside one was written."""
+        if count := sum(memory.disturbed() for memory in self.written):
+            raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         outputs = result if isinstance(result, tuple) else (result,)
         for name, tensor in zip(("out", *self.request.writes), outputs, strict=True):
             got, expected, allowed = tensor.numpy().astype(np.float64), self.expected[name], self.allowed[name]
@@ -147,20 +158,15 @@ class Trial:
 def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str, Array]:
     """How far each output may be off.
 
-    The product's rounding errors walk like √k, and its operands may be cut off to TF32; from there on the errors go
-    through the tree. An output is rounded to its dtype, or to a whole number.
+    From the product's own error on (`product_error`) errors go through the tree. An output is rounded to its dtype, or
+    to a whole number.
     """
-    a, b = (np.abs(np.asarray(t).astype(np.float64)) for t in (request.a, request.b))
-    product = np.matmul(np.asarray(request.a).astype(np.float64), np.asarray(request.b).astype(np.float64))
-    kind = "fp8" if request.a.dtype in FP8 else "tf32" if request.compute is not None else "f32"
-    kind = "f64" if request.a.dtype is F64 else kind
-    share = (8 + 4 * np.sqrt(request.k)) * SUMS[kind] + (2.0**-9 if kind == "tf32" else 0.0)
-    error = 0.0 * product if request.a.dtype is I8 else share * np.matmul(a, b)
+    a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
+    error = product_error(a, b, request.a.dtype, request.compute, on_host=by_numpy(request.a.device))
     operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)
-    unit = SUMS["f64" if kind == "f64" else "f32"]
-    found = errors_of(request.tree, product, error, operands, source, unit)
+    found = errors_of(request.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
     dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
     return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
@@ -171,9 +177,7 @@ def stored(error: Array, values: Array, dtype: Dtype) -> Array:
         return np.asarray(
             error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
         )
-    roundoff, tiny = ROUNDOFF[dtype]
-    beyond = np.maximum(np.abs(values) - host.LARGEST[dtype], 0) if dtype in FP8 else 0.0
-    return np.asarray(error + roundoff * (np.abs(values) + error) + tiny + beyond)
+    return stored_in(error, values, dtype)
 
 
 def random_matrix(
@@ -185,14 +189,30 @@ def random_matrix(
         return device.array(values, dtype)
     *batch, rows, columns = shape
     lines, length = (rows, columns) if order == "r" else (columns, rows)
-    elements = max(step * 8 // dtype.bits, 1)
-    pitch = -(-length // elements) * elements
-    pitch += elements * (step < 16 and pitch * dtype.bits % 128 == 0)
-    whole = device.zeros((*batch, lines, pitch), dtype)
+    whole = device.zeros((*batch, lines, pitch_of(length, dtype, step)), dtype)
     view = whole[..., :length]
     made = view if order == "r" else view.mT
     made.copy_from(values.astype(dtype.numpy))
     return made
+
+
+def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16) -> Memory:
+    """Memory for a result, laid out as `random_matrix` does, with poison in it, behind its lines and around it."""
+    lines, length = shape[-2:] if order == "r" else shape[:-3:-1]
+    guard = 16 * 8 // dtype.bits  # elements, so that every line begins at a multiple of 16 bytes, or of `step`
+    pitch = pitch_of(length, dtype, step)
+    before = poison(dtype, (*shape[:-2], lines + 2, pitch + (guard if step >= 16 else 0)))
+    inside = (..., slice(1, lines + 1), slice(0, length))
+    whole = device.array(before)
+    view = whole[inside]
+    return Memory(view if order == "r" else view.mT, whole, before, inside)
+
+
+def pitch_of(length: int, dtype: Dtype, step: int) -> int:
+    """The elements from line to line: a multiple of so many bytes, and of less than 16 no multiple of 16."""
+    elements = max(step * 8 // dtype.bits, 1)
+    pitch = -(-length // elements) * elements
+    return pitch + elements * (step < 16 and pitch * dtype.bits % 128 == 0)
 
 
 # -- the cases of a row --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import as_array
 from dispatch.errors import BadRequest
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
 from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
@@ -82,8 +83,8 @@ def cutlass_grouped_gemm(
     choices = (epilogue, alpha, out_dtype, fast_accum, config)
     if not isinstance(a, Tensor):
         if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
-            raise BadRequest("a", "a sequence", "sequences for b and out as well, and no ends")
-        return run(CutlassSeveralGemmRequest(tuple(a), tuple(b), None if out is None else tuple(out), *choices))
+            raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
+        return run(CutlassSeveralGemmRequest(a, b, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
     if not isinstance(ends, Tensor):
         ends = _told(a, ends)
     return run(CutlassGroupedGemmRequest(a, b, ends, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
@@ -91,8 +92,10 @@ def cutlass_grouped_gemm(
 
 def _told(a: Tensor, ends: Sequence[int] | None) -> Tensor:
     """Ends that the host knows, checked and copied to the device."""
-    numbers = np.asarray(() if ends is None else ends)
+    numbers = as_array("ends", () if ends is None else ends)
     whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    if a.ndim != 2:
+        raise BadRequest("a", str(a.layout), "a (total, k)")
     if not whole or (np.diff(numbers, prepend=0) < 0).any() or numbers[-1] > a.shape[0]:
         raise BadRequest(
             "ends", repr(ends), f"whole numbers that do not fall, at most {a.shape[0]}", "np.cumsum(sizes)"

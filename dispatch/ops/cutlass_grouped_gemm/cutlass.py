@@ -84,7 +84,6 @@ class _Plan(Plan):
     def __init__(self, request: Requests, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._lane = lane
-        lane.refuse_capture("a CUTLASS kernel")
         device = lane.device
         processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         config = choose(request.rows, request.groups, request.n, processors, request.config)

@@ -6,14 +6,19 @@ known to the host. Making a request validates what the host can know. This file 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cutlass.evt import Node, accumulator, scalar
+import numpy as np
+
+from cudabind._cached import cached_property
+from dispatch.checks import check_kinds, shown
+from dispatch.cutlass.evt import accumulator, scalar
+from dispatch.cutlass.treed import check_tree
 from dispatch.cutlass.visitors import operands_of
 from dispatch.errors import BadRequest, Refused
-from dispatch.keys import BF16, FP8, I32, Dtype
+from dispatch.keys import BF16, F32, FP8, I32, Dtype
 from dispatch.ops.matmul.validate import overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
@@ -22,13 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.cutlass.config import Config
+    from dispatch.cutlass.evt import Node
     from dispatch.device import Device
     from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
 
-__all__ = ["CutlassGroupedGemmRequest", "padded", "validate_tree"]
+__all__ = ["CutlassGroupedGemmRequest", "padded", "validate_choices"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "ends", "out")
+F32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +124,7 @@ class CutlassGroupedGemmRequest(Request):
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         out = outputs.get("out", self.out)
-        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha)
+        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # of -0.0, too
         return (self.a.ptr, self.b.ptr, self.ends.ptr, out.ptr, alpha)  # type: ignore[union-attr]
 
     def tensors(self) -> tuple[Use, ...]:
@@ -164,9 +171,7 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
         raise BadRequest("b", f"{b.layout} with a {a.layout}", "a (total, k) and b (groups, k, n)")
     if ends.dtype is not I32 or ends.shape != (b.shape[0],) or not ends.layout.is_contiguous:
         raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], where each group ends", "np.cumsum(sizes)")
-    if isinstance(request.alpha, Tensor) and request.alpha.size != 1:
-        raise BadRequest("alpha", str(request.alpha.layout), "a number, or a tensor of one element")
-    validate_tree(request)
+    validate_choices(request)
     request.device.check(*(tensor for _, tensor, _ in request.tensors()))
     for name, tensor, _ in request.tensors():
         if tensor.device is not request.device:
@@ -181,10 +186,34 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
             raise BadRequest("out", f"memory that overlaps {name}", "memory of its own")
 
 
-def validate_tree(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
-    """Raise BadRequest for an epilogue that reads or writes more than the accumulator and alpha."""
-    if request.epilogue is not None and not isinstance(request.epilogue, Node):
-        raise BadRequest("epilogue", repr(request.epilogue), "a tree of dispatch.cutlass.evt, or None")
+def validate_choices(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+    """Raise BadRequest for fields beside the matrices that are not what they must be."""
+    _validate_tree(request)
+    _validate_alpha(request)
+    check_kinds(request)
+    if request.out_dtype is not None and Dtype.of(request.out_dtype) is not request.d_dtype:
+        raise BadRequest("out_dtype", shown(request.out_dtype), f"{request.d_dtype}, the dtype of out, or None")
+
+
+def _validate_alpha(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+    """Alpha is a number or lies on the device as the kernel reads it, and the epilogue reads it where it is not 1."""
+    alpha: object = request.alpha
+    if isinstance(alpha, Tensor):
+        if alpha.size != 1 or alpha.dtype is not F32:
+            raise BadRequest("alpha", str(alpha.layout), "a number, or an f32 tensor of one element")
+    elif isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
+        raise BadRequest("alpha", repr(alpha), "a number, or an f32 tensor of one element")
+    elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
+        raise BadRequest("alpha", repr(alpha), f"a number that f32 holds, up to {F32_MAX:.4g}")
+    if (isinstance(alpha, Tensor) or alpha != 1) and "alpha" not in operands_of(request.tree):
+        given = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
+        hint = "multiply by evt.scalar('alpha') in the epilogue"
+        raise BadRequest("alpha", given, "1, for the epilogue reads no alpha", hint)
+
+
+def _validate_tree(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+    """The epilogue reads and writes nothing but the accumulator and alpha."""
+    check_tree(request.epilogue, request.config)
     try:
         others = [name for name in operands_of(request.tree) if name != "alpha"]
     except Refused as refused:

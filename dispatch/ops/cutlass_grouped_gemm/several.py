@@ -7,13 +7,14 @@ that they are validated here. This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
+from dispatch.checks import shown
 from dispatch.cutlass.evt import Node, accumulator, scalar
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, FP8, Dtype
-from dispatch.ops.cutlass_grouped_gemm.request import padded, validate_tree
+from dispatch.ops.cutlass_grouped_gemm.request import padded, validate_choices
 from dispatch.ops.matmul.validate import overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
@@ -52,9 +53,15 @@ class CutlassSeveralGemmRequest(Request):
     def __post_init__(self) -> None:
         for name in ("a", "b", "out"):
             given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, tuple(given))
+            if given is not None or name != "out":
+                object.__setattr__(self, name, self._matrices(name, given))
         _validate(self)
+
+    @staticmethod
+    def _matrices(name: str, given: object) -> tuple[Tensor, ...]:
+        if not isinstance(given, (tuple, list)):
+            raise BadRequest(name, shown(given), "a tuple of tensors")
+        return tuple(given)
 
     @property
     def groups(self) -> int:
@@ -110,7 +117,7 @@ class CutlassSeveralGemmRequest(Request):
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         outs = self._outputs(outputs)
-        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha)
+        alpha = self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # of -0.0, too
         return (*(t.ptr for t in self.a), *(t.ptr for t in self.b), *(t.ptr for t in outs), alpha)
 
     def tensors(self) -> tuple[Use, ...]:
@@ -160,18 +167,17 @@ def _validate(request: CutlassSeveralGemmRequest) -> None:
         counts = f"{len(a)} of a, {len(b)} of b" + ("" if out is None else f", {len(out)} of out")
         raise BadRequest("a", counts, "as many of each, and one at least")
     for name, tensor in request.matrices:
-        layout = getattr(tensor, "layout", None)  # what users give may be anything
-        if layout is None or tensor.ndim != 2:
-            raise BadRequest(name, str(layout or f"a {type(tensor).__name__}"), "a Tensor of two axes")
+        given: object = tensor  # what users give may be anything
+        if not isinstance(given, Tensor) or given.ndim != 2:
+            said = str(given.layout) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+            raise BadRequest(name, said, "a Tensor of two axes")
         first = getattr(request, name.partition("[")[0])[0]
         if tensor.dtype is not first.dtype:
             raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, as the first one is")
     for place, (one, other) in enumerate(zip(a, b, strict=True)):
         if one.shape[1] != other.shape[0]:
             raise BadRequest(f"b[{place}]", str(other.layout), f"{one.shape[1]} rows, as a[{place}] has columns")
-    if isinstance(request.alpha, Tensor) and request.alpha.size != 1:
-        raise BadRequest("alpha", str(request.alpha.layout), "a number, or a tensor of one element")
-    validate_tree(request)
+    validate_choices(request)
     _validate_memory(request)
 
 

@@ -7,9 +7,9 @@ masks in the same order. This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
 from dispatch.cudnn.operands import Made, OperandRequest, dense, like, whole
 from dispatch.device import Device
 from dispatch.errors import BadRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cudnn.trial import Memory, Mismatch, Trial, normal, place, poison, rounded, unit
+from dispatch.cudnn.trial import Memory, Mismatch, Trial, by_numpy, normal, place, poison, rounded, unit
 from dispatch.keys import U8
 from dispatch.ops.dropout.request import (
     DropoutBwdRequest,
@@ -54,6 +54,11 @@ class MaskTrial(Trial):
 
     p: float = 0.5
 
+    def drawn(self, rng: np.random.Generator) -> dict[str, Array]:
+        """A result as it may be: with a mask of NumPy's."""
+        scaled = self.expected["out"]
+        return {"out": np.where(rng.random(scaled.shape) < self.p, 0, scaled)}
+
     def check(self, result: Any) -> None:
         """Raise Mismatch unless a share near p is dropped, and what stays is scaled."""
         scaled = self.expected["out"]
@@ -76,6 +81,11 @@ class SeedTrial(Trial):
     """
 
     same: Any = None
+
+    def renew(self, result: Any = None) -> None:
+        """Poison the state, and seed the other anew, from which `check` has drawn."""
+        super().renew(result)
+        run(DropoutStatesRequest(self.same.device, SEED, self.same))
 
     def check(self, result: Any) -> None:
         """Raise Mismatch unless the masks are the same, and nothing beside the state was written."""
@@ -117,7 +127,7 @@ class DropoutCase:
             request = DropoutRequest(x.view, states, self.p, memory.view, reserve.view)
             scaled = x.view.numpy().astype(np.float64) * scale
             return MaskTrial(
-                self.id, request, {"out": scaled}, {"out": self._bound(device, scaled)}, (memory, reserve), self.p
+                self.id, request, {"out": scaled}, {"out": self._bound(device, scaled)}, (memory, reserve), p=self.p
             )
         ones = place(device, np.ones(self.shape, self.dtype.numpy), self.order)
         y, mask = run(DropoutRequest(ones.view, states, self.p))
@@ -129,11 +139,11 @@ class DropoutCase:
         memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
         request = DropoutStatesRequest(device, SEED, memory.view)
         same: Tensor = run(DropoutStatesRequest(device, SEED))
-        return SeedTrial(self.id, request, {}, {}, (memory,), same)
+        return SeedTrial(self.id, request, {}, {}, (memory,), same=same)
 
     def _bound(self, device: Device, expected: Array) -> Array:
         """A GPU holds p and so the scale in f32, whatever the dtype."""
-        scale = 0.0 if device.is_host else 2.0**-23 / (1 - self.p)
+        scale = 0.0 if by_numpy(device) else 2.0**-23 / (1 - self.p)
         return rounded((2 * unit(self.dtype) + scale) * np.abs(expected), expected, self.dtype)
 
     def _lay(self, device: Device, values: Array) -> Memory:

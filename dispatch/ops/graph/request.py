@@ -6,11 +6,13 @@ Making one validates it: every operand has the shape, dtype and strides that the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from cudabind._cached import cached_property
+from dispatch.checks import check_kinds, check_type, shown
+from dispatch.cudnn.graph import Graph
 from dispatch.cudnn.reference import evaluate as evaluate_graph
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
@@ -20,7 +22,7 @@ from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
-    from dispatch.cudnn.graph import Graph, Wire
+    from dispatch.cudnn.graph import Wire
     from dispatch.device import Device
     from dispatch.keys import Dtype
 
@@ -45,6 +47,7 @@ class GraphRequest(Request):
     autotune: bool = False
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         written = {wire.uid for wire in self.graph.outputs}
         if not written or not self.graph.nodes:
             raise BadRequest("graph", "no output", "at least one node whose result is written", "call output(…)")
@@ -58,9 +61,28 @@ class GraphRequest(Request):
                 self._check(name, tensor, self.graph.wire(uid))
         self.device.check(*(tensor for _, tensor, _ in self.tensors()))
         for name, tensor, is_written in self.tensors():
+            if tensor.device is not self.device:
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}")
+            if is_written and tensor.layout.readonly:
+                raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
             for other_name, other, _ in self.tensors():
                 if is_written and other_name != name and overlap(tensor, other):
                     raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")
+
+    def _check_kinds(self) -> None:
+        """The fields are what `Graph.request` makes of a drawing."""
+        check_type("graph", self.graph, Graph)
+        named: Any = self.named
+        is_sound = isinstance(named, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in named)
+        if not is_sound or not all(isinstance(name, str) and type(uid) is int for name, uid in named):
+            raise BadRequest("named", shown(named), "pairs of a name and the number of a wire")
+        known = {wire.uid for wire in (*self.graph.inputs, *self.graph.outputs)}
+        if len({name for name, _ in named}) < len(named) or not {uid for _, uid in named} <= known:
+            raise BadRequest("named", shown(named), "each wire of the graph's operands once")
+        given: Any = self.given
+        if not isinstance(given, tuple) or len(given) != len(named):
+            raise BadRequest("given", shown(given), f"a tuple of {len(named)} tensors or None, as they are named")
+        check_kinds(self)
 
     def _check(self, name: str, tensor: Any, wire: Wire) -> None:
         if not isinstance(tensor, Tensor):

@@ -1,9 +1,10 @@
 """Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
 
-`matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul` and `numpy_matmul` carry it out,
-`reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate (what may be
-asked), shortcut (calls seen before), scales, lower (in cuBLASLt's terms), descriptors, cublaslt, host, rules (for the
-table), formulas (what is right), forms and trial (what is tested).
+`matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul`, `exact_gelu_matmul` and `numpy_matmul`
+carry it out, `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate
+(what may be asked), shortcut (calls seen before), scales, lower (in cuBLASLt's terms), descriptors, cublaslt,
+launched (what it would run), exact and exact_kernels (what it would do too roughly), host, rules (for the table),
+formulas (what is right), forms and trial (what is tested).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "aux_shape",
     "cases",
     "cublaslt_matmul",
+    "exact_gelu_matmul",
     "matmul",
     "numpy_matmul",
     "reference",
@@ -53,6 +55,13 @@ def cublaslt_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
     from dispatch.ops.matmul import cublaslt  # at first use: importing `dispatch` binds no library
 
     return cublaslt.plan(request, lane, row)
+
+
+def exact_gelu_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+    """A plan that ends in `cublasLtMatmul` and a kernel for GELU; Refused with NVRTC's reason where there is none."""
+    from dispatch.ops.matmul import exact
+
+    return exact.plan(request, lane, row)
 
 
 def numpy_matmul(request: MatmulRequest, lane: Lane, row: Row) -> Plan:
@@ -82,14 +91,14 @@ def matmul(
     a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
     bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: OneOutput = ..., alpha: Number | Tensor = ...,
     beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
-    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ...,
+    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ..., reduced_precision: bool = ...,
 ) -> Tensor: ...
 @overload
 def matmul(
     a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
     bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: Epilogue, alpha: Number | Tensor = ...,
     beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
-    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ...,
+    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ..., reduced_precision: bool = ...,
 ) -> Any: ...
 
 
@@ -98,7 +107,7 @@ def matmul(
     bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue = Epilogue.NONE,
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
-    autotune: bool = False,
+    autotune: bool = False, reduced_precision: bool = False,
 ) -> Any:
     # fmt: on
     """Multiply a (…, m, k) by b (…, k, n) with a fused epilogue, on the current stream; returns without waiting.
@@ -122,16 +131,26 @@ def matmul(
             None if out is None else out.layout,
             epilogue,
             beta if beta is None else beta != 0,
-            *(compute, out_dtype, scales, fast_accum, workspace, autotune),
+            *(compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision),
         )
         shortcut = lane.shortcuts.get(key)
         if shortcut is None and lane.patterns:
             shortcut = recognize(lane, key)
     except (AttributeError, TypeError):  # an operand is no tensor: the request says which
         shortcut = key = None
-    choices = (compute, out_dtype, scales, fast_accum, workspace, autotune)
+    choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
     fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
-    if shortcut is None or not shortcut.takes(alpha, beta):
+    if (
+        shortcut is None
+        or not shortcut.takes(alpha, beta)
+        # In a key, 1 is True and an Epilogue: a request tells them apart.
+        or epilogue.__class__ is not Epilogue
+        or (fast_accum is not False and fast_accum is not True)  # type: ignore[redundant-expr]
+        or (autotune is not False and autotune is not True)  # type: ignore[redundant-expr]
+        or (reduced_precision is not False and reduced_precision is not True)  # type: ignore[redundant-expr]
+        or (compute is not None and compute.__class__ is not Compute)
+        or (workspace is not None and workspace.__class__ is not int)
+    ):
         return _by_request(key, a, b, *fields)
     if shortcut.missing:
         made = {name: lane.empty(*wanted) for name, wanted in shortcut.missing.items()}
@@ -144,8 +163,9 @@ def matmul(
         0 if aux is None else aux.ptr,
         0 if bgrad is None else bgrad.ptr,
         out.ptr,  # type: ignore[union-attr]
-        alpha,
-        beta if beta is not None else 0.0 if c is None else 1.0,
+        # As a request has them: an int would be an address, and -0.0 is 0. Tensors are not taken.
+        (alpha or 0.0) * 1.0,  # type: ignore[operator]
+        (beta or 0.0) * 1.0 if beta is not None else 0.0 if c is None else 1.0,  # type: ignore[operator]
         *shortcut.scale_arguments,
     )
     reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)

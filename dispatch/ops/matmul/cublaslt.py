@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from functools import cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
@@ -16,6 +17,7 @@ from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import F32, Compute
 from dispatch.ops.matmul.descriptors import Desc, Descriptors, heuristic
+from dispatch.ops.matmul.launched import fuses, kernels, must_fuse, must_not_accumulate
 from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, Problem, lower
 from dispatch.ops.matmul.scales import AMAX, FACTORS_AND_AMAX, scale_dtype
 from dispatch.request import Argument, Plan
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.row import Row
 
-__all__ = ["CublasLtPlan", "EmptyPlan", "plan"]
+__all__ = ["CublasLtPlan", "EmptyPlan", "NotFused", "plan", "vectors_of", "workspace_limit"]
 
 CANDIDATES = 32  # that autotune asks the heuristic for
+ALGO = 12  # its place among the arguments of cublasLtMatmul
+FEW = 8  # that are looked at for one that does the epilogue in time
+SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
+HINT = "reduced_precision=True takes one that rounds twice"
 ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
 
 # Where the addresses and numbers stand in MatmulRequest.arguments().
@@ -63,11 +69,22 @@ def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
         return EmptyPlan(request, lane, row)
     compute = row.compute or Compute.COMPUTE_32F
     lowered = lower(request, compute)
-    limit = lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
-    made = CublasLtPlan(lane, row, lowered, _vectors(request, lowered), scale_dtype(request.a.dtype, compute), limit)
+    scale = scale_dtype(request.a.dtype, compute)
+    limit = workspace_limit(request, lane)
+    try:
+        made = CublasLtPlan(lane, row, lowered, vectors_of(request, lowered), scale, limit)
+    except NotFused as refusal:
+        from dispatch.ops.matmul import exact  # at first use: few products need its kernels
+
+        made = exact.behind(request, lane, row, lowered, refusal)
     if request.autotune:
         made.tune(request)
     return made
+
+
+def workspace_limit(request: MatmulRequest, lane: CudaLane) -> int:
+    """The bytes of workspace that an algorithm may use."""
+    return lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
 
 
 @cache
@@ -79,36 +96,42 @@ def _bare_matmul() -> Any:
     return function
 
 
+class NotFused(Refused):
+    """No algorithm does the epilogue in the compute type."""
+
+
 class EmptyPlan(Plan):
     """A product without elements: nothing is launched; a bias gradient over no rows and a largest of none are zero."""
 
     __slots__ = ("_target", "_zeroed")
+    is_bare = True
 
     def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=False)
         self._target = lane.target
         self._zeroed = [
-            (FIRST_FACTOR + index, 4)
+            (FIRST_FACTOR + index, 0, 4)
             for index, name in enumerate(FACTORS_AND_AMAX)
             if name in AMAX and getattr(request.scales, name) is not None
         ]
         made = request.missing().get("bgrad")
         if request.bgrad is not None:
-            self._zeroed.append((BGRAD, request.bgrad.nbytes))
-        elif made is not None:
-            self._zeroed.append((BGRAD, _extent(made[0]) * made[2].itemsize))
+            layout = request.bgrad.layout
+            made = (layout.shape, layout.strides, layout.dtype)
+        if made is not None:
+            self._zeroed += [(BGRAD, start, size) for start, size in _lines(*made)]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        for index, nbytes in self._zeroed:
-            if nbytes:
-                driver.cuMemsetD8Async(int(arguments[index].real), 0, nbytes, self._target.value)
+        for index, start, nbytes in self._zeroed:
+            driver.cuMemsetD8Async(int(arguments[index].real) + start, 0, nbytes, self._target.value)
 
 
-def _extent(shape: tuple[int, ...]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
+def _lines(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Iterator[tuple[int, int]]:
+    """Where each line of a tensor with a dense last axis begins, and its size, in bytes."""
+    if 0 not in shape:
+        for index in product(*map(range, shape[:-1])):
+            start = sum(i * step for i, step in zip(index, strides, strict=False))
+            yield start * dtype.itemsize, shape[-1] * dtype.itemsize
 
 
 class CublasLtPlan(Plan):
@@ -119,10 +142,13 @@ class CublasLtPlan(Plan):
         "_beta",
         "_calls",
         "_descriptors",
+        "_is_hidden",
         "_lane",
         "_limit",
+        "_may_accumulate",
         "_numbers",
         "_pointed",
+        "_scalars",
         "_scale",
         "_vectors",
         "lowered",
@@ -138,19 +164,53 @@ class CublasLtPlan(Plan):
         self._descriptors = descriptors = Descriptors(problem)
         self._vectors = vectors
         self._pointed: tuple[Argument, ...] = ()
-        for attribute, _, _ in vectors:  # the heuristic asks which pointers are set, not where they point to
-            descriptors.point(attribute, 256)
+        # The heuristic asks which pointers are set, and of bias and aux how they are aligned, but not where they are.
+        alignments = {BIAS: problem.bias_alignment, BGRAD: problem.bias_alignment, AUX: problem.aux_alignment}
+        for attribute, index, _ in vectors:
+            descriptors.point(attribute, alignments.get(index, 256))
         self._scale = scale
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
         self._numbers: tuple[Argument, ...] = ()
-        (result,) = heuristic(lane.cublaslt, descriptors, problem, limit)
+        self._scalars: tuple[Any, ...] = (self._alpha, self._beta)  # as the library gets them
+        if not problem.device_scalars:
+            self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
+        self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
+        self._is_hidden = False
+        result = self._choose()
         self._calls = self._bind(result.algo, result.workspaceSize)
+
+    def _choose(self) -> lt.cublasLtMatmulHeuristicResult_t:
+        """The heuristic's first algorithm; where D must not be rounded too early, the first that does not do so."""
+        handle, problem = self._lane.cublaslt, self.lowered.problem
+        (first,) = heuristic(handle, self._descriptors, problem, self._limit)
+        if not must_fuse(problem) or self._fuses(first):
+            return first
+        for result in heuristic(handle, self._descriptors, problem, self._limit, FEW)[1:]:
+            if self._fuses(result):
+                return result
+        raise NotFused(
+            f"no algorithm of cublasLtMatmulAlgoGetHeuristic does this epilogue before it rounds to D's dtype; {HINT}"
+        )
+
+    def _fuses(self, result: lt.cublasLtMatmulHeuristicResult_t) -> bool:
+        """Whether an algorithm does the epilogue before it rounds to the dtype of D: by what it would launch."""
+        call, (a, b, c, d) = self._bind(result.algo, result.workspaceSize)
+        a.value = b.value = d.value = SOMEWHERE
+        c.value = 2 * SOMEWHERE if self.lowered.problem.adds_c else None
+        numbers = (SOMEWHERE,) * 2 if self.lowered.problem.device_scalars else (1, int(self.lowered.problem.adds_c))
+        self._alpha.value, self._beta.value = numbers
+        self._numbers = ()
+        return fuses(kernels(self._lane, call))
 
     def resized(self, problem: Problem) -> CublasLtPlan:
         """The plan of a problem that differs from this one's in nothing but extents, steps and alignments."""
+        return CublasLtPlan(*self.parts(problem))
+
+    def parts(self, problem: Problem) -> tuple[CudaLane, Row, Lowered, Sequence[Vector], Dtype, int]:
+        """What makes the plan of such a problem."""
         lowered = Lowered(problem, *self.lowered[1:])
-        return CublasLtPlan(self._lane, self.row, lowered, self._vectors, self._scale, self._limit)
+        return self._lane, self.row, lowered, self._vectors, self._scale, self._limit
 
     def _bind(
         self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
@@ -158,9 +218,7 @@ class CublasLtPlan(Plan):
         """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
         lane, layouts = self._lane, self._descriptors.layouts
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
-        alpha, beta = self._alpha, self._beta
-        if not self.lowered.problem.device_scalars:
-            alpha, beta = (ctypes.c_void_p(ctypes.addressof(x)) for x in (alpha, beta))
+        alpha, beta = self._scalars
         call = partial(
             _bare_matmul(),
             *(lane.cublaslt, self._descriptors.matmul, alpha),
@@ -172,6 +230,7 @@ class CublasLtPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         numbers = arguments[ALPHA:FIRST_FACTOR]
         if numbers != self._numbers:
+            self._numbers = ()  # one of them may be refused, with the other in place
             for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
                 self._number(scalar, number)
             self._numbers = numbers
@@ -188,6 +247,8 @@ class CublasLtPlan(Plan):
 
     def _call(self, operands: Sequence[int]) -> None:
         """Call the library for the operands at these addresses."""
+        if self._may_accumulate:
+            self._hide(operands[C] == operands[OUT])
         call, (a, b, c, d) = self._calls
         if self.lowered.exchanged:
             a.value, b.value = operands[B], operands[A]
@@ -199,6 +260,35 @@ class CublasLtPlan(Plan):
         if status:
             self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
             raise lt.cublasLtMatmul.error(status)
+
+    def _hide(self, in_place: bool) -> None:
+        """Give alpha and beta on the device where C is D and beta is 1.
+
+        Of a 1 that it sees, cuBLASLt makes an addition in memory (its kernels `badd`), of a product that it has rounded
+        to the dtype of D: with much of D taken away by it, 8 times the error. It does not where it cannot know.
+        """
+        hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
+        if hidden:
+            for place, number in zip(self._scalars, self._numbers, strict=True):
+                place.value = self._lane.scalar(float(number.real), self._scale)
+        if hidden == self._is_hidden:
+            return
+        mode = lt.cublasLtPointerMode_t
+        kind = mode.CUBLASLT_POINTER_MODE_DEVICE if hidden else mode.CUBLASLT_POINTER_MODE_HOST
+        self._descriptors.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(kind))
+        if not hidden:
+            for place, scalar in zip(self._scalars, (self._alpha, self._beta), strict=True):
+                place.value = ctypes.addressof(scalar)
+        self._is_hidden = hidden
+
+    def _takes_device_scalars(self) -> bool:
+        """Whether the algorithm reads alpha and beta on the device; those that do not are old, and add in f32."""
+        mask, size = ctypes.c_uint32(), ctypes.c_size_t()
+        algo: Any = self._calls[0].args[ALGO]._obj  # type: ignore[attr-defined]  # of the partial that `_bind` made
+        cap = lt.cublasLtMatmulAlgoCapAttributes_t.CUBLASLT_ALGO_CAP_POINTER_MODE_MASK
+        status = lt.cublasLtMatmulAlgoCapGetAttribute.unchecked(algo, cap, ctypes.byref(mask), 4, ctypes.byref(size))
+        device = lt.cublasLtPointerModeMask_t.CUBLASLT_POINTER_MODE_MASK_DEVICE
+        return status == 0 and bool(mask.value & device)
 
     def _number(self, scalar: Any, value: Argument) -> None:
         """Set alpha or beta: an address on the device, a real number, or a complex one."""
@@ -245,6 +335,8 @@ class CublasLtPlan(Plan):
                 for result in heuristic(lane.cublaslt, self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
+        if must_fuse(problem):
+            results = [self._choose(), *(result for result in results[1:] if self._fuses(result))]
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
 
         def run(number: int, arguments: tuple[Argument, ...]) -> None:
@@ -267,7 +359,8 @@ class CublasLtPlan(Plan):
         check = lt.cublasLtMatmulAlgoCheck.unchecked
         if check(self._lane.cublaslt, self._descriptors.matmul, a, b, c, d, algo, result) or result.state:
             return False
-        if result.workspaceSize > known.workspace:
+        result.algo = algo
+        if result.workspaceSize > known.workspace or (must_fuse(self.lowered.problem) and not self._fuses(result)):
             return False
         self._calls = self._bind(algo, known.workspace)
         return True
@@ -283,7 +376,8 @@ def _modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
         yield problem._replace(**{name: m._replace(alignment=ALIGNED) for name, m in matrices.items()}), limit
 
 
-def _vectors(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
+def vectors_of(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
+    """The pointers that the operation descriptor of a request holds."""
     found = []
     problem = lowered.problem
     if problem.bias_dtype >= 0:

@@ -15,6 +15,7 @@ from cudabind.errors import CublasLtError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import Epilogue, ScaleMode
+from dispatch.ops.matmul.launched import NARROW
 
 if TYPE_CHECKING:
     from dispatch.ops.matmul.lower import Matrix, Problem
@@ -30,6 +31,7 @@ ALIGNMENT = (
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 )
+Scheme = lt.cublasLtReductionScheme_t
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 
@@ -101,14 +103,27 @@ def _layout(matrix: Matrix, batch: int) -> Any:
     return layout
 
 
+def reduction_schemes(problem: Problem) -> int:
+    """The mask of the ways in which partial sums over k may be added up: `cublasLtReductionScheme_t`.
+
+    In place and in the output type, they are rounded to D's dtype before they are added: that is allowed where D is as
+    precise as the sums are, or where the request asks for it. Not to split k is always allowed.
+    """
+    if problem.reduced_precision or problem.d.dtype not in NARROW:
+        return Scheme.CUBLASLT_REDUCTION_SCHEME_MASK
+    return Scheme.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+
+
 @cache
-def _preference(workspace: int, aligned: tuple[int, int, int, int]) -> lt.cublasLtMatmulPreference_t:
+def _preference(workspace: int, aligned: tuple[int, int, int, int], schemes: int) -> lt.cublasLtMatmulPreference_t:
     """What a heuristic may count on; there are few, they are only read, and so they are kept."""
     preference = lt.cublasLtMatmulPreference_t()
     lt.cublasLtMatmulPreferenceCreate(preference)
     size = ctypes.c_uint64(workspace)
     limit = Preference.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
     lt.cublasLtMatmulPreferenceSetAttribute(preference, limit, ctypes.byref(size), 8)
+    mask, allowed = Preference.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, ctypes.c_uint32(schemes)
+    lt.cublasLtMatmulPreferenceSetAttribute(preference, mask, ctypes.byref(allowed), 4)
     for attribute, alignment in zip(ALIGNMENT, aligned, strict=True):
         number = ctypes.c_uint32(alignment)
         lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(number), 4)
@@ -123,7 +138,7 @@ def heuristic(
     results = (lt.cublasLtMatmulHeuristicResult_t * count)()
     found = ctypes.c_int32()
     a, b, c, d = (descriptors.layouts[name] for name in "abcd")
-    preference = _preference(workspace, aligned)
+    preference = _preference(workspace, aligned, reduction_schemes(problem))
     try:
         lt.cublasLtMatmulAlgoGetHeuristic(
             handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(found)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.keys import C64, C128, E8M0, F32, FP8, HALF, I8, U8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.request import MatmulRequest
+from dispatch.ops.matmul.rules import gelu_asked
 from dispatch.ops.matmul.scales import Scales, aux_shape, scale_dtype, scale_shape
 from dispatch.ops.matmul.trial import Memory, Trial, poison
 
@@ -62,15 +63,17 @@ class Form:
 
 # fmt: off
 PLAIN = Form("plain", (64, 48, 32))
+# A batch that shares B is one taller product where nothing but A, C, D and aux belongs to each of it.
+SHARED = Form("one b of each", (24, 32, 48), a_batch=(3,))
 FORMS = (
     Form("fresh",               (64, 48, 32), given=False),
     Form("large",               (256, 384, 384), given=False),
-    Form("deep",                (16, 16, 1024), c="c", beta=1.0),
+    Form("deep",                (64, 48, 1024), c="c", beta=1.0),
     Form("odd",                 (37, 53, 29), given=False),
     Form("odd padded",          (37, 53, 29), padding=3, guard=1),
     Form("ones",                (1, 1, 1)),
-    Form("row",                 (1, 64, 32), guard=1),
-    Form("column",              (64, 1, 32), guard=1),
+    Form("row",                 (1, 256, 32), guard=1),
+    Form("column",              (256, 1, 32), guard=1),
     Form("inner",               (31, 17, 1), c="c", beta=0.5),
     Form("no m",                (0, 48, 32)),
     Form("no n",                (64, 0, 32)),
@@ -83,7 +86,7 @@ FORMS = (
     Form("padded",              (64, 48, 32), padding=16, guard=1, c="c", beta=0.5),
     Form("batch",               (64, 48, 32), a_batch=(3,), b_batch=(3,), given=False),
     Form("batch padded",        (32, 48, 16), a_batch=(3,), b_batch=(3,), padding=16, guard=1),
-    Form("batch odd",           (13, 7, 11), "nt", a_batch=(3,), b_batch=(3,), padding=1, c="c", beta=-1.0),
+    Form("batch odd",           (29, 23, 11), "nt", a_batch=(3,), b_batch=(3,), padding=1, c="c", beta=-1.0),
     Form("one a",               (32, 48, 64), b_batch=(3,), c="c", alpha=0.5, beta=2.0),
     Form("one b",               (32, 48, 64), a_batch=(3,), given=False),
     Form("one b padded",        (32, 48, 64), a_batch=(3,), padding=16, guard=1),
@@ -120,6 +123,7 @@ class Case:
     bias: Dtype | None = None
     aux: Dtype | None = None
     variant: int = 0
+    reduced_precision: bool = False
 
     @property
     def id(self) -> str:
@@ -150,6 +154,7 @@ class Case:
             compute=None if self.variant % 2 == 0 and self.compute not in FAST else self.compute,
             out_dtype=self.dtypes[3],
             scales=Scales(**draw.scales),
+            reduced_precision=self.reduced_precision,
             **draw.fields,
         )
         return request, tuple(draw.written)
@@ -166,12 +171,14 @@ class _Draw:
     scales: dict[str, Any] = field(default_factory=dict)
     written: list[Memory] = field(default_factory=list)
 
-    def numbers(self, dtype: Dtype, shape: Shape, spread: float = 1.0) -> Array:
-        """Normal numbers of a spread; integers over the range of i8, complex numbers in both parts."""
+    def numbers(self, dtype: Dtype, shape: Shape, spread: float = 1.0, mean: float = 0.0) -> Array:
+        """Normal numbers of a spread about a mean; integers over the range of i8, complex numbers in both parts."""
         if dtype.numpy.kind in "iu":
             low, high = (0, 256) if dtype is U8 else (-128, 128)
             return self.rng.integers(low, high, shape).astype(dtype.numpy)
-        values = self.rng.standard_normal(shape) * spread
+        values = self.rng.standard_normal(shape) * spread + mean
+        if self.case.form.sizes == (1, 1, 1):  # one number: nothing that cancels, and no end of an activation
+            values = 0.75 + np.abs(values) / 4
         if dtype.is_complex:
             values = values + 1j * self.rng.standard_normal(shape) * spread
         return values.astype(dtype.numpy)
@@ -181,11 +188,13 @@ class _Draw:
         m, n, k = form.sizes
         order = form.order or ("nt" if dtypes[0].bits <= 8 else ORDER.get(self.case.epilogue, "nn"))
         spread = max(k, 1) ** -0.25  # on A and B alike: their products then sum to about 1
+        # Where columns of D are summed up they have a mean, so that 1% of the sum is more than what its terms are off.
+        lean = 0.8 * spread**2 if self.case.epilogue.writes_bgrad else 0.0
         for name, dtype, shape, way in (
             ("a", dtypes[0], (*form.a_batch, m, k), order[0]),
             ("b", dtypes[1], (*form.b_batch, k, n), order[1]),
         ):
-            values = self.numbers(dtype, shape, spread)
+            values = self.numbers(dtype, shape, spread, lean)
             self.fields[name] = self.lay(values, columns=way == "t").view
 
     def lay(self, values: Array, *, columns: bool = False) -> Memory:
@@ -230,7 +239,7 @@ class _Draw:
         m, n, _ = form.sizes
         if epilogue.adds_bias and self.case.bias is not None:
             batch = form.batch if self.case.variant % 2 else ()
-            self.fields["bias"] = self.device.array(self.numbers(self.case.bias, (*batch, n)))
+            self.fields["bias"] = self.device.array(self.numbers(self.case.bias, (*batch, n), 0.5))
         if epilogue.writes_bgrad and form.given and self.case.bias is not None:
             extent = m if epilogue is Epilogue.BGRADA else n
             vector = Memory.lay(self.device, poison(self.case.bias, (*form.batch, 1, extent)), guard=1)
@@ -273,19 +282,27 @@ class _Draw:
     def _factor(self, mode: ScaleMode, lines: int, k: int) -> Any:
         """Factors between 1/2 and 2 in the shape of a mode; one factor by value in every other case."""
         if mode is ScaleMode.SCALAR_32F and self.case.variant % 2:
-            return float(self.rng.uniform(0.5, 2))
+            return float(self._apart_from_1(()))
         dtype, shape = scale_shape(mode, lines, k)
         shape = shape or (1,)
-        values = 2.0 ** self.rng.integers(-1, 2, shape) if dtype is E8M0 else self.rng.uniform(0.5, 2, shape)
+        values = 2.0 ** self.rng.integers(-1, 2, shape) if dtype is E8M0 else self._apart_from_1(shape)
         return self.device.array(values.astype(dtype.numpy))
+
+    def _apart_from_1(self, shape: Shape) -> Array:
+        return np.asarray(self.rng.uniform(1.25, 2, shape) ** self.rng.choice([-1, 1], shape))
 
 
 def cases(row: Row) -> list[Case]:
-    """About 40 cases for a row: every form, and every epilogue, pair of scale modes and dtype of a vector in turn.
+    """About 50 cases for a row: every form, and every epilogue, pair of scale modes and dtype of a vector in turn.
 
-    Each epilogue also has the plain form, so that what a row lists has been run at least once in good conditions.
+    Each epilogue also has the plain form, so that what a row lists has been run at least once in good conditions; and
+    those with a vector or a second matrix have a batch that shares B.
     """
     forms = [(form, None) for form in _forms(row)] + [(PLAIN, epilogue) for epilogue in row.epilogues]
+    if row.dtypes[0].bits > 4:
+        forms += [
+            (SHARED, e) for e in row.epilogues if e is Epilogue.BIAS or e.writes_aux or e.is_gradient or e.writes_bgrad
+        ]
     found: dict[str, Case] = {}
     for number, (form, epilogue) in enumerate(forms):
         turn = number + number // len(row.epilogues)  # not in step with the epilogues
@@ -318,6 +335,7 @@ def _case(row: Row, form: Form, epilogue: Epilogue, turn: int) -> Case:
         bias=bias[turn % len(bias)] if takes_bias else None,
         aux=aux[turn % len(aux)] if takes_aux else None,
         variant=turn,
+        reduced_precision=gelu_asked in row.rules and epilogue.activation == "gelu",
     )
 
 

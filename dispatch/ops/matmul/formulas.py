@@ -133,7 +133,7 @@ def scaled_product(request: MatmulRequest, precision: Precision, work: np.dtype[
 
 def addends(request: MatmulRequest, work: np.dtype[Any]) -> Iterator[Array]:
     """beta · scale_c · C and the bias, where a request has them, to be broadcast to (…, m, n)."""
-    beta = _number(request.beta or 0.0, work)
+    beta = _number(0.0 if request.beta is None else request.beta, work)
     if beta != 0:  # with beta 0 nothing is read from C, whatever it holds
         c = _values(request.c if request.c is not None else request.out, work)  # C is D where none is given
         factor = beta if request.scales.c is None else beta * _number(request.scales.c, work)
@@ -153,7 +153,7 @@ def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
             results["bgrad"] = d.sum(axis=-2)
     else:
         if epilogue.writes_aux:
-            results["aux"] = pack_mask(x > 0) if relu else x
+            results["aux"] = pack_mask(x >= 0) if relu else x  # cuBLASLt lets the gradient pass at 0
         d = np.maximum(x, 0) if relu else gelu(x) if epilogue.activation else x
     results["out"] = d
     return results

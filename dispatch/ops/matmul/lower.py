@@ -7,6 +7,7 @@ round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLA
 from __future__ import annotations
 
 from itertools import product
+from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.errors import BadRequest
@@ -66,6 +67,12 @@ class Problem(NamedTuple):
     factors: tuple[str, ...] = ()  # of c, d, aux, amax_d, amax_aux: those that are given
     fast_accum: bool = False
     device_scalars: bool = False
+    adds_c: bool = (
+        False  # whether beta is not 0: cuBLASLt hears of it at the call alone, but then does things otherwise
+    )
+    reduced_precision: bool = False  # whether sums and epilogues may round to D's dtype on the way
+    bias_alignment: int = 256  # of bias or bias gradient, at every product of a batch
+    aux_alignment: int = 256
 
     def as_key(self) -> str:
         """A text that is equal for equal problems, for the cache on disk."""
@@ -118,8 +125,24 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     inner, outer = (extents[-1:], extents[:-1]) if extents else ([1], [])
     stride = dict(zip(NO_STRIDES, steps[-1], strict=True)) if steps else NO_STRIDES
     problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
-    offsets = tuple(_offsets(request, made, outer, steps[: len(outer)])) if outer else (NO_OFFSETS,)
-    return Lowered(problem, offsets, exchanged=not d.trans, empty_k=k == 0)
+    lowered = Lowered(problem, (NO_OFFSETS,), exchanged=not d.trans, empty_k=k == 0)
+    if not outer:
+        return lowered
+    offsets = tuple(_offsets(request, made, outer, steps[: len(outer)]))
+    return lowered._replace(problem=_aligned(lowered, offsets), offsets=offsets)
+
+
+def _aligned(lowered: Lowered, offsets: tuple[tuple[int, ...], ...]) -> Problem:
+    """The problem with the alignments that its operands have at all of these offsets."""
+    a, b, c, bias, aux, bgrad, d = (gcd(*of_one) for of_one in zip(*offsets, strict=True))
+    problem = lowered.problem
+    steps = {"a": b, "b": a, "c": c, "d": d} if lowered.exchanged else {"a": a, "b": b, "c": c, "d": d}
+    matrices = {name: getattr(problem, name) for name in steps}
+    return problem._replace(
+        **{name: m._replace(alignment=gcd(m.alignment, steps[name])) for name, m in matrices.items()},
+        bias_alignment=gcd(problem.bias_alignment, bias, bgrad),
+        aux_alignment=gcd(problem.aux_alignment, aux),
+    )
 
 
 def _problem(
@@ -162,6 +185,8 @@ def _problem(
         **({} if scales is NO_SCALES else _scale_fields(scales, flipped, k)),
         fast_accum=request.fast_accum,
         device_scalars=isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor),
+        adds_c=request.has_beta,
+        reduced_precision=request.reduced_precision,
     )
 
 
@@ -180,15 +205,23 @@ def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str
     if epilogue.adds_bias or epilogue.writes_bgrad:
         name = "bias" if epilogue.adds_bias else "bgrad"
         tensor = getattr(request, name)
-        fields["bias_dtype"] = request.c_dtype.cuda if tensor is None else tensor.dtype.cuda
+        dtype = request.c_dtype if tensor is None else tensor.dtype
+        fields["bias_dtype"] = dtype.cuda
         fields["bias_stride"] = stride[name]
+        fields["bias_alignment"] = _alignment(tensor, dtype, stride[name])
     if epilogue.writes_aux or epilogue.is_gradient:
         rows = _aux_rows(request)[0]
         in_elements = 8 if epilogue.activation == "relu" else 1  # the mask is addressed in bits
         fields["aux_ld"] = rows * in_elements
         fields["aux_stride"] = stride["aux"] * in_elements
+        fields["aux_alignment"] = _alignment(request.aux, request.aux_dtype, stride["aux"])
         fields["aux_dtype"] = -1 if epilogue.activation == "relu" else request.aux_dtype.cuda
     return fields
+
+
+def _alignment(tensor: Tensor | None, dtype: Dtype, batch_stride: int) -> int:
+    """That of a vector or of aux, at every product of a batch; a fresh one begins at a multiple of 256."""
+    return gcd(256 if tensor is None else tensor.layout.alignment, batch_stride * dtype.itemsize)
 
 
 def _matrix(tensor: Tensor | None, dtype: Dtype, shape: tuple[int, int], view: _View, batch_stride: int) -> Matrix:
@@ -203,7 +236,7 @@ def _dense_view(m: int, n: int, dims: tuple[int, ...]) -> _View:
     for extent in reversed(dims):
         steps.append(step)
         step *= extent
-    return _View(False, max(n, 1), tuple(reversed(steps)))
+    return _View(False, _line_ld(n) if m <= 1 else max(n, 1), tuple(reversed(steps)))
 
 
 def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans: bool) -> _View:
@@ -214,10 +247,14 @@ def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans
     trans = column_major and (prefer_trans or not row_major)
     extent, count, ld = (rows, cols, right) if trans else (cols, rows, down)
     if count <= 1:  # one line: its step is never taken, so it may be what suits the library best
-        ld = -(-max(extent, 1) // LD_PADDING) * LD_PADDING
+        ld = _line_ld(extent)
     own = layout.shape[:-2]
     steps = [0 if e == 1 else s for e, s in zip(own, layout.strides[:-2], strict=True)]
     return _View(trans, max(ld, extent, 1), (*(0,) * (batch_dims - len(own)), *steps))
+
+
+def _line_ld(extent: int) -> int:
+    return -(-max(extent, 1) // LD_PADDING) * LD_PADDING
 
 
 def _vector_strides(request: MatmulRequest, name: str, missing: Missing, batch_dims: int) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ library is for the table to refuse (NoRow). This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
@@ -35,13 +35,16 @@ class MatmulRequest(Request):
         c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
         bias: (n,), or (…, n) with D's batch axes.
         aux: written by RELU_AUX* and GELU_AUX*, read by DRELU* and DGELU*; see `aux_shape`.
-        bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA.
+        bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. Summed up in
+            the compute type, of D as it is stored or before that rounding, as suits the algorithm.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
         compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the lane's.
         autotune: time the candidates once, keep the fastest, and remember it on disk.
+        reduced_precision: let the library round to D's dtype before it is done: partial sums, and what an epilogue is
+            applied to. Faster for some products; by default all of it is in the compute type, and D is rounded once.
     """
 
     op: ClassVar[str] = "matmul"
@@ -62,6 +65,7 @@ class MatmulRequest(Request):
     fast_accum: bool = False
     workspace: int | None = None
     autotune: bool = False
+    reduced_precision: bool = False
 
     def __post_init__(self) -> None:
         if self.beta is None:
@@ -119,7 +123,7 @@ class MatmulRequest(Request):
 
     @cached_property
     def has_beta(self) -> bool:
-        return isinstance(self.beta, Tensor) or self.beta != 0
+        return isinstance(self.beta, Tensor) or bool(self.beta != 0)  # a NumPy number compares to a bool of its own
 
     @property
     def repeatable(self) -> bool:
@@ -168,6 +172,7 @@ class MatmulRequest(Request):
             self.fast_accum,
             self.workspace,
             self.autotune,
+            self.reduced_precision,
         )
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
@@ -251,6 +256,7 @@ class MatmulRequest(Request):
             if mode is not None
         ]
         compute = [self.compute.name] if self.compute is not None else []
+        reduced = ["reduced_precision"] if self.reduced_precision else []
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(
-            [self.epilogue.name, *compute, *modes]
+            [self.epilogue.name, *compute, *modes, *reduced]
         )

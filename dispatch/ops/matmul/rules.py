@@ -16,17 +16,38 @@ if TYPE_CHECKING:
     from dispatch.tensor import Tensor
 
 __all__ = [
+    "aligned_vectors",
     "bgrad_order",
     "bytes_by_16",
     "extents_by_4",
     "fp8_aux_scales",
     "fp8_d_scales",
+    "full_precision",
+    "gelu_asked",
     "k_by_32",
     "k_dense",
     "no_fast_accum",
     "no_scales",
     "one_product",
 ]
+
+
+ALIGNED = 16  # bytes, which kernels read at once of what their epilogue takes
+
+
+def aligned_vectors(request: MatmulRequest) -> str:
+    """What an epilogue reads or writes beside C and D starts at a multiple of 16 bytes.
+
+    Kernels read these 16 bytes at once where they may. On an H200, products of random layouts ended in
+    CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device, where these could be anywhere; of 180,000 with these aligned
+    none did. The heuristic hears of their alignment too (cublaslt.py); that it obeys in every kernel is not documented.
+    """
+    wrong = []
+    for name in ("bias", "aux", "bgrad"):
+        tensor: Tensor | None = getattr(request, name)
+        if tensor is not None and tensor.size and tensor.layout.alignment < ALIGNED:
+            wrong.append(f"{name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}")
+    return f"needs {' and '.join(wrong)}: copy it" if wrong else ""
 
 
 def k_dense(request: MatmulRequest) -> str:
@@ -48,7 +69,7 @@ def bytes_by_16(request: MatmulRequest) -> str:
         multiple = 16 * 8 // dtype.bits
         if request.n % multiple and request.n != 1:
             wrong.append(f"n a multiple of {multiple} for {name} of {dtype}, has {request.n}")
-    for name in ("a", "b", "c", "out", "bias"):
+    for name in ("a", "b", "c", "out"):
         tensor = getattr(request, name)
         if tensor is not None and tensor.layout.alignment < 16:
             wrong.append(f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}")
@@ -96,6 +117,18 @@ def one_product(request: MatmulRequest) -> str:
 def no_fast_accum(request: MatmulRequest) -> str:
     """Fast accumulation is a choice of fp8 products with one scale for each tensor, or for each row and column."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""
+
+
+def full_precision(request: MatmulRequest) -> str:
+    """Reduced precision is not asked for."""
+    return "needs reduced_precision=False, has True" if request.reduced_precision else ""
+
+
+def gelu_asked(request: MatmulRequest) -> str:
+    """f64: reduced precision is asked for with a GELU, which is the library's own here."""
+    if request.epilogue.activation != "gelu" or request.reduced_precision:
+        return ""
+    return f"needs reduced_precision=True for epilogue {request.epilogue.name}, has False"
 
 
 def fp8_d_scales(request: MatmulRequest) -> str:

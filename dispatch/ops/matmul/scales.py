@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from dispatch.checks import check_enum, check_shape, shown
+from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.tensor import Tensor, c_strides
 
@@ -74,6 +76,9 @@ def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
     ReLU: a bit mask, u8 (…, m, 16 · ceil(n / 128)), bit j % 8 of byte j // 8 for column j, set where the input of the
     ReLU was above 0. GELU: its input, (…, m, n), in rows of a length that is a multiple of 8.
     """
+    check_enum("epilogue", epilogue, Epilogue)
+    if len(check_shape("shape", shape)) < 2:
+        raise BadRequest("shape", shown(shape), "that of a D, with two axes or more")
     *batch, m, n = shape
     if epilogue.activation == "relu":
         mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)

@@ -1,8 +1,9 @@
 """The short ways of `matmul`: what it remembers of its calls, so that the next one needs no request.
 
 A Shortcut is for the very same layouts: the plan is at hand. A Pattern is for layouts that differ from those of an
-earlier call in their extents alone: the row is known, and only the plan is made. Whatever is unusual is left to a
-request, which validates and explains. This room launches nothing.
+earlier call in their extents alone: the row is known, and only the plan is made. Both stand for what a request would
+lead to, to the letter: what depends on anything else than the key says is not remembered. Whatever is unusual is left
+to a request, which validates and explains. This room launches nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +13,33 @@ from typing import TYPE_CHECKING, Any
 from dispatch.errors import Refused
 from dispatch.keys import I8
 from dispatch.ops.matmul.lower import Matrix
-from dispatch.ops.matmul.rules import bgrad_order, no_fast_accum, no_scales
+from dispatch.ops.matmul.rules import (
+    ALIGNED,
+    aligned_vectors,
+    bgrad_order,
+    full_precision,
+    gelu_asked,
+    no_fast_accum,
+    no_scales,
+)
 from dispatch.ops.matmul.scales import NO_SCALES
 from dispatch.ops.matmul.validate import MAX_EXTENT
+from dispatch.row import accepts
+from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.lane import CudaLane
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.request import Plan
-    from dispatch.tensor import Layout, Tensor
+    from dispatch.tensor import Layout
 
 __all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
 
 MAX_SHORTCUTS = 4096  # on one lane; the oldest goes first, for each keeps its plan
 MAX_PATTERNS = 256  # on one lane; each keeps the plan of its first call
-Uses = tuple["Tensor", ...]
+MAX_WHOLE = 2**31 - 1  # numbers that are ints are taken up to here, where every type of alpha and beta holds them
+Uses = tuple[Tensor, ...]
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
 OPERANDS = 7
 
@@ -61,22 +73,24 @@ class Shortcut:
 
     def takes(self, alpha: Any, beta: Any) -> bool:
         """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
-        kind, other = type(alpha), type(beta)
-        if (kind is not float and kind is not int) or (beta is not None and other is not float and other is not int):
+        if type(alpha) is not float and not _is_plain(alpha):
             return False
-        return not self.whole or (float(alpha).is_integer() and (beta is None or float(beta).is_integer()))
+        if beta is not None and type(beta) is not float and not _is_plain(beta):
+            return False
+        return not self.whole or (_is_whole(alpha) and (beta is None or _is_whole(beta)))
 
     def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
         """The tensors that are read and those that are written."""
         if self.bare:
             return (a, b), (out,)
         read, written = (None, aux) if self.aux_written else (aux, None)
-        reads = tuple(t for t in (a, b, c, bias, read) if t is not None and t is not out)
+        # C alone may be D: another operand that is D must be seen to overlap it.
+        reads = tuple(t for t in (a, b, None if c is out else c, bias, read) if t is not None)
         writes = tuple(t for t in (out, written, bgrad) if t is not None)
         return (*reads, *self.scale_reads), (*writes, *self.scale_writes)
 
     def resized(self, plan: Plan, shape: tuple[int, int]) -> Shortcut:
-        """The same for a plan of other extents, of a request without scales that misses nothing but D, if that."""
+        """The same for a plan of other extents, of a request without scales that writes nothing but D."""
         twin = Shortcut.__new__(Shortcut)
         twin.plan = plan
         twin.aux_written, twin.several, twin.whole, twin.bare = self.aux_written, self.several, self.whole, self.bare
@@ -86,7 +100,7 @@ class Shortcut:
 
 
 class Pattern:
-    """The first call of many that differ in extents alone: two axes each, a forward epilogue, no C and no scales."""
+    """The first call of many that differ in extents alone: two axes each, D the only output, no C and no scales."""
 
     __slots__ = ("_plan", "_shortcut")
 
@@ -106,8 +120,8 @@ class Pattern:
         d = Matrix(known.d.dtype, n, m, n) if out is None else _matrix(out)
         first, second = (_matrix(b), _matrix(a)) if lowered.exchanged else (_matrix(a), _matrix(b))
         try:
-            # D is C's layout too: the rows that patterns are kept for take no C of another dtype.
-            plan = self._plan.resized(type(known)(first, second, d, d, *known[4:]))
+            alignment = 256 if bias is None else bias.alignment
+            plan = self._plan.resized(known._replace(a=first, b=second, c=d, d=d, bias_alignment=alignment))
         except Refused:
             return None
         return self._shortcut.resized(plan, shape)
@@ -140,25 +154,45 @@ def recognize(lane: CudaLane, key: Key) -> Shortcut | None:
 def remember(lane: CudaLane, key: Key, request: MatmulRequest) -> None:
     """Keep what the next call of the same key needs, and the next of the same pattern."""
     plan = request.bound.plan
+    if isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor):
+        return  # its plan reads them on the device, and the key does not tell them from numbers
     shortcut = Shortcut(plan, request)
     _keep(lane.shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
-    if name is None or name in lane.patterns or request.autotune or request.scales is not NO_SCALES:
-        return
-    # Where a row before this one, or this one, looks at extents, other extents may be another row's.
-    if plan.row.rules and all(SIZELESS.issuperset(row.rules) for row in (*lane.rows_before(request, plan), plan.row)):
+    if name is not None and name not in lane.patterns and _is_sizeless(lane, request):
         _keep(lane.patterns, name, Pattern(plan, shortcut), MAX_PATTERNS)
 
 
-SIZELESS = frozenset((bgrad_order, no_fast_accum, no_scales))  # the rules that do not look at extents
+def _is_sizeless(lane: CudaLane, request: MatmulRequest) -> bool:
+    """Whether the same request of other extents leads to the same row, and to a plan that differs in extents alone."""
+    from dispatch.ops.matmul.cublaslt import CublasLtPlan  # a GPU's request was bound: it is in by now
+
+    plan = request.bound.plan
+    if request.autotune or request.scales is not NO_SCALES or not isinstance(plan, CublasLtPlan):
+        return False
+    problem = plan.lowered.problem
+    if problem.c != problem.d or problem.aux_ld or problem.batch != 1 or plan.lowered.empty_k:
+        return False
+    # Where a row before this one, or this one, looks at extents, other extents may be another row's. Where the library
+    # refused what a row before this one takes, it may take other extents of it.
+    before = lane.rows_before(request, plan)
+    if not plan.row.rules or not all(SIZELESS.issuperset(row.rules) for row in (*before, plan.row)):
+        return False
+    signature = request.signature()
+    return not any(row.on(lane.device.arch) and accepts(row, request, signature) for row in before)
+
+
+# The rules that do not look at extents; `_kind` has a pattern for aligned vectors alone.
+SIZELESS = frozenset((aligned_vectors, bgrad_order, full_precision, gelu_asked, no_fast_accum, no_scales))
 ROW, COLUMN, LINE = range(3)
 
 
 def _pattern(key: Key) -> tuple[Any, ...] | None:
     """What of a call's key is neither an extent nor a step; None for a call that has no pattern."""
     a, b, c, bias, aux, bgrad, out = key[:OPERANDS]
-    if c is not None or aux is not None or bgrad is not None:
-        return None
+    epilogue = key[OPERANDS]
+    if c is not None or aux is not None or bgrad is not None or epilogue.writes_aux or epilogue.writes_bgrad:
+        return None  # what is written beside D has a shape and steps of its own
     kinds = (_kind(a), _kind(b), _kind(bias), _kind(out))
     return None if None in kinds else (*kinds, *key[OPERANDS:])
 
@@ -175,9 +209,17 @@ def _kind(layout: Layout | None) -> tuple[Any, ...] | None:
                 return layout.dtype.cuda, ROW, layout.readonly
             if down == 1 and right >= rows:
                 return layout.dtype.cuda, COLUMN, layout.readonly
-    elif len(shape) == 1 and strides[0] == 1 and shape[0] > 1:
+    elif len(shape) == 1 and strides[0] == 1 and shape[0] > 1 and layout.alignment >= ALIGNED:
         return layout.dtype.cuda, LINE, layout.readonly
     return None
+
+
+def _is_plain(number: Any) -> bool:
+    return type(number) is int and -MAX_WHOLE <= number <= MAX_WHOLE
+
+
+def _is_whole(number: float) -> bool:
+    return -MAX_WHOLE <= number <= MAX_WHOLE and float(number).is_integer()
 
 
 def _keep(memory: dict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -6,20 +6,44 @@ library; its bounds are derived below, not tuned to what a library happens to gi
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import BF16, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, FP8, HALF, Compute, Dtype, Epilogue
-from dispatch.ops.matmul.formulas import EXACT, Precision, Results, addends, reference, scaled_product, unpack_mask
+from dispatch.keys import BF16, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, FP8, HALF, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops.matmul.formulas import (
+    EXACT,
+    FP8_MAX,
+    Precision,
+    Results,
+    addends,
+    reference,
+    scaled_product,
+    unpack_mask,
+)
+from dispatch.ops.matmul.tensor_cores import CUT_OFF, SCALED_CUT_OFF, SPREAD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.device import Device
     from dispatch.ops.matmul.request import MatmulRequest
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["Memory", "Mismatch", "Trial", "bounds"]
+__all__ = [
+    "SPREAD",
+    "Memory",
+    "Mismatch",
+    "Trial",
+    "as_on_a_gpu",
+    "bounds",
+    "by_numpy",
+    "stored",
+    "tf32_error",
+]
 
 POISON_BYTE = 0x5A
 
@@ -29,7 +53,7 @@ ROUNDOFF = {
     F64: (2.0**-53, 0.0),    F32: (2.0**-24, 2.0**-150),  F16: (2.0**-11, 2.0**-25),  BF16: (2.0**-8, 2.0**-134),
     C128: (2.0**-53, 0.0),   C64: (2.0**-24, 2.0**-150),  F8E4M3: (2.0**-4, 2.0**-10),  F8E5M2: (2.0**-3, 2.0**-17),
 }
-# Of the sums, and of A and B before they are multiplied: tensor cores cut TF32 operands off rather than round them.
+# Of the sums, and of A and B before they are multiplied.
 SUMS = {
     Compute.COMPUTE_16F: (2.0**-11, 0.0),            Compute.COMPUTE_32F: (2.0**-24, 0.0),
     Compute.COMPUTE_64F: (2.0**-53, 0.0),            Compute.COMPUTE_32I: (0.0, 0.0),
@@ -38,10 +62,10 @@ SUMS = {
     Compute.COMPUTE_32F_FAST_TF32: (2.0**-24, 2.0**-10),
 }
 # fmt: on
-FP8_SUMS = 2.0**-14  # a quarter of what fp8 tensor cores lose of a sum of magnitudes: an estimate, see _CutOff
-# Products that they add at once, the bits of fraction that each keeps, and those that it has.
-FP8_GROUP, FP8_BITS, FP8_PRODUCT_BITS = 32, 13, 7
+FP8_SUMS = 2.0**-14  # a quarter of what fp8 tensor cores lose of a sum of magnitudes: an estimate, see tensor_cores.py
+EXACT_STORES = (F64, F32, C64, C128)  # dtypes in which the reference's own rounding, or its parts', is to be allowed
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
+DOUBLE_TANH = 4e-10  # of cuBLASLt's GELU in f64, which reduced_precision=True asks for
 GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
 
 
@@ -52,30 +76,22 @@ def _magnitudes(values: Array) -> Array:
 MAGNITUDES = Precision(operand=_magnitudes)
 
 
-class _CutOff(Precision):
-    """What fp8 tensor cores lose of each sum of products, at most.
-
-    They align `FP8_GROUP` products and the sum so far to the largest of them and cut off what lies 13 bits behind its
-    first: with products in this order that gives the very bits of an H200's 1.529052734375 for 1.530120849609375. A
-    product has 7 bits itself, so that only small ones lose any, one unit at most.
-    """
-
-    def product(self, a: Array, b: Array, work: np.dtype[Any]) -> Array:
-        total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), work)
-        lost = np.zeros_like(total)
-        for start in range(0, a.shape[-1], FP8_GROUP):
-            some, others = a[..., start : start + FP8_GROUP], b[..., start : start + FP8_GROUP, :]
-            terms = [np.abs(some[..., k, None] * others[..., k, None, :]) for k in range(some.shape[-1])]
-            _, exponent = np.frexp(np.maximum(np.max(terms, axis=0), np.abs(total)))  # of a mantissa below 1
-            unit = np.ldexp(1.0, exponent - 1 - FP8_BITS)
-            for term in terms:
-                lost += np.where(term < unit * 2**FP8_PRODUCT_BITS, np.minimum(term, unit), 0)
-            lost += np.minimum(np.abs(total), unit)
-            total += some @ others
-        return lost
+_AS_ON_A_GPU = ContextVar("as_on_a_gpu", default=False)
 
 
-CUT_OFF = _CutOff()
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Trials made here allow what a GPU's libraries do, also on the host: for what a bound would let through there."""
+    token = _AS_ON_A_GPU.set(True)
+    try:
+        yield
+    finally:
+        _AS_ON_A_GPU.reset(token)
+
+
+def by_numpy(device: Device) -> bool:
+    """Whether results are held to what NumPy computes, rather than to what a GPU's libraries may."""
+    return device.is_host and not _AS_ON_A_GPU.get()
 
 
 class Mismatch(AssertionError):
@@ -114,6 +130,10 @@ class Memory:
         whole = device.array(before)
         view = whole[inside]
         return cls(view.mT if columns else view, whole, before, inside)
+
+    def renew(self) -> None:
+        """Lay the buffer as it was: poison, or what is read before it is written."""
+        self.whole.copy_from(self.before)
 
     def disturbed(self) -> int:
         """The number of bytes outside the view that differ from what they were."""
@@ -161,6 +181,16 @@ class Trial:
             if count := memory.disturbed():
                 raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
 
+    def renew(self, result: Tensor | tuple[Tensor, ...] | None = None) -> None:
+        """Lay all outputs as they were before the first run; those of `result` that were allocated hold poison."""
+        for memory in self.written:
+            memory.renew()
+        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        held = {id(tensor) for _, tensor, _ in self.request.tensors()}
+        amax = (self.request.scales.amax_d, self.request.scales.amax_aux)
+        for tensor in (*(t for t in made if id(t) not in held), *(t for t in amax if t is not None)):
+            tensor.copy_from(poison(tensor.dtype, tensor.shape))
+
     def _compare(self, name: str, got: Array) -> None:
         expected, allowed = self.expected[name], self.allowed[name]
         if got.dtype == np.uint8 and name == "aux":  # beyond column n a library may leave what it likes
@@ -184,46 +214,79 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
 
     With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a compute type of
     unit roundoff u is within (8 + 4 √k) · u · S of the exact one: rounding errors of k sums add up like a random walk
-    (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first
-    add 2 · v · S; fp8 tensor cores cut off part of every product (`_CutOff`; in other orders some 4 · `FP8_SUMS` · S).
-    GELU passes errors on by its slope, at most `GELU_STEEPEST`, and adds that of the GPU's tanh. A result stored in a
-    dtype of unit roundoff w is off by w of itself more. Sums over m or k for a bias gradient walk like those over k. A
-    bit of a mask is free where |x| is within its bound of 0. Integers are exact.
+    (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first add by
+    chance 4 · v · R, with R the root of the sum of the squares of the products: a rounding within ±v has a standard
+    deviation of 0.4 · v, where the mantissas are spread, and two of them 0.57 · v. Tensor cores cut TF32 operands off
+    instead, which makes all smaller, by v · |x|, and spreads half as far. It is never more than 2 · v · S. Those of fp8
+    cut off part of every product (tensor_cores.py). GELU passes errors on by its slope, at most `GELU_STEEPEST`, and
+    adds that of the GPU's tanh. A result is what its dtype rounds to from within its bound, and no other value. Sums
+    over m or k for a bias gradient walk like those over k, and what is off in their terms adds up like the root of the
+    sum of the squares. A bit of a mask is free where |x| is within its bound of 0. Integers are exact.
 
-    On a GPU, with a C of 16 bits, results were up to 2.7 half-units off the exact ones (cuBLASLt 13.1, algorithms 13,
-    16, 21, 24 and 66). That fits a product that is kept in that dtype before beta · C, bias and activation, and bias
-    gradients that sum D as it is stored, or partial sums in that dtype. It is inferred from the size of the errors, and
-    allowed for: a roundoff w of the product more, and w of each term of a bias gradient. Before it is multiplied by
-    gelu'(aux), the sum with beta · C is kept in that dtype, too: of 0.51608 + 3.65625, times 1.09353, cuBLASLt made
-    4.59375, which follows from the sum rounded to bf16 and from nothing else; the exact 4.56257 rounds to 4.5625.
+    Where a request leaves it to the library to round early (`reduced_precision`), a product with a C of 16 bits may be
+    kept in that dtype before beta · C, bias and activation, in parts, and so may the sum before it is multiplied by
+    gelu'(aux): of 0.51608 + 3.65625, times 1.09353, cuBLASLt 13.1 made 4.59375, which follows from the sum rounded to
+    bf16 and from nothing else; the exact 4.56257 rounds to 4.5625. Elsewhere only D may be,
+    before it is summed up to a bias gradient.
     """
     work = EXACT.work(request.a.dtype)
     if work.kind == "i":
         return {name: np.zeros(()) for name in expected}
-    u, v = SUMS[compute]
-    walk = 8 + 4 * np.sqrt(request.k)
-    size = np.abs(scaled_product(request, MAGNITUDES, work))
-    relative = walk * u + 2 * v
-    kept = ROUNDOFF[request.c_dtype][0] if not request.device.is_host and request.c_dtype in HALF else 0.0
-    affine = np.asarray((relative + kept) * size)
-    if request.a.dtype in FP8 and not request.device.is_host:
-        affine += np.maximum(4 * FP8_SUMS * size, np.abs(scaled_product(request, CUT_OFF, work)))
-    added = 8 * max(u, 2.0**-53) + (kept if request.epilogue.is_gradient else 0.0)
-    for addend in addends(request, work):
-        affine = affine + added * np.abs(addend)
+    affine = _affine(request, compute, work)
+    u = SUMS[compute][0]
     allowed = {"out": _through(request, affine, u)}
     if "aux" in expected and request.epilogue.activation == "relu":
         allowed["aux"] = _near_zero(request, affine)
     elif "aux" in expected:
-        allowed["aux"] = _stored(affine * _factor(request.scales.aux), expected["aux"], request.aux_dtype)
+        allowed["aux"] = affine * _factor(request.scales.aux)
     if "bgrad" in expected:
         allowed["bgrad"] = _bgrad(request, expected, allowed["out"], u)
+    allowed["out"] = allowed["out"] * _factor(request.scales.d)
     for name, source in (("amax_d", "out"), ("amax_aux", "aux")):
         if name in expected:
-            allowed[name] = np.asarray(allowed[source].max(initial=0) + 4 * u * expected[name])
-    factor = _factor(request.scales.d)
-    allowed["out"] = _stored(allowed["out"] * factor, expected["out"], request.d_dtype)
+            factor = _factor(getattr(request.scales, source.replace("out", "d")))
+            largest = (np.abs(expected[source]) + allowed[source]).max(initial=0) / factor
+            allowed[name] = np.asarray(max(largest - expected[name], 0) + 4 * u * expected[name])
+    allowed["out"] = stored(allowed["out"], expected["out"], request.d_dtype)
+    if "aux" in expected and request.epilogue.activation == "gelu":
+        allowed["aux"] = stored(allowed["aux"], expected["aux"], request.aux_dtype)
     return allowed
+
+
+def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Array:
+    """The bound of alpha · scales · A · B + beta · C + bias."""
+    u, v = SUMS[compute]
+    product, size, spread = (np.abs(scaled_product(request, p, work)) for p in (EXACT, MAGNITUDES, SPREAD))
+    affine = np.asarray((8 + 4 * np.sqrt(request.k)) * u * size)
+    cut = compute is Compute.COMPUTE_32F_FAST_TF32
+    affine = affine + np.minimum(2 * v * size, v * (product + 2 * spread if cut else 4 * spread))
+    kept = _kept(request)
+    if request.reduced_precision:
+        affine = affine + kept * np.minimum(size, product + spread)
+    if request.a.dtype in FP8 and not by_numpy(request.device):
+        in_blocks = {request.scales.a_mode, request.scales.b_mode} - {ScaleMode.SCALAR_32F, ScaleMode.OUTER_VEC_32F}
+        affine = affine + np.abs(scaled_product(request, SCALED_CUT_OFF if in_blocks else CUT_OFF, work))
+    added = 8 * max(u, 2.0**-53) + (kept if request.reduced_precision and request.epilogue.is_gradient else 0.0)
+    for addend in addends(request, work):
+        affine = affine + added * np.abs(addend)
+    return np.asarray(affine)
+
+
+def tf32_error(size: Array, product: Array, spread: Array) -> Array:
+    """What rounding both operands to TF32, or cutting them off, makes of sums of products.
+
+    All products become smaller by half of TF32's step in the mean, twice, and by chance by up to as much again, or not
+    at all: with the root of the sum of their squares as `spread`, three steps of it are six standard deviations.
+    """
+    step = SUMS[Compute.COMPUTE_32F_FAST_TF32][1]
+    return np.asarray(np.minimum(2 * step * size, step * (np.abs(product) + 3 * spread)))
+
+
+def _kept(request: MatmulRequest) -> float:
+    """The roundoff of what a library may keep in 16 bits on the way."""
+    if by_numpy(request.device) or request.c_dtype not in HALF:
+        return 0.0
+    return ROUNDOFF[request.c_dtype][0]
 
 
 def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
@@ -231,7 +294,8 @@ def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
     epilogue = request.epilogue
     if epilogue.activation != "gelu":
         return affine
-    tanh = 4 * u if request.device.is_host else GPU_TANH
+    rough = DOUBLE_TANH if request.reduced_precision else 4 * u
+    tanh = 4 * u if by_numpy(request.device) else rough if request.a.dtype is F64 else GPU_TANH
     x = np.abs(scaled_product(request, EXACT, EXACT.work(request.a.dtype)))
     for addend in addends(request, EXACT.work(request.a.dtype)):
         x = x + np.abs(addend)
@@ -253,24 +317,32 @@ def _near_zero(request: MatmulRequest, affine: Array) -> Array:
 def _bgrad(request: MatmulRequest, expected: Results, out: Array, u: float) -> Array:
     dtype = request.c_dtype if request.bgrad is None else request.bgrad.dtype
     if request.epilogue is Epilogue.BGRADA:
-        size, count = np.abs(np.asarray(request.a).astype(np.float64)).sum(axis=-1), request.k
+        terms = np.swapaxes(np.asarray(request.a).astype(np.float64), -1, -2)
     elif request.epilogue is Epilogue.BGRADB:
-        size, count = np.abs(np.asarray(request.b).astype(np.float64)).sum(axis=-2), request.k
+        terms = np.asarray(request.b).astype(np.float64)
     else:
-        scaled = expected["out"] / _factor(request.scales.d)
-        size, count = np.abs(scaled).sum(axis=-2), request.m
-    error = (8 + 4 * np.sqrt(count)) * u * size
+        terms = expected["out"] / _factor(request.scales.d)
+    error = (8 + 4 * np.sqrt(terms.shape[-2])) * u * np.abs(terms).sum(axis=-2)
     if request.epilogue.is_gradient:
-        error = error + out.sum(axis=-2)
-    if not request.device.is_host:
-        error = error + ROUNDOFF[dtype][0] * size
-    return _stored(np.broadcast_to(error, expected["bgrad"].shape), expected["bgrad"], dtype)
+        error = error + _together(out, -2)
+    error = error + _kept(request) * 2.5 * _together(terms, -2)  # six times 0.4 of the roundoff of each
+    return stored(np.broadcast_to(error, expected["bgrad"].shape), expected["bgrad"], dtype)
 
 
-def _stored(error: Array, values: Array, dtype: Dtype) -> Array:
-    """The bound after rounding to a dtype: what is rounded is at most its error larger than the exact value."""
-    w, tiny = ROUNDOFF[dtype]
-    return np.asarray(error + w * (np.abs(values) + error) + tiny)
+def _together(errors: Array, axis: int) -> Array:
+    """How far a sum is off whose terms are off by chance."""
+    return np.asarray(np.sqrt((np.abs(errors) ** 2).sum(axis=axis)))
+
+
+def stored(error: Array, values: Array, dtype: Dtype) -> Array:
+    """The bound after rounding to a dtype: the result is what one of the values within the bound is rounded to."""
+    if dtype in EXACT_STORES:
+        w, tiny = ROUNDOFF[dtype]
+        return np.asarray(error + w * (np.abs(values) + error) + tiny)
+    top = FP8_MAX.get(dtype, np.inf)
+    with np.errstate(over="ignore"):  # an infinity, which then is right
+        ends = (np.clip(values + off, -top, top) for off in (-error, error))
+        return np.asarray(np.maximum(*(np.abs(end.astype(dtype.numpy).astype(np.float64) - values) for end in ends)))
 
 
 def _factor(factor: Tensor | float | None) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import MAX_FLOAT, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.scales import (
@@ -26,7 +27,7 @@ from dispatch.ops.matmul.scales import (
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from dispatch.ops.matmul.request import MatmulRequest
 
@@ -53,17 +54,23 @@ def broadcast(one: Shape, other: Shape) -> Shape:
     return one if one == other else np.broadcast_shapes(one, other)
 
 
-def may_overlap(reads: Iterable[Tensor], writes: Iterable[Tensor]) -> bool:
+def may_overlap(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> bool:
     """Whether the byte ranges of an output and of another operand meet: a quick look that errs on the safe side."""
-    for out in writes:
+    for place, out in enumerate(writes):
         low, high = out.ptr + out.layout.low, out.ptr + out.layout.high
-        for other in reads:
+        for other in (*reads, *writes[place + 1 :]):
             if other.ptr + other.layout.low < high and low < other.ptr + other.layout.high:
                 return True
-        for other in writes:
-            if other is not out and other.ptr + other.layout.low < high and low < other.ptr + other.layout.high:
-                return True
     return False
+
+
+KINDS = (
+    ("epilogue", Epilogue),
+    ("scales", Scales),
+    ("fast_accum", bool),
+    ("autotune", bool),
+    ("reduced_precision", bool),
+)
 
 
 def _check_kinds(request: MatmulRequest) -> None:
@@ -74,7 +81,7 @@ def _check_kinds(request: MatmulRequest) -> None:
             raise BadRequest(
                 name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
             )
-    for name, kind in (("epilogue", Epilogue), ("scales", Scales), ("fast_accum", bool), ("autotune", bool)):
+    for name, kind in KINDS:
         value = getattr(request, name)
         if not isinstance(value, kind):
             raise BadRequest(name, repr(value), f"a {kind.__name__}")
@@ -280,10 +287,12 @@ def _check_numbers(request: MatmulRequest) -> None:
                 )
         elif isinstance(value, bool) or not isinstance(value, (int, float, complex, np.number)):
             raise BadRequest(name, repr(value), "a number or a tensor of one element")
+        elif isinstance(value, int) and abs(value) > MAX_FLOAT:
+            raise BadRequest(name, shown(value), "a number that a float can be")
         elif isinstance(value, (complex, np.complexfloating)) and not request.a.dtype.is_complex:
             raise BadRequest(name, repr(value), f"a real number, for a is {request.a.dtype}")
-        elif request.a.dtype is I8 and not float(value.real).is_integer():
-            raise BadRequest(name, repr(value), "a whole number, for i8 products are integers")
+        elif request.a.dtype is I8 and not (abs(value) <= MAX_EXTENT and float(value.real).is_integer()):
+            raise BadRequest(name, repr(value), "a whole number of 32 bits, for i8 products are integers")
 
 
 def _check_scales(request: MatmulRequest) -> None:
@@ -311,9 +320,9 @@ def _check_factor(request: MatmulRequest, name: str) -> None:
         return
     mode = getattr(request.scales, f"{name}_mode", ScaleMode.SCALAR_32F)
     if not isinstance(factor, Tensor):
-        if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)):
+        if isinstance(factor, bool) or not isinstance(factor, (int, float, np.integer, np.floating)):
             raise BadRequest(operand, repr(factor), "a number above 0, or a tensor")
-        if not (math.isfinite(factor) and factor > 0):
+        if not 0 < factor < math.inf:
             raise BadRequest(operand, repr(factor), "a finite number above 0")
         if mode is not ScaleMode.SCALAR_32F:
             raise BadRequest(operand, repr(factor), f"a tensor, for mode {mode.name}", "SCALAR_32F takes a number")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from dispatch.cudnn.formulas import Results, values
+from dispatch.cudnn.formulas import Results, largest, values
 from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode
 
 if TYPE_CHECKING:
@@ -53,17 +53,25 @@ def forward(request: PoolingRequest, work: np.dtype[Any]) -> Array:
     x = values(request.x, work)
     space = tuple(range(-len(request.windows.window), 0))
     if request.mode.is_max:
-        return np.asarray(_cut(x, request.windows, -np.inf).max(axis=space))
+        found = _cut(x, request.windows, -np.inf).max(axis=space)
+        if request.x.dtype.numpy.kind == "i":
+            return np.asarray(found)
+        return np.asarray(np.maximum(found, work.type(-largest(request.x.dtype))))  # which cuDNN starts from; NaN stays
     return np.asarray(_cut(x, request.windows, 0.0).sum(axis=space) / _counts(request, work))
 
 
 def backward(request: PoolingBwdRequest, dy: Array) -> Array:
-    """dx: every place of y gives its share to each element of its window, or all of it to the first of the largest."""
+    """dx: every place of y gives its share to each element of its window, or all of it to the first of the largest.
+
+    NaN is larger than any number, and what pads the image is none of its elements.
+    """
     windows, work = request.windows, dy.dtype
     axes = len(windows.window)
     if request.mode.is_max:
-        cut = _cut(values(request.x, work), windows, -np.inf)
-        first = cut.reshape(*cut.shape[:-axes], int(np.prod(windows.window))).argmax(axis=-1)
+        x = values(request.x, work)
+        cut, real = (_lines(_cut(one, windows, pad), axes) for one, pad in ((x, -np.inf), (np.ones_like(x), 0)))
+        best = cut.max(axis=-1, keepdims=True)
+        first = (((cut == best) | np.isnan(cut)) & (real > 0)).argmax(axis=-1)
     else:
         dy = dy / _counts(request, work)
     padded = [extent + 2 * pad for extent, pad in zip(request.x.shape[2:], windows.padding, strict=True)]
@@ -73,6 +81,11 @@ def backward(request: PoolingBwdRequest, dy: Array) -> Array:
     inside = zip(request.x.shape[2:], windows.padding, strict=True)
     image: Any = (..., *(slice(pad, pad + extent) for extent, pad in inside))
     return np.asarray(dx[image])
+
+
+def _lines(cut: Array, axes: int) -> Array:
+    """Windows with all their elements along one axis."""
+    return cut.reshape(*cut.shape[:-axes], int(np.prod(cut.shape[-axes:])))
 
 
 def _places(windows: Windows, shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind._cached import cached_property
 from dispatch.cudnn.operands import Made, OperandRequest, chosen, like, same_as, whole
 from dispatch.errors import BadRequest
 

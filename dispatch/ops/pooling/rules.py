@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import describable
+from dispatch.cudnn.axes import alike, describable
 
 if TYPE_CHECKING:
     from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingRequest
 
-__all__ = ["images", "whole_max"]
+__all__ = ["images", "pairs", "whole_max"]
 
 
 def whole_max(request: PoolingRequest) -> str:
@@ -23,3 +23,12 @@ def whole_max(request: PoolingRequest) -> str:
 def images(request: PoolingRequest | PoolingBwdRequest) -> str:
     """Strides above 0."""
     return describable(*(request.layout_of(name) for name in (*request.reads, *request.writes)))
+
+
+def pairs(request: PoolingBwdRequest) -> str:
+    """The gradient of x laid out as x is, and that of y as y is."""
+    for name, other in (("dy", "y"), ("out", "x")):
+        one, wanted = request.layout_of(name), request.layout_of(other)
+        if not alike(one, wanted):
+            return f"needs {name} with the strides of {other} {wanted}, has {one}"
+    return ""

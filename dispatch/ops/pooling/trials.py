@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.cudnn.formulas import EXACT
-from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, distinct, normal, place, poison, rounded, unit
+from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, by_numpy, distinct, normal, place, poison, rounded, unit
 from dispatch.keys import I8
 from dispatch.ops.pooling.formulas import backward, evaluate
 from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps
@@ -99,10 +99,11 @@ class PoolingCase:
         u = (4 + 2 * np.sqrt(terms)) * unit(self.dtype)
         if isinstance(request, PoolingBwdRequest):
             size = backward(request, np.abs(np.asarray(request.dy).astype(np.float64)))
-            if self.mode is PoolingMode.MAX and not request.device.is_host:
-                steps = zip(request.windows.window, request.windows.stride, strict=True)
-                u += ROUNDOFF[self.dtype][0] * float(np.prod([-(-window // stride) for window, stride in steps]))
-            return rounded(u * size, expected, self.dtype)
+            error = np.asarray(u * size)
+            if self.mode is PoolingMode.MAX and not by_numpy(request.device):
+                additions = np.maximum(backward(request, np.ones(request.dy.shape)) - 1, 0)
+                error = error + ROUNDOFF[self.dtype][0] * additions * size
+            return rounded(error, expected, self.dtype)
         if self.mode.is_max:
             return np.zeros(())
         largest = np.abs(np.asarray(request.x).astype(np.float64)).max(initial=0)

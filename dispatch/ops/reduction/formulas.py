@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cudnn.formulas import Results, values
+from dispatch.cudnn.formulas import Results, largest, values
+from dispatch.keys import F32, F64
 from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype."""
     rows = rows_of(request, work)
     shape = request.made()["out"].shape
-    results = {"out": _reduce(request.reduce, rows).reshape(shape)}
+    reduced = _reduce(request.reduce, rows)
+    if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and rows.dtype.kind == "f":
+        # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.
+        top = rows.dtype.type(largest(F64 if request.x.dtype is F64 else F32))
+        reduced = np.minimum(reduced, top) if request.reduce is ReduceOp.MIN else np.maximum(reduced, -top)
+    results = {"out": reduced.reshape(shape)}
     if request.indices:
         order = np.abs(rows) if request.reduce is ReduceOp.AMAX else rows
         found = order.argmin(axis=-1) if request.reduce is ReduceOp.MIN else order.argmax(axis=-1)

@@ -41,7 +41,7 @@ FORMS: tuple[Form, ...] = (
     ("gaps",          (2, 5, 3, 7),       (0, 2),    None,         1, True),
     ("transposed",    (11, 6),            0,         (1, 0),       0, False),
     ("no row",        (0, 5),             1,         None,         0, False),
-    ("long",          (3, 40009),         1,         None,         0, False),
+    ("long",          (3, 9001),          1,         None,         0, False),
     ("many",          (20011, 3),         1,         None,         0, False),
     ("axis of one",   (5, 1, 3),          1,         None,         0, False),
 )

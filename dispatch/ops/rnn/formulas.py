@@ -19,13 +19,13 @@ from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, sa
 from dispatch.ops.rnn.weights import named_views, pack, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dispatch.ops.rnn.network import Network
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward"]
+__all__ = ["Saved", "as_it_is", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward"]
 
 Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
 Named = dict[str, "Array"]
@@ -100,8 +100,25 @@ def _draw_masks(request: RnnRequest, saved: Saved, work: np.dtype[Any]) -> Array
     return states
 
 
-def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, lengths: Array, saved: Saved) -> Results:
-    """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`."""
+def as_it_is(array: Array) -> Array:
+    """No rounding."""
+    return array
+
+
+def forward(
+    network: Network,
+    named: Named,
+    x: Array,
+    hx: Array,
+    cx: Array,
+    lengths: Array,
+    saved: Saved,
+    kept_as: Callable[[Array], Array] = as_it_is,
+) -> Results:
+    """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
+
+    `kept_as` is applied to all that a step gives.
+    """
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
         outputs = []
@@ -112,7 +129,7 @@ def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, leng
             kept["x"][...] = x
             for step in _order(len(x), number, network):
                 active = (step < lengths)[:, None]
-                made = forward_step(network, weights, x[step], hy[number], cy[number])
+                made = _kept(forward_step(network, weights, x[step], hy[number], cy[number]), kept_as)
                 for name, array in made.items():
                     if name in kept:
                         kept[name][step] = np.where(active, array, 0)
@@ -124,10 +141,24 @@ def forward(network: Network, named: Named, x: Array, hx: Array, cx: Array, leng
     return {"out": x, "hy": hy, "cy": cy}
 
 
+def _kept(made: Named, kept_as: Callable[[Array], Array]) -> Named:
+    return made if kept_as is as_it_is else {name: kept_as(array) for name, array in made.items()}
+
+
 def backward_data(
-    network: Network, named: Named, saved: Saved, lengths: Array, dy: Array, dhy: Array, dcy: Array
+    network: Network,
+    named: Named,
+    saved: Saved,
+    lengths: Array,
+    dy: Array,
+    dhy: Array,
+    dcy: Array,
+    kept_as: Callable[[Array], Array] = as_it_is,
 ) -> Results:
-    """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
+    """dx and the gradients of the first states; the gradients of the gates go into `saved`.
+
+    `kept_as` is applied to all that a step gives.
+    """
     dhx, dcx = dhy.copy(), dcy.copy()
     for layer in reversed(range(network.layers)):
         dx = np.zeros((*dy.shape[:2], network.inputs_of(layer)), dy.dtype)
@@ -138,13 +169,14 @@ def backward_data(
             for step in reversed(_order(len(dy), number, network)):
                 active = (step < lengths)[:, None]
                 dh = dhx[number] + dy[step][:, part][:, : network.state_size]
-                made = backward_step(network, weights, {n: a[step] for n, a in kept.items()}, dh, dcx[number])
+                step_of = {name: array[step] for name, array in kept.items()}
+                made = _kept(backward_step(network, weights, step_of, dh, dcx[number]), kept_as)
                 for name in ("d_input", "d_state", "d_projected"):
                     kept[name][step] = np.where(active, made[name], 0)
                 dhx[number] = np.where(active, made["dh"], dhx[number])
                 dcx[number] = np.where(active, made["dc"], dcx[number])
                 dx[step] += np.where(active, made["d_input"], 0) @ weights["weight_ih_"]
-        dy = dx * saved[layer * network.directions]["mask"]
+        dy = kept_as(dx) * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
 

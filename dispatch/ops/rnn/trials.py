@@ -6,15 +6,15 @@ computed from the operands alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.cudnn.formulas import EXACT
-from dispatch.cudnn.trial import ROUNDOFF, Memory, Trial, normal, place, poison, rounded
+from dispatch.cudnn.trial import ROUNDOFF, Memory, Mismatch, Trial, normal, place, poison, rounded
 from dispatch.keys import Compute
-from dispatch.ops.rnn.formulas import backward_data, backward_weights, empty_saved, forward
+from dispatch.ops.rnn.formulas import as_it_is, backward_data, backward_weights, empty_saved, forward
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.rules import one_bias, two_or_none
@@ -22,39 +22,45 @@ from dispatch.ops.rnn.weights import pack, pack_weights, places, weight_shapes
 from dispatch.request import run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.cudnn.formulas import Results
     from dispatch.cudnn.operands import OperandRequest
     from dispatch.device import Device
     from dispatch.keys import Dtype
     from dispatch.row import Row
-    from dispatch.tensor import Array
+    from dispatch.tensor import Array, Tensor
 
 __all__ = ["RnnCase", "cases"]
 
 TF32 = 2.0**-10
+F32_UNIT = 2.0**-24
+LOOSE = 2.0**-16  # unit roundoffs above which a worst case over all steps says nothing
+SAMPLES, SIGMAS = 8, 8  # the root mean square of eight is off itself, by up to a third
+FEW = 16  # elements, which have no errors by chance
 M, B = RnnMode, RnnBiasMode
 # Name, network, steps, sequences, lengths, whether the sequences come first in memory, and whether states are given.
 # fmt: off
 Form = tuple[str, Network, int, int, tuple[int, ...] | None, bool, bool]
 FORMS: tuple[Form, ...] = (
-    ("one",            Network(M.LSTM, 1, 1),                                     1,  1, None,            False, False),
-    ("lstm",           Network(M.LSTM, 7, 11),                                    5,  3, None,            False, True),
-    ("gru",            Network(M.GRU, 7, 11),                                     5,  3, None,            False, True),
-    ("tanh",           Network(M.RNN_TANH, 7, 11),                                5,  3, None,            False, True),
-    ("relu",           Network(M.RNN_RELU, 7, 11),                                5,  3, None,            False, True),
-    ("lstm, lengths",  Network(M.LSTM, 5, 13, 2, True),                           9,  4, (9, 2, 5, 1),    False, True),
-    ("gru, lengths",   Network(M.GRU, 5, 13, 2, True),                            9,  4, (3, 9, 1, 4),    True,  True),
-    ("tanh, layers",   Network(M.RNN_TANH, 3, 17, 3, True, bias=False),           7,  2, None,            True,  False),
-    ("relu, lengths",  Network(M.RNN_RELU, 6, 8, 2),                              6,  3, (6, 6, 2),       False, True),
-    ("projection",     Network(M.LSTM, 6, 12, 2, True, projection=5),             8,  3, (8, 3, 5),       False, True),
-    ("no bias",        Network(M.LSTM, 6, 10, 1, bias=False),                     4,  5, None,            True,  False),
-    ("gru, no bias",   Network(M.GRU, 4, 6, bias=False),                          6,  2, None,            False, True),
-    ("lstm, input's",  Network(M.LSTM, 7, 10, bias=B.SINGLE_INP_BIAS),            5,  3, None,            False, True),
-    ("gru, input's",   Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_INP_BIAS),    6,  3, (2, 6, 5),       False, True),
-    ("gru, state's",   Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_REC_BIAS),    6,  3, (6, 1, 5),       True,  True),
-    ("tanh, state's",  Network(M.RNN_TANH, 7, 10, 2, bias=B.SINGLE_REC_BIAS),     5,  3, None,            False, True),
-    ("lstm, state's",  Network(M.LSTM, 6, 12, 1, projection=5, bias=B.SINGLE_REC_BIAS), 8, 3, (8, 3, 5),  False, True),
-    ("larger",         Network(M.LSTM, 32, 64, 2),                                16, 8, None,            False, False),
+    ("one",           Network(M.LSTM, 1, 1),                                  1,  1,  None,             False, False),
+    ("lstm",          Network(M.LSTM, 7, 11),                                 5,  48, None,             False, True),
+    ("gru",           Network(M.GRU, 7, 11),                                  5,  48, None,             False, True),
+    ("tanh",          Network(M.RNN_TANH, 7, 11),                             5,  48, None,             False, True),
+    ("relu",          Network(M.RNN_RELU, 7, 11),                             5,  48, None,             False, True),
+    ("lstm, lengths", Network(M.LSTM, 5, 13, 2, True),                        9,  64, (9, 2, 5, 1) * 16, False, True),
+    ("gru, lengths",  Network(M.GRU, 5, 13, 2, True),                         9,  64, (3, 9, 1, 4) * 16, True,  True),
+    ("tanh, layers",  Network(M.RNN_TANH, 3, 17, 3, True, bias=False),        7,  32, None,             True,  False),
+    ("relu, lengths", Network(M.RNN_RELU, 6, 8, 2),                           6,  48, (6, 6, 2) * 16,    False, True),
+    ("projection",    Network(M.LSTM, 6, 12, 2, True, projection=5),          8,  48, (8, 3, 5) * 16,    False, True),
+    ("no bias",       Network(M.LSTM, 6, 10, 1, bias=False),                  4,  80, None,             True,  False),
+    ("gru, no bias",  Network(M.GRU, 4, 6, bias=False),                       6,  32, None,             False, True),
+    ("lstm, input's", Network(M.LSTM, 7, 10, bias=B.SINGLE_INP_BIAS),         5,  48, None,             False, True),
+    ("gru, input's",  Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_INP_BIAS), 6,  48, (2, 6, 5) * 16,    False, True),
+    ("gru, state's",  Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_REC_BIAS), 6,  48, (6, 1, 5) * 16,    True,  True),
+    ("tanh, state's", Network(M.RNN_TANH, 7, 10, 2, bias=B.SINGLE_REC_BIAS),  5,  48, None,             False, True),
+    ("lstm, state's", Network(M.LSTM, 6, 12, projection=5, bias=B.SINGLE_REC_BIAS), 8, 48, (8, 3, 5) * 16, False, True),
+    ("larger",        Network(M.LSTM, 32, 64, 2),                             16, 8,  None,             False, False),
 )
 # fmt: on
 
@@ -88,6 +94,37 @@ class RnnCase:
         return drawn.backward_data() if self.op == "rnn_bwd_data" else drawn.backward_weights()
 
 
+@dataclass(frozen=True)
+class RnnTrial(Trial):
+    """A trial that knows what it was drawn from, and how much of a result may be too much or too little in all.
+
+    Errors by chance leave a result's share of itself alone: what 1% of every element is, is seen in all together.
+    """
+
+    subject: Any = None
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """As every trial, and of each output the share that is too much."""
+        super().check(result)
+        made = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.made(), made, strict=True):
+            exact = self.expected.get(name)
+            if exact is None or name not in self.shares or exact.size < FEW or not exact.any():
+                continue
+            share = float(((tensor.numpy().astype(np.float64) - exact) * exact).sum() / (exact**2).sum())
+            if not abs(share) <= self.shares[name]:
+                raise Mismatch(
+                    f"{self.name}: {name} is {share:+.4%} of itself off as a whole, within {self.shares[name]:.4%}"
+                    f" ({self.request.describe()})"
+                )
+
+
+def _unit(case: RnnCase) -> float:
+    """The unit roundoff of what is kept between steps, and of the operands of products."""
+    return TF32 if case.compute is Compute.COMPUTE_32F_FAST_TF32 else ROUNDOFF[case.dtype][0]
+
+
 class _Drawn:
     """The operands of one case, and what all three passes must give for them."""
 
@@ -114,6 +151,7 @@ class _Drawn:
         behind = np.arange(case.steps)[:, None] >= self.lengths
         dy[behind] = np.nan  # nobody may read it there
         self.dy = self._lay(dy)
+        self.operands: dict[str, Array]
         self.expected = self._expected(np.where(behind[..., None], 0, dy.astype(np.float64)), hidden, cells)
 
     def _lay(self, values: Array) -> Memory:
@@ -121,18 +159,12 @@ class _Drawn:
 
     def _expected(self, dy: Array, hidden: tuple[int, ...], cells: tuple[int, ...]) -> dict[str, Array]:
         """What the three passes give in f64, by name; `dweights` is in the places of the device's weight space."""
-        network, exact = self.network, {name: array.astype(np.float64) for name, array in self.named.items()}
+        network = self.network
         shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
-        states = {
-            name: np.zeros(shapes[name]) if array is None else array.astype(np.float64)
-            for name, array in self.states.items()
-        }
-        _, saved = empty_saved(network, self.case.steps, self.case.batch, EXACT)
-        x = self.x.view.numpy().astype(np.float64)
-        made = forward(network, exact, x, states["hx"], states["cx"], self.lengths, saved)
-        found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
-        back = backward_data(network, exact, saved, self.lengths, dy, states["dhy"], states["dcy"])
-        found.update({"dx" if name == "out" else name: array for name, array in back.items()})
+        given = {n: np.zeros(shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
+        operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **given}
+        self.where = places(network, self.case.dtype, self.device)
+        found, saved, exact = self._passes(operands, as_it_is)
         products = [
             np.abs(saved[number][kind]) @ np.abs(exact[f"weight_{way}_l{number // network.directions}{end}"])
             for number in range(network.pseudo_layers)
@@ -140,9 +172,48 @@ class _Drawn:
             for kind, way in (("d_input", "ih"), ("d_state", "hh"))
         ]
         self.reach = max(float(product.max()) for product in products)
-        where = places(network, self.case.dtype, self.device)
-        found["dweights"] = pack(network, backward_weights(network, saved), where, EXACT)
+        self.operands, self.rough = operands, self._rough(operands, found)
         return found
+
+    def _passes(
+        self, operands: dict[str, Array], kept_as: Callable[[Array], Array], named: dict[str, Array] | None = None
+    ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
+        """The results of all passes by name, what they keep, and the weights; each step's results kept as said."""
+        network, case = self.network, self.case
+        cut = kept_as if case.compute is Compute.COMPUTE_32F_FAST_TF32 else as_it_is  # 16 bits hold an operand as it is
+        exact = {name: cut(array.astype(np.float64)) for name, array in (named or self.named).items()}
+        _, saved = empty_saved(network, case.steps, case.batch, EXACT)
+        x, hx, cx, dhy, dcy = (operands[name] for name in ("x", "hx", "cx", "dhy", "dcy"))
+        made = forward(network, exact, cut(x), hx, cx, self.lengths, saved, kept_as)
+        back = backward_data(network, exact, saved, self.lengths, operands["dy"], dhy, dcy, kept_as)
+        found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
+        found.update({"dx" if name == "out" else name: array for name, array in back.items()})
+        found["dweights"] = pack(network, backward_weights(network, saved), self.where, EXACT)
+        return found, saved, exact
+
+    def _rough(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
+        """By result: how far off each element is where all that is kept is off by chance, and how far all together.
+
+        The passes are run a few times with every kept number, weight and input off by up to a unit roundoff of the
+        dtype, or of TF32: the root mean square of what comes out, of each element and, by half, of all elements; and
+        of the share of the result itself that is too much or too little.
+        """
+        if _unit(self.case) < LOOSE:
+            return {}
+        spread = 0.75 * _unit(self.case)  # a uniform error within it is 0.43 of the roundoff in the mean, as rounding's
+
+        def run_of(seed: int) -> dict[str, Array]:
+            drawn = np.random.default_rng(seed)
+            return self._passes(operands, lambda array: array * (1 + spread * drawn.uniform(-1, 1, array.shape)))[0]
+
+        runs = [run_of(seed) for seed in range(SAMPLES)]
+        rough = {}
+        for name, exact in found.items():
+            apart = np.stack([off[name] - exact for off in runs])
+            each, total = (apart**2).mean(axis=0), (exact**2).sum()
+            shares = [float((one * exact).sum() / total) if total else 0.0 for one in apart]
+            rough[name] = np.sqrt((each + each.mean()) / 2), float(np.sqrt(np.mean(np.square(shares))))
+        return rough
 
     def _tensors(self, *names: str) -> dict[str, Any]:
         arrays = {name: self.states[name] for name in names}
@@ -159,22 +230,24 @@ class _Drawn:
     def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, Memory]) -> Trial:
         expected: Results = {name: self.expected[source] for name, source in given.items()}
         reach = 0.0 if self.case.op == "rnn_fwd" else self.reach
-        allowed = {name: self._bound(array, reach) for name, array in expected.items()}
-        return Trial(self.case.id, request, expected, allowed, tuple(written.values()))
+        allowed = {name: self._bound(array, reach, given[name]) for name, array in expected.items()}
+        shares = {name: 6 * self.rough[s][1] + _unit(self.case) / 8 for name, s in given.items() if self.rough}
+        return RnnTrial(self.case.id, request, expected, allowed, tuple(written.values()), subject=self, shares=shares)
 
-    def _bound(self, expected: Array, reach: float) -> Array:
+    def _bound(self, expected: Array, reach: float, source: str) -> Array:
         """How far a result may be off.
 
-        Every step of every layer rounds the state to the dtype and multiplies it by weights of norm 1 or so; the gates
-        damp an error rather than let it grow, so it walks like √(steps · layers) of the largest value, or of `reach`,
-        the largest sum of magnitudes that a gradient is made of.
+        In f32 and f64: every step of every layer rounds the state and multiplies it by weights of norm 1 or so; the
+        gates damp an error rather than let it grow, so it walks like √(steps · layers) of the largest value, or of
+        `reach`, the largest sum of magnitudes that a gradient is made of. That is no bound for 16 bits or TF32, where
+        it would allow no gradient at all: there it is `SIGMAS` times what random roundings make of the very passes.
         """
-        unit = ROUNDOFF[self.case.dtype][0]
-        if self.case.compute is Compute.COMPUTE_32F_FAST_TF32:
-            unit = TF32
         walk = 8 + 4 * np.sqrt(self.case.steps * self.network.layers)
         size = np.abs(expected) + max(np.abs(expected).max(initial=0), reach)
-        return rounded(walk * unit * size, expected, self.case.dtype)
+        unit = ROUNDOFF[self.case.dtype][0]
+        if not self.rough:
+            return rounded(walk * unit * size, expected, self.case.dtype)
+        return rounded(SIGMAS * self.rough[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
 
     def forward(self) -> Trial:
         """The forward pass, into poisoned memory."""

@@ -6,19 +6,20 @@ matrices stand one behind another, then the biases. Copies go through the host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import as_array, check_dtype, check_type, converted
+from dispatch.device import Device
 from dispatch.errors import BadRequest
-from dispatch.keys import Dtype
+from dispatch.ops.rnn.network import Network
+from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dispatch.device import Device
-    from dispatch.ops.rnn.network import Network
-    from dispatch.tensor import Array, Tensor
+    from dispatch.keys import Dtype
+    from dispatch.tensor import Array
 
 __all__ = ["Places", "named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
 
@@ -54,15 +55,18 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
     The dtype is that of the arrays unless one is given. Raises BadRequest for a name that is missing or unknown, and
     for a shape that does not fit.
     """
-    shapes = weight_shapes(network)
+    check_type("named", named, Mapping)
+    check_type("device", device, Device)
+    shapes = weight_shapes(check_type("network", network, Network))
     if set(named) != set(shapes):
         given = f"missing {sorted(set(shapes) - set(named))}, unknown {sorted(set(named) - set(shapes))}"
         raise BadRequest("named", given, f"the weights {sorted(shapes)}")
-    arrays = {name: np.asarray(array) for name, array in named.items()}
+    arrays = {name: as_array(name, array) for name, array in named.items()}
     for name, array in arrays.items():
         if array.shape != shapes[name]:
             raise BadRequest(name, f"shape {array.shape}", f"shape {shapes[name]}")
-    kind = Dtype.of(next(iter(arrays.values())).dtype if dtype is None else dtype)
+    kind = check_dtype("dtype", next(iter(arrays.values())).dtype if dtype is None else dtype)
+    arrays = {name: converted(name, array, kind) for name, array in arrays.items()}
     return device.array(pack(network, arrays, places(network, kind, device), kind.numpy))
 
 
@@ -79,7 +83,8 @@ def pack(network: Network, named: Mapping[str, Array], where: Places, work: np.d
 
 def unpack_weights(network: Network, space: Tensor) -> dict[str, Array]:
     """The weights, or their gradients, of a weight space by name, as NumPy arrays; waits for what writes it."""
-    if space.shape != (network.weight_count,):
+    check_type("space", space, Tensor)
+    if space.shape != (check_type("network", network, Network).weight_count,):
         raise BadRequest("space", str(space.layout), f"[{network.weight_count}], the weights of {network}")
     return named_views(network, space.numpy(), places(network, space.dtype, space.device))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Diagonal", "SdpaRequest"]
 
 Shape = tuple[int, ...]
+F32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 class Diagonal(IntEnum):
@@ -41,8 +42,14 @@ class SdpaRequest(OperandRequest):
     of an operand is its `seq_len_…[b]` tokens from element `ragged_…[b]` on: offsets in elements from the operand's
     first one, i32 or i64 (B + 1,), each a multiple of the token's stride, the last one the end. The longest sequences
     have at most `max_q` queries and `max_kv` keys. A gradient has the strides and the offsets of its operand. What lies
-    between sequences must be finite; in results it may be anything, and so may statistics behind a sequence's end.
+    between sequences does not matter; in results it may be anything, and so may statistics behind a sequence's end.
     `ragged_offsets` makes offsets from lengths.
+
+    Padded sequences: what lies behind a sequence's end (`seq_len_…`) does not matter, NaN neither; results are 0 there,
+    and statistics -∞, as for a query that sees no key. That is so from sm_90 on and on the host; engines of older GPUs
+    let NaN and infinities of V behind an end into O, and those of all operands into gradients. Lengths, offsets and
+    tables lie on the device, where nobody can check them before: lengths are from 0 to the longest. The host refuses
+    others with BadRequest.
     """
 
     advice: ClassVar[str] = "heads of 64 or 128, one mask at a time, TOP_LEFT, and no limit of workspace"
@@ -148,7 +155,7 @@ class SdpaRequest(OperandRequest):
     def _check_dense(self, *names: str) -> None:
         for name in names:
             tensor: Tensor | None = getattr(self, name)
-            if tensor is None:
+            if tensor is None or not tensor.ndim:  # an output of another shape is refused later
                 continue
             steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
             if (tensor.shape[-1] > 1 and steps[-1][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
@@ -156,8 +163,11 @@ class SdpaRequest(OperandRequest):
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
     def _check_scores(self) -> None:
-        if self.scale is not None and (isinstance(self.scale, bool) or not isinstance(self.scale, (int, float))):
-            raise BadRequest("scale", repr(self.scale), "a number, or None for 1/√D")
+        if self.scale is not None:
+            if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
+                raise BadRequest("scale", repr(self.scale), "a number, or None for 1/√D")
+            if not abs(self.scale) <= F32_MAX:
+                raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low, 1 << 40)

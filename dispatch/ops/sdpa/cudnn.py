@@ -6,15 +6,20 @@ where the installed cuDNN has it and the request has nothing that it lacks.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from cudabind import driver
 from cudabind.sys import cudnn
 from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.filled import Fill, filled
+from dispatch.cudnn.filled import Clear, Fill, clears_of, filled
 from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.errors import Refused
+from dispatch.keys import I64, Arch
 from dispatch.ops.sdpa.describe import composed, unified
 from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest
 
@@ -23,9 +28,11 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaRequest
     from dispatch.request import Plan
     from dispatch.row import Row
+    from dispatch.tensor import Tensor
 
 __all__ = ["plan", "policy_of"]
 
+APART = Arch(90)  # engines take sequences by offsets from here on
 UNIFIED = 91300  # the first cuDNN with CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR
 
 
@@ -41,9 +48,46 @@ def plan(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
     policy, tune = policy_of(request, row), request.autotune
     if isinstance(request, SdpaFwdRequest) and request.alone and cudnn.cudnnGetVersion() >= UNIFIED:
         with suppress(Refused):
-            return bind(request, lane, row, *unified(request), policy, autotune=tune)
-    made = bind(request, lane, row, *composed(request), policy, autotune=tune)
+            graph, places, _ = unified(request)
+            return bind(request, lane, row, graph, places, policy, autotune=tune)
+    fills: tuple[Fill, ...] = ()
     if isinstance(request, SdpaFwdRequest) and request.mask:
         # Engines pass over blocks that no query sees, and write no mask there (9.19).
-        return filled(lane, made, (Fill(request.place_of("mask_out"), 0.0, prod(request.scores)),))
+        fills = (Fill(request.place_of("mask_out"), 0.0, prod(request.scores)),)
+    # Of one query the engine looks at no more keys than there are, and takes a third longer where it has offsets.
+    decodes = isinstance(request, SdpaFwdRequest) and request.scores[2] == 1
+    if request.padded and request.pages is None and not (request.packed or decodes) and lane.device.arch >= APART:
+        with suppress(Refused):
+            return _apart(request, lane, row, policy, fills)
+    graph, places, _ = composed(request)
+    made = bind(request, lane, row, graph, places, policy, autotune=tune)
+    return filled(lane, made, fills, _clears(request))
+
+
+def _apart(request: SdpaRequest, lane: CudaLane, row: Row, policy: Policy, fills: tuple[Fill, ...]) -> Plan:
+    """The plan of padded sequences, which engines take one by one and write nothing behind the end of."""
+    graph, places, strides = composed(request, apart=True)
+    number = np.arange(request.scores[0] + 1, dtype=np.int64)
+    further = tuple(_numbers(lane, number * stride) for stride in strides)
+    made = bind(request, lane, row, graph, places, policy, autotune=request.autotune, further=further)
+    if isinstance(request, SdpaFwdRequest) and request.stats:
+        fills += (Fill(request.place_of("stats_out"), -math.inf, prod(request.scores[:3])),)
+    return filled(lane, made, fills, _clears(request))
+
+
+def _numbers(lane: CudaLane, numbers: np.ndarray[Any, Any]) -> Tensor:
+    """These i64 on the lane's own stream, which is not the calling thread's where another lane is the current one."""
+    made = lane.empty(numbers.shape, (1,), I64)
+    with lane.device.here:
+        driver.cuMemcpyHtoDAsync(made.ptr, numbers.ctypes.data, numbers.nbytes, lane.stream.c_handle.value)
+        lane.stream.synchronize()
     return made
+
+
+def _clears(request: SdpaRequest) -> tuple[Clear, ...]:
+    """Zeros for what no engine writes: behind the end of a padded sequence, and O of one without keys."""
+    if not request.padded or request.pages is not None:
+        return ()
+    gradients = () if request.packed else ("dq", "dk", "dv")
+    names = ("out",) if isinstance(request, SdpaFwdRequest) else gradients
+    return tuple(clear for name in names for clear in clears_of(request.place_of(name), request.layout_of(name)))

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.cudnn.graph import Builder, Graph
-from dispatch.keys import F32, I32
+from dispatch.keys import F32, I32, I64
 from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.tensor import c_strides
@@ -25,10 +25,14 @@ FOUR = 4  # every tensor of attention has that many axes
 
 
 class Described(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments."""
+    """A graph, and for the unique id of each operand its place in the request's arguments.
+
+    Behind these stand the offsets of the sequences of padded operands, by the stride of the batch: see `composed`.
+    """
 
     graph: Graph
     places: dict[int, int]
+    strides: tuple[int, ...] = ()
 
 
 def graphs(request: SdpaRequest) -> list[Graph]:
@@ -36,14 +40,18 @@ def graphs(request: SdpaRequest) -> list[Graph]:
     return [composed(request).graph]
 
 
-def composed(request: SdpaRequest) -> Described:
-    """The graph of a request as a chain of operations."""
-    drawing = _Drawing(request)
+def composed(request: SdpaRequest, *, apart: bool = False) -> Described:
+    """The graph of a request as a chain of operations.
+
+    With `apart`, sequences that are padded are described as packed ones, each from its own offset on: the same results
+    to the last bit, and engines load nothing from behind a sequence's end, which would be NaN where that is.
+    """
+    drawing = _Drawing(request, apart=apart)
     if isinstance(request, SdpaFwdRequest):
         drawing.forward(request)
     elif isinstance(request, SdpaBwdRequest):
         drawing.backward(request)
-    return Described(drawing.builder.build(), drawing.places)
+    return Described(drawing.builder.build(), drawing.places, tuple(drawing.starts))
 
 
 def unified(request: SdpaFwdRequest) -> Described:
@@ -58,8 +66,10 @@ def unified(request: SdpaFwdRequest) -> Described:
 
 
 class _Drawing:
-    def __init__(self, request: SdpaRequest) -> None:
+    def __init__(self, request: SdpaRequest, *, apart: bool = False) -> None:
         self.request = request
+        self.apart = apart
+        self.starts: dict[int, int] = {}  # by the stride of a batch, the unique id of the offsets
         self.builder = Builder(F32)
         self.places: dict[int, int] = {}
         self._wires: dict[str, Wire] = {}
@@ -76,6 +86,10 @@ class _Drawing:
             dims, ragged = request.extents(name), self.tensor(RAGGED[name]).uid
             token, head, element = strides
             strides = (dims[2] * token, head, token, element)
+        elif self.apart and name in RAGGED:
+            batch, head, token, element = strides
+            ragged = self._starts(batch)
+            strides = (dims[2] * token, head, token, element)
         elif name.startswith("page_table"):
             dims, strides = (dims[0], 1, dims[1], 1), (dims[1], dims[1], 1, 1)
         elif len(dims) < FOUR:
@@ -86,6 +100,14 @@ class _Drawing:
         self.places[wire.uid] = request.place_of(name)
         self._wires[name] = wire
         return wire
+
+    def _starts(self, stride: int) -> int:
+        """The offsets of sequences that are so many elements apart."""
+        if stride not in self.starts:
+            wire = self.builder.tensor((self.request.scores[0] + 1, 1, 1, 1), (1, 1, 1, 1), I64)
+            self.places[wire.uid] = len(self.request.reads) + len(self.request.writes) + len(self.starts)
+            self.starts[stride] = wire.uid
+        return self.starts[stride]
 
     def _lengths(self) -> tuple[Wire | None, Wire | None]:
         if not self.request.padded:

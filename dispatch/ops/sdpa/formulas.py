@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.cudnn.formulas import values
-from dispatch.ops.sdpa.packed import packed, unpacked
+from dispatch.cudnn.formulas import largest, values
+from dispatch.errors import BadRequest
+from dispatch.ops.sdpa.packed import RAGGED, packed, unpacked
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
     from dispatch.cudnn.formulas import Results
     from dispatch.ops.sdpa.request import SdpaRequest
-    from dispatch.tensor import Array
+    from dispatch.tensor import Array, Tensor
 
-__all__ = ["Weights", "evaluate", "factor", "kept", "per_head", "sequences", "summed", "visible", "weights_of"]
+__all__ = [
+    "Weights",
+    "evaluate",
+    "factor",
+    "kept",
+    "lengths",
+    "per_head",
+    "sequences",
+    "summed",
+    "visible",
+    "weights_of",
+]
 
 
 def evaluate(request: SdpaRequest, work: np.dtype[Any], mask: Array | None = None) -> Results:
@@ -37,14 +49,52 @@ def per_head(array: Array, heads: int) -> Array:
 
 
 def sequences(request: SdpaRequest, name: str, work: np.dtype[Any]) -> Array:
-    """An operand as (B, heads, S, head), also where it is packed or kept in pages."""
+    """An operand as (B, heads, S, head), also where it is packed or kept in pages; 0 behind each sequence's end."""
     array = values(getattr(request, name), work)
-    if request.pages is None or name not in ("k", "v"):
+    if request.pages is not None and name in ("k", "v"):
+        array = _loaded(request, name, array)
+    elif request.packed and name in RAGGED:
         return unpacked(request, name, array)
-    table = np.asarray(getattr(request, f"page_table_{name}"))
+    length = lengths(request, "seq_len_kv" if name in ("k", "v") else "seq_len_q")
+    return array if length is None else np.where(np.arange(array.shape[2])[:, None] < length, array, work.type(0))
+
+
+def _loaded(request: SdpaRequest, name: str, array: Array) -> Array:
+    """The sequences of K or V from their pages.
+
+    BadRequest for what a GPU cannot be asked to look at: a page that a sequence has and that there is not, a sequence
+    without keys, and V that is not finite behind an end, which an engine may let into the sequence's results.
+    """
+    table, length = np.asarray(getattr(request, f"page_table_{name}")), lengths(request, "seq_len_kv")
     b, _, _, skv = request.scores
-    pages = np.nan_to_num(array)[table]  # (B, P, heads, length, head); what no sequence has may be anything
-    return np.asarray(np.moveaxis(pages, 1, 2).reshape(b, array.shape[1], skv, array.shape[3]))
+    counts = np.zeros((b, 1), np.int64) if length is None else length.reshape(b, 1)
+    if counts.min() < 1:
+        raise BadRequest("seq_len_kv", str(counts.ravel().tolist()), "lengths of 1 or more where keys are in pages")
+    has = np.arange(table.shape[1]) * array.shape[2] < counts
+    used = table[has]
+    if used.min() < 0 or used.max() >= len(array):
+        given = f"pages {used.min()} to {used.max()}"
+        raise BadRequest(f"page_table_{name}", given, f"pages from 0 to {len(array) - 1} of {name}")
+    named = (table >= 0) & (table < len(array))
+    pages = array[np.where(named, table, used[0])]  # (B, P, heads, length, head)
+    loaded = np.moveaxis(pages, 1, 2).reshape(b, array.shape[1], skv, array.shape[3])
+    behind = np.arange(skv)[:, None] >= counts.reshape(b, 1, 1, 1)
+    there = np.repeat(named, array.shape[2], axis=1).reshape(b, 1, skv, 1)
+    if name == "v" and not np.isfinite(np.where(behind & there, loaded, 0)).all():
+        hint = "fill new pages with zeros"
+        raise BadRequest("v", "NaN or infinity behind a sequence's end", "finite numbers in its pages", hint)
+    return np.asarray(loaded)
+
+
+def lengths(request: SdpaRequest, name: str) -> Array | None:
+    """The lengths of sequences as (B, 1, 1, 1), None where all are full; BadRequest for one that is out of range."""
+    tensor: Tensor | None = getattr(request, name)
+    if tensor is None:
+        return None
+    found, longest = np.asarray(tensor), request.scores[2 if name == "seq_len_q" else 3]
+    if found.min() < 0 or found.max() > longest:
+        raise BadRequest(name, str(found.tolist()), f"lengths from 0 to {longest}")
+    return found.reshape(-1, 1, 1, 1)
 
 
 def summed(array: Array, heads: int) -> Array:
@@ -59,8 +109,8 @@ def visible(request: SdpaRequest) -> Array:
     row, column = np.arange(sq)[:, None], np.arange(skv)[None, :]
     seen = np.ones((1, 1, sq, skv), bool)
     shift: Any = 0
-    if request.seq_len_q is not None and request.seq_len_kv is not None:
-        len_q, len_kv = (np.asarray(t).reshape(-1, 1, 1, 1) for t in (request.seq_len_q, request.seq_len_kv))
+    len_q, len_kv = (lengths(request, name) for name in ("seq_len_q", "seq_len_kv"))
+    if len_q is not None and len_kv is not None:
         seen = (row < len_q) & (column < len_kv)
         shift = len_kv - len_q
     else:
@@ -95,13 +145,16 @@ def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = 
     if request.bias is not None:
         scores = scores + values(request.bias, work)
     scores = np.where(visible(request), scores, -np.inf)
-    if stats is None:
-        largest = scores.max(axis=-1, keepdims=True)
-        largest = np.where(np.isfinite(largest), largest, 0)
-        with np.errstate(divide="ignore"):
-            stats = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
-    shift = np.where(np.isfinite(stats), stats, 0)
-    return Weights(np.exp(scores - shift), stats, scores)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if stats is None:
+            top = _seen(scores.max(axis=-1, keepdims=True))
+            stats = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
+        return Weights(np.exp(scores - _seen(stats)), stats, scores)
+
+
+def _seen(top: Array) -> Array:
+    """What is subtracted from the scores of each query: 0 where it is -∞, of a query that sees nothing."""
+    return np.where(np.isneginf(top), top.dtype.type(0), top)
 
 
 def kept(request: SdpaRequest) -> Array | None:
@@ -121,7 +174,9 @@ def _forward(request: SdpaFwdRequest, work: np.dtype[Any], mask: Array | None = 
         weights = weights * mask.astype(work) / work.type(1 - request.dropout)
     between = work.type(factor(request, "scale_s", "descale_s", "descale_v"))
     o = (weights @ per_head(sequences(request, "v", work), request.scores[1])) * between
-    results = {"out": o * work.type(factor(request, "scale_o"))}
+    scaled = o * work.type(factor(request, "scale_o"))
+    top = largest(request.q.dtype) if request.q.dtype.is_fp8 else np.inf  # fp8 is saturated, and NaN stays
+    results = {"out": np.clip(scaled, -top, top)}
     if request.stats:
         results["stats_out"] = found.stats
     if request.mask and mask is not None:
@@ -135,7 +190,11 @@ def _backward(request: SdpaBwdRequest, work: np.dtype[Any], mask: Array | None =
     heads = request.scores[1]
     q, do, o = (sequences(request, name, work) for name in ("q", "do", "o"))
     k, v = (per_head(sequences(request, name, work), heads) for name in ("k", "v"))
-    weights = weights_of(request, work, values(request.stats, work)).weights
+    stats = values(request.stats, work)
+    length = lengths(request, "seq_len_q")
+    if length is not None:  # behind the end they may be anything
+        stats = np.where(np.arange(stats.shape[2])[:, None] < length, stats, work.type(-np.inf))
+    weights = weights_of(request, work, stats).weights
     delta = (do * o).sum(axis=-1, keepdims=True)
     gradient, weighed = do @ np.swapaxes(v, -1, -2), weights
     mask = kept(request) if mask is None else mask

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import check_type, shown
 from dispatch.cudnn.operands import whole
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
+from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.ops.sdpa.base import SdpaRequest
-    from dispatch.tensor import Array, Tensor
+    from dispatch.tensor import Array
 
 __all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]
 
@@ -37,7 +39,10 @@ def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
     i32 where they fit, else i64: give all four of a request from tensors of one size. Raises BadRequest where the
     lengths are none, or more than the tokens of the tensor.
     """
-    counts = [whole("lengths", length, 0) for length in lengths]
+    check_type("tensor", tensor, Tensor)
+    if not isinstance(lengths, (tuple, list, np.ndarray)):
+        raise BadRequest("lengths", shown(lengths), "the lengths of sequences")
+    counts = [whole("lengths", int(n) if isinstance(n, np.integer) else n, 0) for n in lengths]
     if tensor.ndim != 3 or not counts or sum(counts) > tensor.shape[0]:
         raise BadRequest("lengths", str(counts), f"lengths of sequences that fit into the tokens of {tensor.layout}")
     step = tensor.layout.strides[0]

@@ -36,6 +36,8 @@ class SdpaFwdRequest(SdpaRequest):
         seed, offset: i64, one element each: what the mask of dropout is made from, the same for the same two.
         page_table_k, page_table_v: i32 (B, P): K and V are kept in pages, (pages, Hk, length of a page, D) and
             (pages, Hv, length of a page, Dv), and sequence b is pages table[b, 0], table[b, 1], … one after the other.
+            Each has one key or more. Entries behind its last page may be no page's numbers; V of all pages that the
+            table names must be finite behind the end as well.
         out: O, (B, Hq, Sq, Dv); lies as q does where it is left out.
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
         mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps, 0 for the rest; made where `mask` is True and it is
@@ -43,7 +45,7 @@ class SdpaFwdRequest(SdpaRequest):
         ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences, see `SdpaRequest`; Sq and Skv are
             then max_q and max_kv, in the bias and the statistics, too.
         dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
-        scale: None for 1/√D.
+        scale: above 0; None for 1/√D.
         left_bound, right_bound, diagonal: see `SdpaRequest`.
         descale_q, descale_k, descale_v, scale_o: f32, one element each, with fp8 alone: what operands are multiplied
             with, and O before it is stored; scale_s and descale_s do the same to the weights between the products.
@@ -129,13 +131,13 @@ class SdpaFwdRequest(SdpaRequest):
 
     def check_fields(self) -> None:
         self._check_operands()
+        self._check_pages()
         self._check_scores()
         self._check_dense("out")
         for name in ("stats_out", "mask_out"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and not tensor.layout.is_contiguous:
                 raise BadRequest(name, str(tensor.layout), "a dense tensor")
-        self._check_pages()
         self._check_factors()
         if self.mask and not self.dropout:
             raise BadRequest("mask", "True", "False, for there is no dropout")

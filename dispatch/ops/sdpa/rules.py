@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.cudnn.layouts import ALIGNED
 from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal
 
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
 
 __all__ = [
+    "apart_by_16_bytes",
     "bounds",
     "heads_by_8",
     "heads_by_16_alone",
     "one_bias_gradient",
     "packed_alone",
     "padded_alone",
+    "scale_above_0",
     "two_scores",
 ]
 
 WIDEST = 256
-ALIGNED = 16
+SMALLEST = 2.0**-126  # of f32 without subnormals, which cuDNN takes for 0
 
 
 def heads_by_8(request: SdpaRequest) -> str:
@@ -34,6 +37,13 @@ def heads_by_8(request: SdpaRequest) -> str:
         if extent % 8 or extent > WIDEST:
             return f"needs heads of {name} that are a multiple of 8 up to {WIDEST}, has {extent}"
     return ""
+
+
+def scale_above_0(request: SdpaRequest) -> str:
+    """A scale above 0: with others cuDNN gives NaN, for it looks for the largest score before it scales (9.19)."""
+    if request.factor >= SMALLEST:
+        return ""
+    return f"needs a scale of {SMALLEST:.3g} or more, has {request.factor}: change the sign of q instead"
 
 
 def bounds(request: SdpaRequest) -> str:
@@ -84,9 +94,12 @@ def padded_alone(request: SdpaRequest) -> str:
 
 
 def packed_alone(request: SdpaRequest) -> str:
-    """The row of packed sequences; wherever one starts, it does so at a multiple of 16 bytes."""
-    if not request.packed:
-        return "needs packed sequences, has no ragged_q"
+    """The row of packed sequences."""
+    return "" if request.packed else "needs packed sequences, has no ragged_q"
+
+
+def apart_by_16_bytes(request: SdpaRequest) -> str:
+    """Wherever a sequence, a head or a token starts, it does so at a multiple of 16 bytes."""
     for name in (*request.reads, *request.writes):
         if name not in RAGGED or (name in request.writes and name not in request.made()):
             continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import Axis, describable, merge
+from dispatch.cudnn.axes import Axis, alike, describable, gapless, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dispatch.ops.softmax.request import SoftmaxBwdRequest, SoftmaxRequest
     from dispatch.tensor import Layout
 
-__all__ = ["axes_of", "four_axes"]
+__all__ = ["axes_of", "four_axes", "one_dense_layout"]
 
 MAX_OTHERS = 4  # images and three axes of space
 
@@ -37,3 +37,16 @@ def four_axes(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
     if len(others) > MAX_OTHERS:
         return f"needs at most {MAX_OTHERS} axes beside axis {request.axis} that do not merge, has {len(others)}"
     return ""
+
+
+def one_dense_layout(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
+    """All operands without gaps and laid out alike, their axes in any order.
+
+    cuDNN takes others and goes by the strides of one of them, or by none (seen on an H200, 9.19: wrong numbers).
+    """
+    first, *others = (*request.reads, *request.writes)
+    layout = request.layout_of(first)
+    for name in others:
+        if not alike(layout, request.layout_of(name)):
+            return f"needs {name} with the strides of {first} {layout}, has {request.layout_of(name)}"
+    return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x.numpy())"

@@ -8,7 +8,8 @@ import pytest
 
 import dispatch
 from dispatch import Tensor
-from dispatch.cudnn.operands import Made, OperandRequest, dense, like
+from dispatch.cudnn.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.device import HostDevice
 from dispatch.errors import BadRequest, StaleTensor
 from dispatch.keys import F32, I32
 
@@ -139,3 +140,76 @@ def test_operands_are_tensors_that_are_there(x, state):
     x.device.close()
     with pytest.raises(StaleTensor):
         Twice(x, state)
+
+
+# -- every check, at both of its sides ------------------------------------------------------------------------------
+@pytest.mark.parametrize("value", [1, 2, 7, 8])
+def test_a_whole_number_in_its_range_is_taken(value):
+    assert whole("n", value, 1, 8) == value
+
+
+@pytest.mark.parametrize("value", [0, 9, -1, True, False, 1.0, "1", None])
+def test_what_is_no_whole_number_in_its_range_is_refused(value):
+    with pytest.raises(BadRequest, match="whole number from 1 to 8"):
+        whole("n", value, 1, 8)
+
+
+def test_a_whole_number_is_one_of_32_bits_unless_said_otherwise():
+    assert whole("n", 2**31 - 1, 0) == 2**31 - 1
+    with pytest.raises(BadRequest, match="2147483647"):
+        whole("n", 2**31, 0)
+
+
+def test_an_operand_of_another_kind_of_device_is_refused(x):
+    other = HostDevice(99)
+    with pytest.raises(BadRequest, match="state"):
+        Twice(x, other.zeros((1,)))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_layout_of_an_operand_is_its_own_or_that_which_it_will_have(dev, x, state, given):
+    out = dev.zeros((4, 3)).T if given else None
+    request = Twice(x, state, out=out)
+    assert request.layout_of("out") is (out.layout if given else dev.layout(F32, (3, 4), (4, 1), 256))
+    assert request.layout_of("out").alignment == 256
+    assert request.layout_of("x") is x.layout
+
+
+def test_broadcast_memory_is_read_but_never_written(dev, x, state):
+    row = dev.zeros((1, 4))
+    wide = dispatch.from_dlpack(np.broadcast_to(np.zeros((1, 4), np.float32), (3, 4)))
+    with pytest.raises(BadRequest):
+        Twice(x, state, out=wide)
+    Twice(wide, state)
+    one = dispatch.from_dlpack(np.zeros((3, 4), np.float32))[:1]  # an axis of one element may have any step
+    assert Twice(row, state, out=one).out is one
+
+
+def test_only_an_output_that_may_be_an_operand_may_share_its_memory(dev, x, state):
+    assert Twice(x, state, out=x).out is x
+    for fields in ({"weight": x, "out": x}, {"out": x[::-1]}, {"out": x, "index": None, "weight": x[:1]}):
+        with pytest.raises(BadRequest, match="memory"):
+            Twice(x, state, **fields)
+    ints = dev.zeros((3, 4), "i32")
+    with pytest.raises(BadRequest, match="overlaps"):
+        Twice(x, state, indices=True, out=_as_floats(ints), index=ints)
+
+
+def test_the_hint_names_what_an_output_may_be(x, state):
+    with pytest.raises(BadRequest, match="x may be out itself"):
+        Twice(x, state, out=x, weight=x)
+    with pytest.raises(BadRequest, match="memory of its own"):
+        Twice(x, x[0, :1])
+
+
+def _as_floats(ints):
+    """The memory of an i32 tensor as f32."""
+    return dispatch.from_dlpack(np.asarray(ints).view(np.float32))
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype"])
+def test_an_operand_that_must_be_like_another_differs_in_nothing(dev, x, name):
+    same_as("y", dev.zeros((3, 4)), "x", x)
+    other = dev.zeros((4, 3)) if name == "shape" else dev.zeros((3, 4), "i32")
+    with pytest.raises(BadRequest, match="as x is"):
+        same_as("y", other, "x", x)

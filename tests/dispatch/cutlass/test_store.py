@@ -1,12 +1,17 @@
 """Compiled kernels on disk: private, sound or not there at all, and packs that only load whole."""
 
+import hashlib
+import json
 import os
 import stat
+import tracemalloc
 import zipfile
+import zlib
 
 import pytest
 
 from dispatch.cutlass.store import BadPack, Entry, Store
+from dispatch.errors import DispatchError
 
 ENTRY = Entry("k" * 64, "NVRTC 13.0", "sm_90a", "a kernel", 20.5, b"\x7fELF" + bytes(range(256)) * 40)
 OTHER = Entry("l" * 64, "NVRTC 13.0", "sm_100a", "another", 18.0, b"\x7fELF and so on")
@@ -115,3 +120,110 @@ def test_nothing_of_an_unsound_pack_is_taken(kept, tmp_path, what):
     with pytest.raises(BadPack):
         kept.import_pack(path)
     assert files(kept) == []
+
+
+def damaged(data, rng):
+    """A pack with a few bytes changed, cut out or put in, or its end cut off."""
+    bad = bytearray(data)
+    for _ in range(int(rng.integers(1, 4))):
+        place, kind = int(rng.integers(len(bad))), int(rng.integers(4))
+        if kind == 0:
+            bad[place] ^= 1 << int(rng.integers(8))
+        elif kind == 1:
+            bad[place : place + int(rng.integers(1, 30))] = b""
+        elif kind == 2:
+            bad[place:place] = rng.bytes(int(rng.integers(1, 30)))
+        else:
+            del bad[max(place, 1) :]
+    return bytes(bad)
+
+
+def test_every_damage_to_a_pack_is_one_clear_error(kept, tmp_path, rng):
+    small = Entry(ENTRY.kernel, ENTRY.toolchain, ENTRY.target, ENTRY.label, 2.0, b"\x7fELF" + bytes(50))
+    kept.put(small)
+    kept.put(OTHER)
+    kept.export_pack(tmp_path / "pack")
+    data, bad = (tmp_path / "pack").read_bytes(), tmp_path / "bad"
+    refusals = []
+    for _ in range(500):
+        bad.write_bytes(damaged(data, rng))
+        elsewhere = Store(tmp_path / "elsewhere")
+        try:
+            taken = elsewhere.import_pack(bad)
+        except BadPack as error:
+            refusals.append(str(error))
+        else:
+            assert set(taken) <= {small, OTHER}  # what was damaged says nothing, such as a date
+    assert len(refusals) > 350
+    assert all(str(bad) in text and text.isprintable() for text in refusals)
+
+
+def pack_of(path, **entries):
+    with zipfile.ZipFile(path, "w") as pack:
+        pack.writestr("pack", "dispatch-kernels-1")
+        for name, data in entries.items():
+            pack.writestr(name, data)
+
+
+def sealed(facts, code):
+    body = (facts if isinstance(facts, bytes) else json.dumps(facts).encode()) + b"\n" + code
+    return b"dispatch-kernel-1\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+FACTS = {"kernel": "k", "toolchain": "t", "target": "sm_90a", "label": "l", "seconds": 1.0}
+
+
+def test_a_pack_that_would_inflate_to_gigabytes_is_refused_before_it_does(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("dispatch.cutlass.store.LARGEST_CODE", 4 << 20)
+    stream = zlib.compressobj(9)
+    zeros = bytes(1 << 20)
+    bomb = b"".join(stream.compress(zeros) for _ in range(100)) + stream.flush()
+    path = tmp_path / "pack"
+    pack_of(path, k=sealed(FACTS, bomb))
+    outer = tmp_path / "outer"
+    with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as pack:
+        pack.writestr("pack", "dispatch-kernels-1")
+        pack.writestr("k", bytes(100 << 20))
+    tracemalloc.start()
+    for each in (path, outer):
+        with pytest.raises(BadPack):
+            kept.import_pack(each)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 << 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "\x1b[31m"}, {"seconds": float("nan")}, {"seconds": -1}, {"seconds": True}, {"seconds": None},
+        {"label": "\x1b]0;mine\x07"}, {"label": 5}, {"label": "a\nb"}, {"label": "x" * 10_000}, {"target": None},
+        {"toolchain": []}, {"kernel": {}}, {"more": 1}, {"label": "\u202e"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_facts_of_another_type_or_with_escapes_are_no_entry(kept, tmp_path, change):
+    data = sealed(FACTS | change, zlib.compress(b"code"))
+    assert Entry.unpack(sealed(FACTS, zlib.compress(b"code"))).code == b"code"
+    assert Entry.unpack(data) is None
+    pack_of(tmp_path / "pack", k=data)
+    with pytest.raises(BadPack, match="damaged"):
+        kept.import_pack(tmp_path / "pack")
+
+
+@pytest.mark.parametrize("facts", [b"[]", b"5", b"null", b"{", b"[" * 100_000, b'{"kernel": 1}'])
+def test_facts_that_are_no_facts_are_no_entry(facts):
+    assert Entry.unpack(sealed(facts, zlib.compress(b"code"))) is None
+
+
+def test_names_in_a_pack_are_shown_without_escapes(kept, tmp_path):
+    pack_of(tmp_path / "pack", **{"\x1b[2Jmine": ENTRY.pack()})
+    with pytest.raises(BadPack) as caught:
+        kept.import_pack(tmp_path / "pack")
+    assert str(caught.value).isprintable()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DispatchError, match="CUDABIND_CACHE"):
+        Store(tmp_path / "file" / "cutlass")

@@ -41,7 +41,7 @@ def test_matmul_is_asked_for_what_means_the_same(name):
     options = {"alpha": 0.5, "beta": -2.0 if c else None}
     asked = request(tree, c, **options)
     twin = rival.matmul_of(asked, dp.device("host").zeros((16, 32), "f32"))
-    assert (twin.epilogue, twin.autotune) == (epilogue, True)
+    assert (twin.epilogue, twin.autotune, twin.reduced_precision) == (epilogue, True, False)
     expected = reference(asked)["out"]
     np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import linecache
+import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
+from dispatch.errors import DispatchError
 from dispatch.isolate.arena import ALIGNMENT, GROWTH, Arena, Block
 
 
@@ -127,3 +131,108 @@ def test_threads_take_and_give_at_once():
         thread.join()
     assert not failed
     assert not overlaps(kept)
+
+
+# -- what an exception leaves behind --------------------------------------------------------------------------------
+class Interrupt(BaseException):
+    """What a signal handler may raise, between any two lines of a main thread."""
+
+
+def interrupted(action, line):
+    """Run until so many lines of the arena have begun, and raise there; False where it ended before."""
+    left = line
+    here = Arena.take.__code__.co_filename
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != here:
+            return None
+        # A `with` is traced once more as it is left, before it lets go: there the interpreter looks at no signals.
+        if event == "line" and not linecache.getline(here, frame.f_lineno).lstrip().startswith("with "):
+            left -= 1
+            if left < 0:
+                raise Interrupt
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+def check_sound(arena, chunks, out):
+    """Blocks that are out are whole, and all that is not out can be had, in one piece where it is one."""
+    assert not overlaps(out)
+    lost = set(arena._out.items()) - {((block.chunk, block.offset), block.nbytes) for block in out}
+    assert len(lost) <= 1, "one that was cut as the exception came, and that nobody was given"
+    taken = []
+    while arena._by_size:
+        taken.append(arena.take(arena._by_size[-1][0], growth=0))
+        assert not overlaps([*out, *taken])
+    assert set(chunks.sizes) == set(arena._sizes), "nothing had to be made for it"
+    everything = sum(block.nbytes for block in [*out, *taken]) + sum(nbytes for _, nbytes in lost)
+    assert everything == sum(chunks.sizes.values()) == arena.used
+    for block in taken:
+        arena.give(block)
+
+
+@pytest.mark.parametrize("what", ["take", "take in a new chunk", "take a whole one", "give", "count", "empty"])
+def test_an_exception_between_any_two_lines_leaves_all_sound(what):
+    line = 0
+    while True:
+        chunks = Chunks()
+        arena = Arena(chunks)
+        out = [arena.take(1000) for _ in range(7)]
+        spare = arena.take(GROWTH)
+        for index in (5, 3, 1):
+            arena.give(out.pop(index))
+        if what in ("give", "empty"):
+            arena.give(spare)
+            arena.give(out.pop())
+        else:
+            out.append(spare)
+        known = dict(chunks.sizes)
+        actions = {
+            "take": partial(arena.take, 600),
+            "take in a new chunk": partial(arena.take, 2 * GROWTH),
+            "take a whole one": partial(arena.take, 1000),
+            "give": partial(arena.take, 512),
+            "count": arena.bytes_in_use,
+            "empty": arena.empty_chunks,
+        }
+        was_cut = interrupted(actions[what], line)
+        if what != "empty":
+            forgotten = set(chunks.sizes) - arena.chunks()
+            assert forgotten <= set(chunks.sizes) - set(known), "a chunk that was just made, and that trim() sees"
+        for number in set(chunks.sizes) - arena.chunks():
+            del chunks.sizes[number]
+        if not was_cut and what.startswith(("take", "give")):
+            break
+        arena.bytes_in_use()
+        check_sound(arena, chunks, out)
+        if not was_cut:
+            break
+        line += 1
+    assert line > 5
+
+
+def test_a_signal_handler_or_destructor_is_refused_and_not_deadlocked():
+    arena = Arena(Chunks())
+    refused = []
+
+    def again(nbytes):
+        for call in (lambda: arena.take(1), arena.bytes_in_use, arena.empty_chunks, arena.chunks):
+            with pytest.raises(DispatchError, match="destructor or signal handler"):
+                call()
+            refused.append(call)
+        return 0, nbytes
+
+    arena._grow = again
+    assert arena.take(512) == Block(0, 0, 512)
+    assert len(refused) == 4
+    assert arena.take(512).offset == 512

@@ -42,9 +42,13 @@ def alone():
     (near, far), (control, other) = pairs
 
     def run(plays, runs):
-        child = SimpleNamespace(links=[wire.Link(near)], control=control, is_stopped=lambda: False)
+        child = SimpleNamespace(links=[wire.Link(near)], control=control, is_stopped=lambda: False, behind=0)
         crew = SimpleNamespace(
-            hang_seconds=60, present=lambda: child, hear=lambda _: "the device is lost", last_words=lambda _: "it died"
+            catch_up=lambda: None,
+            hang_seconds=60,
+            present=lambda: child,
+            hear=lambda _: "the device is lost",
+            last_words=lambda _: "it died",
         )
         seat = Seat(wire.Link(far), other, plays)
         sent = Sent(NUMBER, SimpleNamespace(), None, {}, seat)

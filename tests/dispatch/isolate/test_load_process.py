@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import numpy as np
@@ -10,10 +9,10 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import DependencyFailed, DeviceFault, OutOfMemory, QueueFull
-from dispatch.isolate import seat
+from dispatch.isolate import sending
 from dispatch.isolate.memory import shared
 
-PATIENCE = 60
+PATIENCE = 120  # seconds, on a machine that has other things to do
 MIB = 1 << 20
 
 
@@ -31,12 +30,13 @@ def remote(trouble):
         sup.device.close()
 
 
-def chain(sup, trouble, length, kind="fine", **options):
+def chain(sup, trouble, length, kind="fine", once="", **options):
     """Requests each of which copies what the one before it made, at every worker in turn."""
     cells = [sup.device.array(np.full(8, value, np.float32)) for value in (7, *[0] * length)]
     futures: list[dp.Future] = []
     for index in range(length):
-        request = trouble.Trouble(kind if index == 0 else "fine", cells[index], cells[index + 1])
+        what = {"kind": kind, "once": once} if index == 0 else {"kind": "fine"}
+        request = trouble.Trouble(a=cells[index], out=cells[index + 1], **what)
         futures.append(sup.submit(request, worker=index % 2, after=futures[-1:], **options))
     return futures, cells
 
@@ -57,12 +57,13 @@ def test_a_failure_in_a_child_fails_what_waits_for_it(remote, trouble):
         assert (cells[-1].numpy() == 0).all()
 
 
-def test_a_queue_before_a_child_has_priorities_and_drops_the_oldest(remote, trouble, monkeypatch):
-    monkeypatch.setattr(seat, "WINDOW", 1)
+def test_a_queue_before_a_child_has_priorities_and_drops_the_oldest(remote, trouble, monkeypatch, tmp_path):
+    monkeypatch.setattr(sending, "WINDOW", 1)
     ended = []
     with remote(streams=1, queue_size=3, when_full="drop_oldest") as sup:
         x = sup.device.zeros(8)
-        make = [trouble.Trouble("slow", x, sup.device.zeros(8)) for _ in range(6)]
+        hold = trouble.Hold(tmp_path)
+        make = [trouble.Trouble("held", x, sup.device.zeros(8), once=hold.once) for _ in range(6)]
         running = sup.submit(make[0])
         futures = [
             sup.submit(request, priority=priority) for request, priority in zip(make[1:], (0, 1, 0, -1, 0), strict=True)
@@ -70,6 +71,7 @@ def test_a_queue_before_a_child_has_priorities_and_drops_the_oldest(remote, trou
         for index, future in enumerate(futures):
             future.add_done_callback(lambda _, index=index: ended.append(index))
         assert [isinstance(futures[i].exception(0), QueueFull) for i in (0, 1)] == [True, True]
+        hold.release()
         running.result(PATIENCE)
     assert ended == [0, 1, 3, 2, 4]
 
@@ -90,10 +92,11 @@ def test_random_dependencies_over_four_workers_are_kept(remote, trouble, rng):
         assert all((cell.numpy() == 7).all() for cell in cells)
 
 
-def test_a_chain_goes_on_when_its_child_is_killed(remote, trouble):
+def test_a_chain_goes_on_when_its_child_is_killed(remote, trouble, tmp_path):
     with remote(max_restarts=10, max_seconds=600) as sup:
-        futures, cells = chain(sup, trouble, 30, "slow")
-        os.kill(sup._crew._child.process.pid, signal.SIGKILL)
+        hold = trouble.Hold(tmp_path)
+        futures, cells = chain(sup, trouble, 30, "held", once=hold.once)
+        hold.release_behind(sup._crew._child.process.pid, signal.SIGKILL, PATIENCE)
         assert [future.result(PATIENCE) for future in futures] == cells[1:]
         assert (cells[-1].numpy() == 7).all()
 

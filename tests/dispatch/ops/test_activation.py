@@ -100,3 +100,21 @@ def test_the_gradient_wants_one_shape_and_one_layout(dev):
 def test_a_request_describes_itself_in_one_line(dev):
     text = ActivationRequest(dev.zeros((3, 4)), M.SWISH, 1.5).describe()
     assert text == "activation_fwd(x f32[3, 4], mode=SWISH, coef=1.5)"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_relu_drops_is_0_whatever_it_is(value, dev):
+    x, dy = dev.array(np.array([-1.0, 0.0, 2.0, 9.0, math.nan])), dev.array(np.full(5, value))
+    for mode, coef, passed in ((M.RELU, 1.0, [2, 3]), (M.CLIPPED_RELU, 6.0, [2])):
+        y = activation(x, mode=mode, coef=coef)
+        got = activation_bwd(x, y, dy, mode=mode, coef=coef).numpy()
+        np.testing.assert_array_equal(got, [value if place in passed else 0.0 for place in range(5)])
+
+
+def test_the_gradient_of_elu_goes_by_y_and_wants_a_coef(dev):
+    x = dev.array(np.array([-2.0, 0.0, 3.0]))
+    got = activation_bwd(x, activation(x, mode=M.ELU, coef=6.0), dev.array(np.ones(3)), mode=M.ELU, coef=6.0).numpy()
+    np.testing.assert_allclose(got, [6 * math.exp(-2), 1, 1])
+    with pytest.raises(NoRow, match="needs a coef above 0 for the gradient of ELU"):
+        activation_bwd(x, x, x, mode=M.ELU, coef=0.0)
+    assert activation(x, mode=M.ELU, coef=0.0).numpy().tolist() == [0, 0, 3]

@@ -225,3 +225,21 @@ def test_a_request_that_adds_to_its_result_is_not_repeatable(host):
     dy, x, dw = host.zeros((1, 4, 3, 3)), host.zeros((1, 2, 5, 5)), host.zeros((4, 2, 3, 3))
     assert ConvBwdFilterRequest(dy, x, dw).repeatable
     assert not ConvBwdFilterRequest(dy, x, dw, beta=1.0).repeatable
+
+
+def test_a_tanh_that_gives_nan_is_not_fused(host):
+    """cuDNN's kernels made beforehand give NaN above 44; it compiles right ones for NHWC and 16 bits, or TF32."""
+    tanh = {"activation": Activation.TANH_FWD}
+    for dtype, last, taken in (("f16", True, True), ("bf16", True, True), ("f16", False, False), ("f32", True, False)):
+        x, w = host.zeros((2, 9, 9, 16), dtype), host.zeros((8, 3, 3, 16), dtype)
+        x, w = (t.transpose(0, 3, 1, 2) if last else t for t in (x, w if last else host.zeros((8, 9, 3, 3), dtype)))
+        for arch in (HOST, Arch(90)):
+            request = ConvFwdRequest(x, w, host.zeros(8, dtype), **tanh)
+            if taken:
+                select(request, arch)
+                continue
+            with pytest.raises(NoRow, match="for TANH_FWD"):
+                select(request, arch)
+            select(ConvFwdRequest(x, w, host.zeros(8, dtype), activation=Activation.SIGMOID_FWD), arch)
+    x, w = (host.zeros(shape, "f32").transpose(0, 3, 1, 2) for shape in ((2, 9, 9, 16), (8, 3, 3, 16)))
+    select(ConvFwdRequest(x, w, host.zeros(8, "f32"), compute=Compute.COMPUTE_32F_FAST_TF32, **tanh), Arch(90))

@@ -141,3 +141,16 @@ def test_logits_that_are_not_dense_have_no_row(dev):
     numbers = [dev.zeros(shape, "i32") for shape in ((1,), (1,), (1,))]
     with pytest.raises(NoRow, match="needs logits dense"):
         ctc_loss(dev.zeros((4, 1, 6))[:, :, :5], *numbers, max_label_length=1)
+
+
+def test_a_class_without_probability_has_no_gradient_there(dev, rng):
+    """-∞ is a probability of 0: the loss is that of the paths that are left, and no gradient is NaN."""
+    logits = rng.standard_normal((5, 1, 3))
+    logits[2, 0, 1] = -np.inf
+    request = request_of(dev, logits.astype(np.float32), [1, 2], [2], [5])
+    loss, gradient = (t.numpy() for t in dispatch.run(request))
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(loss, [enumerated(logits[:, 0].astype(np.float32), [1, 2])], rtol=1e-5)
+    assert np.isfinite(gradient).all()
+    assert gradient[2, 0, 1] == 0
+    np.testing.assert_allclose(gradient.sum(axis=-1), 0, atol=1e-5)

@@ -71,6 +71,21 @@ def small(dev, **options):
         (lambda _: {"ends": [2, 6]}, "a dispatch Tensor"),
         (lambda d: {"out": d.zeros((6, 7), "bf16")}, r"shape \(6, 8\)"),
         (lambda d: {"alpha": d.zeros(2)}, "one element"),
+        (lambda d: {"alpha": d.zeros(1, "f64")}, "an f32 tensor of one element"),
+        (lambda _: {"alpha": None}, "alpha: got None; expected a number"),
+        (lambda _: {"alpha": "2"}, "alpha: got '2'; expected a number"),
+        (lambda _: {"alpha": True}, "alpha: got True; expected a number"),
+        (lambda _: {"alpha": 1 + 2j}, "a number"),
+        (lambda _: {"alpha": (1.0, 2.0)}, "a number"),
+        (lambda _: {"alpha": np.ones(1)}, "a number"),
+        (lambda _: {"alpha": 1e308}, "a number that f32 holds"),
+        (lambda _: {"alpha": 10**400}, "a number that f32 holds"),
+        (lambda _: {"alpha": 2.0, "epilogue": evt.accumulator()}, "the epilogue reads no alpha"),
+        (lambda d: {"alpha": d.zeros(1), "epilogue": evt.accumulator()}, "the epilogue reads no alpha"),
+        (lambda _: {"fast_accum": 1}, "fast_accum: got 1; expected a bool"),
+        (lambda _: {"config": 7}, "config: got 7; expected a Config"),
+        (lambda _: {"out_dtype": 7}, "out_dtype: got 7; expected a dtype"),
+        (lambda d: {"out_dtype": "f32", "out": d.zeros((6, 8), "bf16")}, "bf16, the dtype of out"),
         (lambda _: {"epilogue": evt.accumulator() + evt.row("bias")}, "over the accumulator and alpha"),
         (lambda _: {"epilogue": "silu"}, "a tree of"),
     ],
@@ -78,6 +93,24 @@ def small(dev, **options):
 def test_a_bad_request_says_what_is_wrong(options, message, dev):
     with pytest.raises(BadRequest, match=message):
         small(dev, **options(dev))
+
+
+@pytest.mark.parametrize("alpha", [None, "2", True, 1j, (1.0,), {}, 1e308], ids=str)
+def test_alpha_of_several_products_is_looked_at(alpha, dev):
+    a, b = dev.zeros((6, 16), "bf16"), dev.zeros((16, 8), "bf16")
+    with pytest.raises(BadRequest, match="alpha"):
+        cutlass_grouped_gemm([a], [b], alpha=alpha)
+    with pytest.raises(BadRequest, match="alpha"):
+        cutlass_grouped_gemm(a, dev.zeros((1, 16, 8), "bf16"), [6], alpha=alpha)
+
+
+@pytest.mark.parametrize("alpha", [2, 2.0, np.float32(2), np.int64(2)], ids=repr)
+def test_alpha_is_any_number(alpha, dev):
+    a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((16, 8)), "bf16")
+    assert (cutlass_grouped_gemm([a], [b], alpha=alpha)[0].numpy().astype(float) == 32).all()
+    one = dev.array(np.ones((1, 16, 8)), "bf16")
+    for given in (alpha, dev.array(np.full(1, alpha, np.float32))):
+        assert (cutlass_grouped_gemm(a, one, [6], alpha=given).numpy().astype(float) == 32).all()
 
 
 @pytest.mark.parametrize(

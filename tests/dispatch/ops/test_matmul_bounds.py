@@ -6,16 +6,21 @@ import numpy as np
 import pytest
 
 from dispatch.keys import F8E4M3, F8E5M2
-from dispatch.ops.matmul.trial import CUT_OFF
+from dispatch.ops.matmul.tensor_cores import CUT_OFF
 
 
 def tensor_core(a, b):
-    """A dot product as Hopper's fp8 tensor cores add it up: 32 products and the sum so far, cut off 13 bits behind."""
+    """A dot product as Hopper's fp8 tensor cores add it up: 32 products and the sum so far, cut off 13 bits behind.
+
+    So is what comes of it.
+    """
     total = 0.0
     for start in range(0, len(a), 32):
         terms = [*(a[start : start + 32] * b[start : start + 32]), total]
         unit = 2.0 ** (max(math.floor(math.log2(abs(x))) for x in terms if x) - 13)
         total = sum(math.trunc(x / unit) * unit for x in terms)
+        unit = 2.0 ** (math.floor(math.log2(abs(total) or 1)) - 13)
+        total = math.trunc(total / unit) * unit
     return total
 
 

@@ -48,7 +48,7 @@ def test_numpy_also_takes_what_the_gpu_row_refuses(row, host, rng):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_cases_cover_what_a_row_lists(row):
     found = cases(row)
-    assert 3 <= len(found) <= 60
+    assert 3 <= len(found) <= 64
     assert {case.epilogue for case in found} == set(row.epilogues)
     assert {case.modes for case in found} == set(row.scales)
     assert len({case.id for case in found}) == len(found)

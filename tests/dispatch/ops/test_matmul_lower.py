@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import dispatch as dp
 from dispatch import MatmulRequest, Scales, device
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F8E4M3, F32, F64, Compute, Epilogue, ScaleMode
@@ -28,6 +29,7 @@ F64_ROW = SimpleNamespace(
     compute=Compute.COMPUTE_64F,
     epilogues=tuple(Epilogue),
     scales=(NOTHING,),
+    rules=(),
 )
 HOST = None
 
@@ -228,6 +230,64 @@ def test_random_strided_requests_are_lowered_to_what_a_blas_computes(seed, rng):
     assert trial.expected["out"].size
 
 
+def batched(rng, dims, inner, dtype="f64", *, padding=0, backward=True):
+    """A view (*dims, *inner) of random numbers whose batch axes may have gaps, or run backward through memory."""
+    gaps = [int(rng.integers(0, 2)) * int(rng.integers(1, 3)) for _ in dims]
+    between = [extent + int(rng.random() < 0.3) for extent in inner[:-1]]
+    room = (*(extent + gap for extent, gap in zip(dims, gaps, strict=True)), *between, inner[-1] + padding)
+    values = rng.integers(0, 256, room) if dtype == "u8" else rng.standard_normal(room)
+    steps = [slice(None, None, -1) if backward and rng.random() < 0.3 else slice(None) for _ in dims]
+    view = HOST.array(values, dtype)[tuple(slice(0, extent) for extent in dims)]
+    return view[(*steps, *(slice(0, extent) for extent in inner))]
+
+
+def request_of_a_batch(rng):
+    """A batch of square products that share B now and then, with vectors and a second matrix laid out on their own."""
+    m = n = k = int(rng.choice([2, 3, 8]))
+    n = n if rng.integers(3) else int(rng.choice([1, 4, 16]))
+    dims = tuple(int(rng.integers(1, 4)) for _ in range(int(rng.integers(1, 4))))
+    epilogue = E(rng.choice([int(e) for e in E]))
+
+    def matrix(rows, cols, *, columns, shared=False):
+        own = () if shared else dims
+        made = batched(rng, own, (cols, rows) if columns else (rows, cols), backward=False)
+        return made.mT if columns else made
+
+    in_columns = epilogue in (E.NONE, E.RELU, E.GELU) and not rng.integers(3)
+    a = matrix(m, k, columns=not rng.integers(3))
+    fields = {"a": a, "b": matrix(k, n, columns=bool(rng.integers(2)), shared=bool(rng.integers(3)))}
+    if rng.integers(2):
+        fields["out"] = matrix(m, n, columns=in_columns)
+        fields |= {"c": matrix(m, n, columns=in_columns), "beta": -0.5} if rng.integers(2) else {}
+    mask = epilogue.activation == "relu"
+    width = 16 * math.ceil(n / 128) if mask else n
+    if epilogue.is_gradient or (epilogue.writes_aux and rng.integers(2)):
+        padding = -width % (16 if mask else 8) + int(rng.integers(2)) * 16
+        fields["aux"] = batched(rng, dims, (m, width), "u8" if mask else "f64", padding=padding)
+    if epilogue.adds_bias:
+        fields["bias"] = batched(rng, dims if rng.integers(3) else (), (n,))
+    if epilogue.writes_bgrad and rng.integers(3):
+        fields["bgrad"] = batched(rng, dims, (m if epilogue is E.BGRADA else n,))
+    return MatmulRequest(epilogue=epilogue, **fields)
+
+
+@pytest.mark.parametrize("_", range(20))
+def test_random_batches_are_lowered_to_what_a_blas_computes(_, rng):
+    """Axes are joined, and a batch becomes one taller product, where every operand steps as that takes, and only there.
+
+    Operands of which each lies otherwise: what joins for A and D need not for a bias, an aux or a bias gradient.
+    """
+    folded = joined = 0
+    for _ in range(40):
+        request = request_of_a_batch(rng)
+        check(Trial.of(request.describe(), request, Compute.COMPUTE_64F, ()))
+        problem, offsets, *_ = lower(request, Compute.COMPUTE_64F)
+        count = math.prod(request.batch)
+        folded += count > 1 and problem.batch == len(offsets) == 1
+        joined += len(request.batch) > 1 and problem.batch == count
+    assert folded + joined, "no batch was folded and no axes were joined: they say nothing of either"
+
+
 # -- what the numbers are, for requests whose lowering can be said by hand ----------------------------------------
 def test_a_row_major_product_exchanges_its_operands(rng):
     a, b = HOST.array(rng.standard_normal((3, 5))), HOST.array(rng.standard_normal((5, 7)))
@@ -243,6 +303,29 @@ def test_a_batch_that_shares_b_becomes_one_taller_product(rng):
     a, b = HOST.array(rng.standard_normal((4, 3, 5))), HOST.array(rng.standard_normal((5, 7)))
     problem = lower(MatmulRequest(a=a, b=b), Compute.COMPUTE_64F).problem
     assert (problem.batch, problem.d.cols, problem.b.cols) == (1, 12, 12)
+
+
+def test_a_batch_axis_of_one_is_none(rng):
+    a, b = HOST.array(rng.standard_normal((3, 1, 4, 5))), HOST.array(rng.standard_normal((3, 1, 5, 7)))
+    lowered = lower(MatmulRequest(a=a, b=b), Compute.COMPUTE_64F)
+    assert (len(lowered.offsets), lowered.problem.batch) == (1, 3)
+
+
+def test_rows_beyond_what_an_extent_can_be_stay_a_batch():
+    """Layouts alone: lowering reads no memory."""
+    m, k, count = 40_000, 8, 2**16
+    small = HOST.zeros((k, k), "f64")
+    layout = HOST.layout(small.dtype, (count, m, k), (m * k, k, 1), small.ptr)
+    a = type(small)(small.storage, small.ptr, layout)
+    problem = lower(MatmulRequest(a=a, b=small.mT), Compute.COMPUTE_64F).problem
+    assert (problem.batch, problem.d.cols) == (count, m)
+
+
+def test_factors_of_rows_belong_to_each_product_of_a_batch():
+    a, b = HOST.zeros((3, 32, 32), "f8e4m3"), HOST.zeros((32, 16), "f8e4m3")
+    scales = Scales(a=HOST.array(np.ones(32, np.float32)), a_mode=ScaleMode.OUTER_VEC_32F)
+    problem = lower(MatmulRequest(a=a, b=b, scales=scales), Compute.COMPUTE_32F).problem
+    assert (problem.batch, problem.d.cols) == (3, 32)
 
 
 def test_batch_axes_that_do_not_join_become_calls_of_their_own(rng):
@@ -287,3 +370,49 @@ def test_c_and_out_have_one_order(rng):
     with pytest.raises(BadRequest, match="order"):
         lower(MatmulRequest(a=a, b=a, c=c), Compute.COMPUTE_64F)
     assert lower(MatmulRequest(a=a, b=a, c=c, out=HOST.zeros((8, 8), "f64").mT), Compute.COMPUTE_64F).exchanged is False
+
+
+VECTORS = {
+    "bias": dp.Epilogue.BIAS,
+    "aux": dp.Epilogue.GELU_AUX,
+    "bgrad": dp.Epilogue.DGELU_BGRAD,
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("skew", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_the_alignment_of_what_goes_with_an_epilogue_is_told(name, skew, batch):
+    """cuBLASLt reads bias and aux in vectors where it may: of another address the GPU makes a fault."""
+    host, m, n = dp.device("host"), 6, 10
+    a, b = host.zeros((*batch, m, 4), "bf16"), host.zeros((*batch, 4, n), "bf16")
+    shapes = {"bias": (n,), "aux": (*batch, m, n), "bgrad": (*batch, n)}
+    fields = {}
+    for one in {name, *(("aux",) if name == "bgrad" else ())}:
+        whole = host.zeros((400,), "bf16")
+        ptr = whole.ptr + 2 * (skew if one == name else 0)
+        strides = {
+            "bias": (1,),
+            "aux": (m * 16, 16, 1)[-len(shapes["aux"]) :],
+            "bgrad": (n, 1)[-len(shapes["bgrad"]) :],
+        }
+        fields[one] = dp.Tensor(whole.storage, ptr, host.layout(whole.dtype, shapes[one], strides[one], ptr))
+    request = MatmulRequest(a, b, epilogue=VECTORS[name], **fields)
+    problem = lower(request, dp.Compute.COMPUTE_32F).problem
+    told = problem.aux_alignment if name == "aux" else problem.bias_alignment
+    step = {"bias": 0, "aux": m * 16, "bgrad": n}[name] if batch else 0
+    expected = np.gcd.reduce([256, 2 * skew, 2 * step])
+    assert told == expected
+
+
+def test_the_alignment_of_an_operand_holds_for_every_call_of_a_batch():
+    """Two batch axes that do not merge are calls of their own, and begin where the strides say."""
+    host = dp.device("host")
+    a, b = host.zeros((2, 1, 3, 5), "bf16"), host.zeros((1, 3, 5, 7), "bf16")
+    lowered = lower(MatmulRequest(a, b), dp.Compute.COMPUTE_32F)
+    assert len(lowered.offsets) == 2
+    problem = lowered.problem
+    assert lowered.exchanged
+    assert (problem.a.alignment, problem.b.alignment, problem.d.alignment) == (256, 2, 2)
+    for place, matrix in ((0, problem.b), (1, problem.a), (6, problem.d)):
+        assert all(offsets[place] % matrix.alignment == 0 for offsets in lowered.offsets)

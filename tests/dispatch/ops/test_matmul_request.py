@@ -48,6 +48,7 @@ REFUSED = [  # what is changed in a good request, the operand that is named, wha
     (lambda: fields(compute=68),                                    "compute",  "68",               "Compute"),
     (lambda: fields(scales=2.0),                                    "scales",   "2.0",              "Scales"),
     (lambda: fields(fast_accum=1),                                  "fast_accum", "1",              "bool"),
+    (lambda: fields(reduced_precision=1),                           "reduced_precision", "1",       "bool"),
     (lambda: fields(workspace=-1),                                  "workspace", "-1",              "0 or more"),
     (lambda: fields(alpha="x"),                                     "alpha",    "'x'",              "number"),
     (lambda: fields(alpha=True),                                    "alpha",    "True",             "number"),
@@ -218,7 +219,8 @@ def test_what_a_run_gives_back(epilogue):
 def test_requests_that_differ_only_in_numbers_have_one_key():
     first, second = MatmulRequest(**fields(alpha=2.0)), MatmulRequest(**fields(alpha=3.0))
     assert first.key() == second.key()
-    for change in ({"epilogue": E.RELU}, {"compute": Compute.COMPUTE_32F}, {"c": zeros(4, 8)}, {"out_dtype": "f16"}):
+    changes = ({"epilogue": E.RELU}, {"compute": Compute.COMPUTE_32F}, {"c": zeros(4, 8)}, {"out_dtype": "f16"})
+    for change in (*changes, {"autotune": True}, {"reduced_precision": True}):
         assert MatmulRequest(**fields(**change)).key() != first.key()
 
 
@@ -246,3 +248,22 @@ def test_what_no_library_offers_is_no_row_with_reasons_and_a_way_out():
     assert len(caught.value.refusals) >= 1
     assert all(reasons for _, reasons in caught.value.refusals)
     assert caught.value.nearest in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bias", "aux", "bgrad"])
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+def test_what_an_epilogue_takes_must_lie_aligned(name, dtype):
+    """A kernel may read 16 bytes of it at once, and the library is not told where it lies."""
+    dev = dispatch.device("host")
+    epilogue = {"bias": Epilogue.BIAS, "aux": Epilogue.DGELU, "bgrad": Epilogue.BGRADB}[name]
+    a, b = dev.zeros((16, 32), dtype), dev.zeros((32, 24), dtype)
+    shape = (16, 24) if name == "aux" else (24,)
+    memory = dev.zeros((16 * 24 + 32,), dtype)
+    for first in range(17):
+        vector = memory[first : first + int(np.prod(shape))].reshape(shape)
+        request = MatmulRequest(a, b, epilogue=epilogue, **{name: vector})
+        if first * vector.dtype.itemsize % 16 == 0:
+            dispatch.run(request)
+            continue
+        with pytest.raises(NoRow, match=f"{name} at a multiple of 16 bytes, has {vector.layout.alignment}: copy it"):
+            dispatch.run(request)

@@ -146,6 +146,20 @@ def test_what_cudnn_has_no_engine_for_is_refused(host):
         select(NormFwdRequest(host.zeros((4, 9), "f16")[:, :5], one, one), Arch(90))
 
 
+@pytest.mark.parametrize("mode", list(NormMode))
+def test_operands_that_no_engine_can_read_are_refused(mode, host):
+    """Scale and bias elsewhere than at a multiple of 16 lose the device (BATCH_NORM); others are a late error."""
+    given = {"mode": mode, **({"groups": 2} if mode is NormMode.GROUP_NORM else {"training": True})}
+    arrays = {"x": (2, 8, 4, 8), "scale": (8,), **({} if mode is NormMode.RMS_NORM else {"bias": (8,)})}
+    whole = {name: host.zeros(shape, "f32") for name, shape in arrays.items()}
+    select(NormFwdRequest(**whole, **given), Arch(90))
+    for name, shape in {**arrays, "out": arrays["x"]}.items():
+        odd = host.zeros((int(np.prod(shape)) + 1,), "f32")[1:].reshape(shape)
+        for arch in (HOST, Arch(90)):
+            with pytest.raises(NoRow, match=f"needs {name} at a multiple of 16 bytes, has 4"):
+                select(NormFwdRequest(**{**whole, name: odd}, **given), arch)
+
+
 # -- group norm, step by step ---------------------------------------------------------------------------------------
 def instance_norm(node, ins):
     """cuDNN's instance norm by its definition, forward in training and backward with given statistics."""

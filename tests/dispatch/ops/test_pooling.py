@@ -2,6 +2,7 @@
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ import dispatch
 from dispatch import TABLE
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST
+from dispatch.keys import HOST, Arch
 from dispatch.ops.pooling import (
     PoolingBwdRequest,
     PoolingMode,
@@ -19,6 +20,7 @@ from dispatch.ops.pooling import (
     pooling_bwd,
     reference,
 )
+from dispatch.select import select
 
 ROWS = [row for row in TABLE if row.op.startswith("pooling") and row.on(HOST)]
 M = PoolingMode
@@ -140,3 +142,27 @@ def test_requests_of_the_same_windows_share_a_plan(dev):
     x = dev.zeros((1, 1, 4, 4))
     assert PoolingRequest(x, 2).key() == PoolingRequest(x, (2, 2), stride=2, padding=(0, 0)).key()
     assert PoolingRequest(x, 2).key() != PoolingRequest(x, 2, stride=1).key()
+
+
+def test_the_gradient_lies_as_what_it_is_of(dev):
+    """cuDNN takes no gradient that lies otherwise than what it is of, and says so with an error of its own."""
+    x, y = dev.zeros((2, 3, 4, 5), "f32"), dev.zeros((2, 3, 3, 4), "f32")
+    last, turned = (dev.zeros(shape, "f32").transpose(0, 3, 1, 2) for shape in ((2, 3, 4, 3), (2, 4, 5, 3)))
+    select(PoolingBwdRequest(x, y, dev.zeros((2, 3, 3, 4), "f32"), 2, stride=1), HOST)
+    with pytest.raises(NoRow, match="needs dy with the strides of y"):
+        select(PoolingBwdRequest(x, y, last, 2, stride=1), Arch(90))
+    with pytest.raises(NoRow, match="needs out with the strides of x"):
+        select(PoolingBwdRequest(x, y, dev.zeros((2, 3, 3, 4), "f32"), 2, stride=1, out=turned), Arch(90))
+
+
+@pytest.mark.parametrize("mode", [PoolingMode.MAX, PoolingMode.MAX_DETERMINISTIC])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
+def test_the_largest_of_what_is_not_finite(mode, dtype, dev):
+    """NaN is the largest; of -∞ alone it is the lowest finite number, as on a GPU; padding is no element."""
+    x = dev.array(np.array([-np.inf, -np.inf, 1, np.inf, np.nan, -np.inf]).reshape(1, 1, 6), dtype)
+    y = pooling(x, 2, mode=mode, stride=1, padding=1)
+    lowest = -float(ml_dtypes.finfo(y.dtype.numpy).max)
+    np.testing.assert_array_equal(y.numpy().astype(float).ravel(), [lowest, lowest, 1, np.inf, np.nan, np.nan, lowest])
+    dy = dev.array(np.ones(y.shape), dtype)
+    dx = pooling_bwd(x, y, dy, 2, mode=mode, stride=1, padding=1)
+    assert dx.numpy().astype(float).ravel().tolist() == [2, 0, 1, 1, 2, 1]

@@ -159,3 +159,15 @@ def test_sums_of_rows_and_columns_go_by_a_graph_and_the_rest_by_the_older_call(d
     for request in others:
         assert select(request, Arch(90)).function == "cudnnReduceTensor"
     assert select(ReduceRequest(x, 0), Arch(75)).function == "cudnnReduceTensor"
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16"])
+def test_extremes_of_what_is_not_finite(dtype, dev):
+    """NaN stays; of -∞ alone the largest is the lowest finite number that sums are kept in, as on a GPU."""
+    top = float(np.finfo(np.float64 if dtype == "f64" else np.float32).max)
+    rows = dev.array(np.array([[-np.inf] * 3, [np.inf] * 3, [1, np.nan, np.inf], [-np.inf, 2, 3]]), dtype)
+    wide = dtype if dtype == "f64" else "f32"
+    largest = reduce(rows, 1, op=R.MAX, out_dtype=wide).numpy()
+    np.testing.assert_array_equal(largest, [-top, np.inf, np.nan, 3])
+    np.testing.assert_array_equal(reduce(rows, 1, op=R.MIN, out_dtype=wide).numpy(), [-np.inf, top, np.nan, -np.inf])
+    np.testing.assert_array_equal(reduce(rows, 1, op=R.AMAX, out_dtype=wide).numpy(), [np.inf, np.inf, np.nan, np.inf])

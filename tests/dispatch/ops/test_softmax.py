@@ -8,7 +8,7 @@ import dispatch
 from dispatch import TABLE
 from dispatch.cudnn.trial import Mismatch, carry_out
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import BF16, F32, HOST
+from dispatch.keys import BF16, F32, HOST, Arch
 from dispatch.ops.softmax import (
     SoftmaxAlgorithm,
     SoftmaxBwdRequest,
@@ -19,6 +19,7 @@ from dispatch.ops.softmax import (
     softmax_bwd,
 )
 from dispatch.ops.softmax.rules import axes_of, four_axes
+from dispatch.select import select
 
 ROWS = [row for row in TABLE if row.op.startswith("softmax") and row.on(HOST)]
 LOG = SoftmaxAlgorithm.LOG
@@ -130,7 +131,7 @@ def test_axes_are_merged_where_memory_allows_it(dev):
 
 def test_a_case_notices_a_wrong_element_and_a_byte_beside(dev, rng):
     row = next(row for row in ROWS if row.dtypes == (F32, F32))
-    trial = next(case for case in cases(row) if case.name == "gaps").trial(dev, rng)
+    trial = next(case for case in cases(row) if case.name == "guarded").trial(dev, rng)
     result = dispatch.run(trial.request)
     trial.check(result)
     np.asarray(result)[0, 0, 0, 0] += 1e-4
@@ -147,3 +148,24 @@ def test_half_precision_is_rounded_once(dev, rng):
     expected = scipy.special.softmax(x.astype(np.float64), -1)
     got = softmax(dev.array(x)).numpy().astype(np.float64)
     assert np.all(np.abs(got - expected) <= 2.0**-8 * expected * 1.001)
+
+
+@pytest.mark.parametrize("arch", [HOST, Arch(90)], ids=str)
+def test_operands_that_do_not_lie_alike_are_refused(arch, dev):
+    """cuDNN takes them, and goes by the strides of one of them, or ends in an error of its own."""
+    dense, turned = dev.zeros((6, 10), "f32"), dev.zeros((10, 6), "f32").T
+    select(SoftmaxRequest(turned, 0), arch)  # the output is made as x lies
+    select(SoftmaxRequest(turned, 0, out=dev.zeros((10, 6), "f32").T), arch)
+    select(SoftmaxBwdRequest(turned, dev.zeros((10, 6), "f32").T), arch)
+    for request in (SoftmaxRequest(turned, out=dense), SoftmaxRequest(dense, out=turned)):
+        with pytest.raises(NoRow, match="needs out with the strides of x"):
+            select(request, arch)
+    with pytest.raises(NoRow, match="needs dy with the strides of y"):
+        select(SoftmaxBwdRequest(dense, turned), arch)
+    with pytest.raises(NoRow, match="needs out with the strides of y"):
+        select(SoftmaxBwdRequest(dense, dev.zeros((6, 10), "f32"), out=turned), arch)
+    with pytest.raises(NoRow, match="needs out with the strides of x"):
+        select(SoftmaxRequest(dev.zeros((6, 13), "f32")[:, :10]), arch)
+    gapped = dev.zeros((6, 13), "f32")[:, :10]
+    with pytest.raises(NoRow, match="without gaps"):
+        select(SoftmaxRequest(gapped, out=dev.zeros((6, 13), "f32")[:, :10]), arch)

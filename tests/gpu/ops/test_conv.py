@@ -39,8 +39,7 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     case = next(case for case in cases(row) if case.name == "plain")
     trial = case.trial(gpu, rng)
     for _ in range(4):
-        for memory in trial.written:
-            memory.whole.copy_from(memory.before)
+        trial.renew()
         trial.check(dispatch.run(trial.request))
 
 

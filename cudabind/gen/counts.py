@@ -1,0 +1,44 @@
+"""How many functions each module binds, by CUDA release, as the Markdown table that README has.
+
+`python -m cudabind.gen --counts` prints it and a test holds README against it. It reads the generated modules and the
+pinned versions: no header is parsed and no library is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from cudabind import _bind
+from cudabind._lazy import key
+from cudabind.gen import sources
+from cudabind.gen.libraries import ROWS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SHOWN = ("12.9", "13.0", "13.5")
+
+
+def functions(module: ModuleType, version: str) -> int:
+    """The functions of a generated module that the headers of a version declare, the inline ones among them."""
+    since: dict[str, str] = module.SINCE
+    until: dict[str, str] = module.UNTIL
+    names = [
+        name for name, value in vars(module).items() if isinstance(value, (_bind.StatusFunction, _bind.ValueFunction))
+    ]
+    # A second spelling (`cublasCreate` for `cublasCreate_v2`) is the same function.
+    own = [name for name in names if getattr(module, name).__name__ == name]
+    return sum(key(since.get(n, "0")) <= key(version) <= key(until.get(n, "9999")) for n in own)
+
+
+def table() -> str:
+    """The table, a row for each module that has functions."""
+    lines = [f"| module | {' | '.join(f'CUDA {release}' for release in SHOWN)} |", "|---|" + "---|" * len(SHOWN)]
+    for row in ROWS:
+        if row.symbols or not row.prefixes:
+            continue
+        module = importlib.import_module(f"cudabind.sys.{row.module}")
+        counts = [functions(module, sources.version(row, release)) for release in SHOWN]
+        lines.append(f"| `{row.module}` | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)

@@ -1,0 +1,194 @@
+"""Checks of what users give: numbers, choices, shapes, dtypes and arrays, each kind in one place.
+
+Requests, devices and tensors ask here. What does not fit raises BadRequest, with the name, what was given and what was
+expected; whatever an object's own methods raise meanwhile is part of that message. This file knows no op and no device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dispatch.errors import BadRequest, DispatchError
+from dispatch.keys import Compute, Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from enum import IntEnum
+
+__all__ = [
+    "MAX_FLOAT",
+    "as_array",
+    "check_bool",
+    "check_bytes",
+    "check_dtype",
+    "check_enum",
+    "check_int",
+    "check_kinds",
+    "check_number",
+    "check_shape",
+    "check_type",
+    "converted",
+    "shown",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+MAX_INT = 2**31 - 1
+MAX_FLOAT = int(np.finfo(np.float64).max)
+MAX_AXES = 64  # NumPy's
+MAX_BYTES = 2**62  # of one array: addresses and strides within it stay far from the end of 64 bits
+LONGEST = 200  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and whatever its own repr does."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001  # of an object of the user's
+        text = f"a {type(value).__name__}, whose repr raised {type(error).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+# -- single values ----------------------------------------------------------------------------------------------------
+def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
+    """A Python integer in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(name, shown(value), f"a whole number from {low} to {high}")
+    return value
+
+
+def check_bytes(name: str, value: object) -> None:
+    """A number of bytes, or None."""
+    if value is not None and (type(value) is not int or value < 0):
+        raise BadRequest(name, shown(value), "a number of bytes, 0 or more, or None")
+
+
+def check_bool(name: str, value: object) -> None:
+    """True or False, and nothing that is only as true."""
+    if not isinstance(value, bool):
+        raise BadRequest(name, shown(value), "a bool")
+
+
+def check_number(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
+    """A real number in a range, NaN only where there is no range: what it means is the op's to say."""
+    is_any = (low, high) == (-math.inf, math.inf)
+    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if isinstance(value, int):
+        fits = fits and abs(value) <= MAX_FLOAT  # a larger one cannot be made a float
+    if not fits or not (is_any or low <= value <= high):  # type: ignore[operator]
+        raise BadRequest(name, shown(value), "a number" if is_any else f"a number from {low:g} to {high:g}")
+
+
+def check_enum(name: str, value: object, kind: type[IntEnum]) -> None:
+    """A member of an enum."""
+    if not isinstance(value, kind):
+        raise BadRequest(name, shown(value), f"a {kind.__name__}: {', '.join(member.name for member in kind)}")
+
+
+def check_type(name: str, value: T, kind: Any) -> T:
+    """An instance of a class."""
+    if not isinstance(value, kind):
+        raise BadRequest(name, shown(value), f"a {kind.__name__}")
+    return value
+
+
+def check_dtype(name: str, spec: Any) -> Dtype:
+    """The dtype that a short name, a Dtype or a NumPy dtype means."""
+    try:
+        return Dtype.of(spec)
+    except TypeError:
+        raise BadRequest(name, shown(spec), f"a dtype, one of {', '.join(Dtype.by_name)}") from None
+
+
+def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
+    """A shape, of which an array with elements of so many bits can be addressed."""
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if isinstance(extents, np.ndarray) and extents.ndim == 1:
+        extents = tuple(extents)
+    if not isinstance(extents, (tuple, list)) or len(extents) > MAX_AXES:
+        raise BadRequest(name, shown(shape), f"an integer, or a tuple of up to {MAX_AXES} of them")
+    for extent in extents:
+        if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
+            raise BadRequest(name, shown(shape), "integers of 0 or more")
+    found = tuple(int(extent) for extent in extents)
+    if math.prod(max(extent, 1) for extent in found) * bits > MAX_BYTES * 8:
+        raise BadRequest(name, shown(shape), "fewer elements: no memory holds so many")
+    return found
+
+
+# -- fields of requests ----------------------------------------------------------------------------------------------
+def check_kinds(request: Any) -> None:
+    """Raise BadRequest where a field of a dataclass is not of the kind that it is annotated with.
+
+    That is for the kinds below, which mean the same in every op; a class looks at the others, and at ranges, itself.
+    """
+    kind: Any = type(request)
+    for name, check in _kinds_of(kind):
+        check(name, getattr(request, name))
+
+
+def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+    def check_unless_none(name: str, value: object) -> None:
+        if value is not None:
+            check(name, value)
+
+    return check_unless_none
+
+
+def _compute(name: str, value: object) -> None:
+    check_enum(name, value, Compute)
+
+
+KINDS: dict[str, Callable[[str, Any], object]] = {
+    "bool": check_bool,
+    "float": check_number,
+    "float | None": _or_none(check_number),
+    "Compute | None": _or_none(_compute),
+}
+NAMED: dict[str, Callable[[str, Any], object]] = {"workspace": check_bytes, "out_dtype": _or_none(check_dtype)}
+
+
+@cache
+def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
+    found = ((field.name, NAMED.get(field.name) or KINDS.get(str(field.type))) for field in fields(kind))
+    return tuple((name, check) for name, check in found if check is not None)
+
+
+# -- arrays -----------------------------------------------------------------------------------------------------------
+def as_array(name: str, source: Any) -> Array:
+    """The array of numbers that NumPy makes of an object."""
+    try:
+        array = np.asarray(source)
+    except (DispatchError, MemoryError):  # of a tensor, which explains itself
+        raise
+    except Exception as error:
+        expected = "an array, or what numpy.asarray makes one of"
+        raise BadRequest(name, f"a {type(source).__name__}", expected, f"{type(error).__name__}: {error}") from error
+    is_number = array.dtype.kind in "biufc" or array.dtype in Dtype.by_numpy or array.dtype.isbuiltin == 2
+    if not is_number:
+        raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
+    return array
+
+
+def converted(name: str, array: Array, kind: Dtype) -> Array:
+    """An array in a dtype; BadRequest where that would drop an imaginary part, or make integers of NaN or infinity.
+
+    A float that is too large becomes infinite, as IEEE 754 has it, and integers wrap around, as NumPy has it.
+    """
+    if array.dtype == kind.numpy:
+        return array
+    if array.dtype.kind == "c" and not kind.is_complex:
+        raise BadRequest(name, f"complex numbers ({array.dtype})", f"real ones, for {kind}", "take x.real or abs(x)")
+    to_int = kind.numpy.kind in "iu" and array.dtype.kind not in "biu"
+    with np.errstate(all="ignore", invalid="raise" if to_int else "ignore"):
+        try:
+            return array.astype(kind.numpy)
+        except FloatingPointError:
+            raise BadRequest(name, "numbers that are not finite, or too large", f"what {kind} holds") from None

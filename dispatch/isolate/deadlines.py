@@ -1,0 +1,55 @@
+"""Deadlines: when the requests that were given to children with a time must have ended, the soonest first.
+
+seat.py enters a request before it is sent; the crew's warden asks which are over. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatch.future import TimedFuture
+
+__all__ = ["Deadlines"]
+
+
+class Deadlines:
+    """A heap of deadlines.
+
+    Guarantees: a request may be entered twice, by one who was interrupted and one who went on; it is dealt with once.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Any, TimedFuture]] = []  # the second item keeps the order total
+        self._lock = threading.Lock()
+        self._entries = itertools.count()
+
+    def add(self, future: TimedFuture, number: int, seat: Any) -> None:
+        with self._lock:
+            heapq.heappush(self._heap, (future.deadline, next(self._entries), number, seat, future))
+
+    def seconds_left(self, longest: float) -> float:
+        """Until the first of those that have not ended is due; `longest` where there is none, or later."""
+        with self._lock:
+            while self._heap and self._heap[0][4]._status:
+                heapq.heappop(self._heap)
+            return min(self._heap[0][0] - monotonic(), longest) if self._heap else longest
+
+    def due(self, now: float) -> tuple[int, Any] | None:
+        """The number and the place of one that is beyond its deadline and in flight; it stays until `pop`."""
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now:
+                _, _, number, seat, future = self._heap[0]
+                if not future._status and number in seat.sent:
+                    return number, seat
+                heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        """Be done with what `due` gave."""
+        with self._lock:
+            heapq.heappop(self._heap)

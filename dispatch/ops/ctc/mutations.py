@@ -1,0 +1,51 @@
+"""Wrong losses that every case must reject: see `dispatch/mutation.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.cudnn.formulas import EXACT
+from dispatch.mutation import changed, made
+from dispatch.ops.ctc.formulas import evaluate
+
+if TYPE_CHECKING:
+    from dispatch.ops.ctc.request import CtcRequest
+    from dispatch.tensor import Array
+
+    Results = dict[str, Array]
+
+__all__ = ["MUTATIONS", "named"]
+
+named = made
+
+
+def blank(request: CtcRequest) -> Results | None:
+    """The blank with the first label's logits."""
+    values = np.asarray(request.logits).copy()
+    values[..., 0] = values[..., 1]
+    return evaluate(replace(request, logits=changed(request.logits, values)), EXACT)
+
+
+def step(request: CtcRequest) -> Results | None:
+    """The longest sequence one step short."""
+    counts = np.asarray(request.input_lengths).copy()
+    if counts.max() < 2:
+        return None
+    counts[np.argmax(counts)] -= 1
+    return evaluate(replace(request, input_lengths=changed(request.input_lengths, counts)), EXACT)
+
+
+def label(request: CtcRequest) -> Results | None:
+    """One label taken for another."""
+    classes = request.logits.shape[-1]
+    if classes < 3:
+        return None
+    labels = np.asarray(request.labels).copy()
+    labels[0] = labels[0] % (classes - 1) + 1
+    return evaluate(replace(request, labels=changed(request.labels, labels)), EXACT)
+
+
+MUTATIONS = {"another blank": blank, "one step left out": step, "another label": label}

@@ -1,0 +1,193 @@
+"""Epilogues that cuBLASLt does not do precisely: its product in the compute type, then kernels of this library.
+
+Two kinds of requests end here, unless they ask for reduced precision. GELU in f64, by rows of its own: the library's is
+far less precise than f64; there the kernels work in D's own memory. And products with a D of 16 bits that every
+algorithm offered would round before bias, GELU or its gradient (see launched.py); there they read f32 from scratch
+memory. All runs on the lane's stream and is captured with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from cudabind import driver
+from cudabind._fork import anew
+from dispatch.errors import Refused
+from dispatch.keys import F32, F64, HALF, Compute, Dtype, Epilogue
+from dispatch.ops.matmul.cublaslt import (
+    ALPHA,
+    AUX,
+    BETA,
+    BGRAD,
+    BIAS,
+    FIRST_FACTOR,
+    HINT,
+    OUT,
+    C,
+    CublasLtPlan,
+    EmptyPlan,
+    vectors_of,
+    workspace_limit,
+)
+from dispatch.ops.matmul.exact_kernels import Functions, Launch, Matrix, Work, functions
+from dispatch.ops.matmul.lower import Lowered, Problem, lower
+from dispatch.ops.matmul.lower import Matrix as Place
+from dispatch.ops.matmul.scales import scale_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.lane import CudaLane
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.request import Argument, Plan
+    from dispatch.row import Row
+    from dispatch.tensor import Storage
+
+__all__ = ["ExactPlan", "behind", "launches", "plan", "product_of", "work_of"]
+
+ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2}
+
+
+def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+    """Bind a request of f64 with a GELU; Refused where NVRTC is missing, or knows no such GPU."""
+    if 0 in request.shape:
+        return EmptyPlan(request, lane, row)
+    lowered = lower(request, row.compute or Compute.COMPUTE_64F)
+    made = _plan(request, lane, row, lowered)
+    if request.autotune:
+        made.tune(request)
+    return made
+
+
+def behind(request: MatmulRequest, lane: CudaLane, row: Row, lowered: Lowered, refusal: Refused) -> ExactPlan:
+    """Bind a request with a D of 16 bits whose epilogue no algorithm fuses; the refusal where there is no kernel."""
+    problem = lowered.problem
+    stored = {
+        dtype for dtype in (problem.d.dtype, problem.c.dtype, problem.bias_dtype, problem.aux_dtype) if dtype >= 0
+    }
+    if stored - {request.d_dtype.cuda} or request.d_dtype not in HALF or problem.factors:
+        raise refusal
+    return _plan(request, lane, row, lowered)
+
+
+def _plan(request: MatmulRequest, lane: CudaLane, row: Row, lowered: Lowered) -> ExactPlan:
+    try:
+        found = functions(lane, request.d_dtype)
+    except Refused as refusal:
+        raise Refused(f"{refusal}; {HINT}") from refusal
+    product = Lowered(product_of(lowered.problem, request.epilogue), *lowered[1:])
+    scale = scale_dtype(request.a.dtype, row.compute)
+    made = ExactPlan(lane, row, product, vectors_of(request, product), scale, workspace_limit(request, lane))
+    made.follow(request.epilogue, lowered.problem, request.d_dtype, found)
+    return made
+
+
+def product_of(problem: Problem, epilogue: Epilogue) -> Problem:
+    """What is left to cuBLASLt: in f64 all but the activation, else the product alone, dense and in f32."""
+    fields: dict[str, Any] = {"epilogue": int(Epilogue.NONE), "aux_dtype": -1, "aux_ld": 0, "aux_stride": 0}
+    if problem.d.dtype == F64.cuda and epilogue.adds_bias:
+        return problem._replace(**fields | {"epilogue": int(Epilogue.BIAS)})
+    fields |= {"bias_dtype": -1, "bias_stride": 0}
+    if problem.d.dtype != F64.cuda:
+        d = problem.d
+        dense = Place(F32.cuda, d.rows, d.cols, d.rows, d.rows * d.cols if problem.batch > 1 else 0)
+        fields |= {"c": dense, "d": dense, "adds_c": False}
+    return problem._replace(**fields)
+
+
+class ExactPlan(CublasLtPlan):
+    """One `cublasLtMatmul`, and the kernels behind it that make D of its product."""
+
+    __slots__ = ("_dtype", "_epilogue", "_functions", "_launches", "_scratch", "_work")
+
+    def follow(self, epilogue: Epilogue, whole: Problem, dtype: Dtype, found: Functions) -> None:
+        """Run the kernels of this epilogue behind each product; `whole` says where D, C, aux and bgrad lie."""
+        self._epilogue, self._dtype, self._functions = epilogue, dtype, found
+        self._scratch: Storage | None = None
+        self._work = work_of(epilogue, whole, self.lowered.problem)
+        self._launches = launches(epilogue, self._work, found, self._lane)
+        if dtype is not F64:
+            self._scratch = _shared(self._lane, whole.batch * whole.d.rows * whole.d.cols * F32.itemsize)
+
+    def resized(self, problem: Problem) -> ExactPlan:
+        if self._scratch is not None:
+            raise Refused("other extents may have an algorithm of the library's own")
+        made = ExactPlan(*self.parts(problem))
+        made.follow(self._epilogue, problem, self._dtype, self._functions)
+        return made
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        if self._scratch is None:
+            super().enqueue(arguments)
+            return
+        beta = arguments[BETA]
+        if type(beta) is int:
+            self._work.beta_at = beta
+        else:
+            self._work.set_beta(float(beta.real), F32)
+        super().enqueue((*arguments[: ALPHA + 1], 0.0, *arguments[FIRST_FACTOR:]))
+
+    def _call(self, operands: Sequence[int]) -> None:
+        work, given = self._work, list(operands)
+        work.d.at = operands[OUT]
+        if self._scratch is not None:
+            if self._scratch.owner is not self._lane.stream:
+                # Made while the caller captured the lane's stream, on another one, which was waited for since.
+                self._scratch.owner = self._scratch.writer = self._lane.stream
+            work.c.at, work.bias.at = operands[C] or None, operands[BIAS] or None
+            base = self._scratch.base
+            # Of a beta in device memory the library does not know that it is 0: then C must be some address.
+            given[OUT], given[C] = base, base if self.lowered.problem.device_scalars else 0
+        work.product.at = given[OUT]
+        work.aux.at, work.sums.at = operands[AUX] or None, operands[BGRAD] or None
+        super()._call(given)
+        for launch in self._launches:
+            status = launch()
+            if status:
+                self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+                raise driver.error("cuLaunchKernel", status)
+
+
+def work_of(epilogue: Epilogue, whole: Problem, product: Problem) -> Work:
+    """The kernels' parameter for a problem as `lower` gives it, and what is left of it; its addresses are to be set."""
+    return Work(
+        product=Matrix(0, product.d.ld, product.d.batch_stride),
+        d=Matrix(0, whole.d.ld, whole.d.batch_stride),
+        c=Matrix(0, whole.c.ld, whole.c.batch_stride),
+        aux=Matrix(0, whole.aux_ld, whole.aux_stride),
+        bias=Matrix(0, 0, whole.bias_stride),
+        sums=Matrix(0, 0, whole.bias_stride),
+        rows=whole.d.rows,
+        columns=whole.d.cols,
+        batch=whole.batch,
+        activation=ACTIVATIONS[epilogue.activation],
+    )
+
+
+def launches(epilogue: Epilogue, work: Work, found: Functions, lane: CudaLane) -> list[Launch]:
+    """The kernels of an epilogue, in their order."""
+    names = ["backward" if epilogue.is_gradient else "forward"]
+    if epilogue.writes_aux and epilogue.activation == "relu":
+        names.insert(0, "mask")
+    if epilogue.writes_bgrad:
+        names.append("sum_columns")
+    return [Launch(found[name], name, work, lane) for name in names]
+
+
+_scratches: WeakKeyDictionary[CudaLane, WeakValueDictionary[int, Storage]] = WeakKeyDictionary()
+_lock = threading.Lock()
+anew(sys.modules[__name__], "_lock", threading.Lock)
+
+
+def _shared(lane: CudaLane, nbytes: int) -> Storage:
+    """So many bytes for a product: of each power of 2 one for a lane, whose plans run one after the other."""
+    size = 1 << (nbytes - 1).bit_length()
+    with _lock:
+        known = _scratches.setdefault(lane, WeakValueDictionary())
+    storage = known.get(size)
+    if storage is None:
+        storage = known[size] = lane.device.allocate(size, lane.stream)
+    return storage

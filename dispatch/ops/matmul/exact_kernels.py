@@ -1,0 +1,220 @@
+"""Epilogues as kernels of this library: over products in the compute type, compiled by NVRTC.
+
+exact.py launches them behind `cublasLtMatmul` where the library itself would round too early, or approximates too
+roughly. A process compiles them at its first such plan, for the dtypes of that. This file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cudabind import driver, nvrtc
+from cudabind._fork import anew
+from cudabind.errors import LibraryNotFound, NvrtcError
+from dispatch.errors import Refused
+from dispatch.keys import BF16, F16, F32, F64, Dtype
+from dispatch.ops.matmul.formulas import GELU_CUBIC, GELU_INNER
+
+if TYPE_CHECKING:
+    from dispatch.cuda import CudaDevice
+    from dispatch.lane import CudaLane
+
+__all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
+
+# What D, C, bias, aux and bias gradients are stored in: Half, Brain or double.
+STORED = r"""
+struct Half { unsigned short bits; };
+struct Brain { unsigned short bits; };
+__device__ double read(double x) { return x; }
+__device__ void write(double& at, double x) { at = x; }
+__device__ float read(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+__device__ void write(Half& at, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(at.bits) : "f"(x)); }
+__device__ float read(Brain x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ void write(Brain& at, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(at.bits) : "f"(x)); }
+"""
+# T is the dtype of the sums, S what is stored. Matrices are column-major, `step` from one of the batch to the next.
+KERNELS = r"""
+typedef long long Int;
+typedef SUM_TYPE T;
+typedef STORED_TYPE S;
+struct Matrix { void* at; Int ld, step; };
+struct Work {
+    Matrix product, d, c, aux, bias, sums;
+    Int rows, columns, batch, activation;  // 1 is ReLU, 2 GELU
+    T* beta_at;
+    T beta;
+};
+
+template <class Element> __device__ Element& at(const Matrix& m, Int row, Int column, Int batch)
+{
+    return ((Element*)m.at)[batch * m.step + column * m.ld + row];
+}
+
+__device__ T affine(const Work& w, Int row, Int column, Int batch)
+{
+    T x = at<T>(w.product, row, column, batch);
+    T beta = w.beta_at ? *w.beta_at : w.beta;
+    if (w.c.at && beta != 0) x += beta * read(at<S>(w.c, row, column, batch));  // with beta 0, C may hold anything
+    if (w.bias.at) x += read(at<S>(w.bias, row, 0, batch));
+    return x;
+}
+
+// With s = 1 / (1 + exp(-2 u)), 1 + tanh(u) is 2 s: so nothing cancels where tanh(u) is near -1. `rest` is 1 - s.
+__device__ void split(T x, T& s, T& rest)
+{
+    T u = T(INNER) * (x + T(CUBIC) * x * x * x), e = exp(-2 * (u < 0 ? -u : u)), large = 1 / (1 + e);
+    s = u < 0 ? e * large : large;
+    rest = u < 0 ? large : e * large;
+}
+
+#define EACH \
+    for (Int batch = blockIdx.z; batch < w.batch; batch += gridDim.z) \
+        for (Int column = blockIdx.y; column < w.columns; column += gridDim.y)
+
+extern "C" __global__ void forward(Work w)
+{
+    Int row = blockIdx.x * Int(blockDim.x) + threadIdx.x;
+    if (row >= w.rows) return;
+    EACH {
+        T x = affine(w, row, column, batch), s, rest;
+        if (w.activation == 2) {
+            if (w.aux.at) write(at<S>(w.aux, row, column, batch), x);
+            split(x, s, rest);
+            x *= s;
+        } else if (w.activation == 1) {
+            x = x < 0 ? T(0) : x;  // of NaN, NaN
+        }
+        write(at<S>(w.d, row, column, batch), x);
+    }
+}
+
+// The bit mask of a ReLU, a byte for each thread; the steps of aux are in bits.
+extern "C" __global__ void mask(Work w)
+{
+    Int row = 8 * (blockIdx.x * Int(blockDim.x) + threadIdx.x);
+    if (row >= w.rows) return;
+    EACH {
+        int bits = 0;
+        for (int i = 0; i < 8 && row + i < w.rows; ++i) bits |= (affine(w, row + i, column, batch) > 0) << i;
+        ((unsigned char*)w.aux.at)[(batch * w.aux.step + column * w.aux.ld + row) / 8] = bits;
+    }
+}
+
+extern "C" __global__ void backward(Work w)
+{
+    Int row = blockIdx.x * Int(blockDim.x) + threadIdx.x;
+    if (row >= w.rows) return;
+    EACH {
+        T x = read(at<S>(w.aux, row, column, batch)), s, rest, gradient = affine(w, row, column, batch);
+        split(x, s, rest);
+        gradient *= s + 2 * x * s * rest * (T(INNER) * (1 + 3 * T(CUBIC) * x * x));
+        at<T>(w.product, row, column, batch) = gradient;
+        write(at<S>(w.d, row, column, batch), gradient);
+    }
+}
+
+extern "C" __global__ void sum_columns(Work w)
+{
+    __shared__ T part[LINES][WARP];
+    Int row = blockIdx.x * Int(WARP) + threadIdx.x;
+    for (Int batch = blockIdx.z; batch < w.batch; batch += gridDim.z) {
+        T sum = 0;
+        if (row < w.rows)
+            for (Int column = threadIdx.y; column < w.columns; column += LINES)
+                sum += at<T>(w.product, row, column, batch);
+        part[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.y == 0 && row < w.rows) {
+            for (int line = 1; line < LINES; ++line) sum += part[line][threadIdx.x];
+            write(at<S>(w.sums, row, 0, batch), sum);
+        }
+        __syncthreads();
+    }
+}
+"""
+WARP, LINES = 32, 8
+CONSTANTS = {"INNER": repr(GELU_INNER), "CUBIC": repr(GELU_CUBIC), "WARP": WARP, "LINES": LINES}  # of the source
+TYPES = {F64: ("double", "double"), F16: ("float", "Half"), BF16: ("float", "Brain")}  # of sums, stored; by dtype of D
+NAMES = ("forward", "mask", "backward", "sum_columns")
+THREADS = 256
+MOST_BLOCKS = 65535  # of a grid along y and z
+Functions = dict[str, int]
+
+
+class Matrix(ctypes.Structure):
+    """A matrix or vector in memory, as the kernels take it."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("ld", ctypes.c_int64), ("step", ctypes.c_int64))
+
+
+class Work(ctypes.Structure):
+    """The one parameter of every kernel; `beta` is read as the dtype of the sums, which `sums_in` says."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("product", "d", "c", "aux", "bias", "sums")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "batch", "activation")),
+        ("beta_at", ctypes.c_void_p),
+        ("beta", ctypes.c_double),
+    )
+
+    def set_beta(self, value: float, sums: Dtype) -> None:
+        """Set beta, in the dtype of the sums."""
+        kind = ctypes.c_float if sums is F32 else ctypes.c_double
+        kind.from_buffer(self, Work.beta.offset).value = value
+
+
+class Launch:
+    """One kernel over a Work, which may change from run to run but for its extents."""
+
+    def __init__(self, function: int, name: str, work: Work, lane: CudaLane) -> None:
+        high, wide, block = min(work.batch, MOST_BLOCKS), min(work.columns, MOST_BLOCKS), (THREADS, 1, 1)
+        rows = -(-work.rows // 8) if name == "mask" else work.rows
+        if name == "sum_columns":
+            wide, block = 1, (WARP, LINES, 1)
+        grid = (-(-rows // block[0]), wide, high)
+        self.name, self._work = name, work  # which the parameters point to
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(work))
+        fixed = (*grid, *block, 0, lane.target, self._pointers, None)
+        self._launch = partial(_launch_function(), ctypes.c_void_p(function), *fixed)
+
+    def __call__(self) -> int:
+        """Enqueue; gives the driver's status."""
+        status: int = self._launch()
+        return status
+
+
+def _launch_function() -> Any:
+    return driver.cuLaunchKernel.unchecked
+
+
+_loaded: WeakKeyDictionary[CudaDevice, dict[Dtype, tuple[Any, Functions]]] = WeakKeyDictionary()
+_lock = threading.Lock()
+anew(sys.modules[__name__], "_lock", threading.Lock)
+
+
+def functions(lane: CudaLane, dtype: Dtype) -> Functions:
+    """The kernels for a dtype of D on the lane's device, loaded once for all its plans; Refused where there is none."""
+    with _lock:
+        loaded = _loaded.setdefault(lane.device, {})
+        if dtype not in loaded:
+            module = driver.cuModuleLoadData(cubin(f"{lane.device.arch}", dtype))
+            found = {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
+            loaded[dtype] = module, found
+        return loaded[dtype][1]
+
+
+@cache
+def cubin(arch: str, dtype: Dtype) -> bytes:
+    """The kernels for an architecture, such as "sm_90"; Refused with the reason where they cannot be compiled."""
+    sums, stored = TYPES[dtype]
+    macros = {**CONSTANTS, "SUM_TYPE": sums, "STORED_TYPE": stored}
+    options = [f"-arch={arch}", "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
+    try:
+        return nvrtc.compile(STORED + KERNELS, "epilogue.cu", options).code
+    except (LibraryNotFound, NvrtcError) as error:
+        raise Refused(f"NVRTC gives no kernels for an epilogue of {dtype}: {error}") from error

@@ -1,0 +1,96 @@
+"""Wrong recurrent networks that every case must reject: see `dispatch/mutation.py`.
+
+They start from what a trial was drawn from, for a backward pass's request knows no f64 forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.mutation import made
+from dispatch.ops.rnn.formulas import as_it_is
+
+if TYPE_CHECKING:
+    from dispatch.tensor import Array, Tensor
+
+    Results = dict[str, Array]
+
+__all__ = ["MUTATIONS", "named"]
+
+PASSES = {
+    "rnn_fwd": {"out": "y", "hy": "hy", "cy": "cy"},
+    "rnn_bwd_data": {"out": "dx", "dhx": "dhx", "dcx": "dcx"},
+    "rnn_bwd_weights": {"out": "dweights"},
+}
+
+
+def named(request: Any, result: Any) -> dict[str, Tensor]:
+    """The results of a pass, without the reserve space, which is the library's own."""
+    return {name: t for name, t in made(request, result).items() if name in PASSES[request.op]}
+
+
+def _results(drawn: Any, found: dict[str, Array]) -> Results:
+    return {name: found[source] for name, source in PASSES[drawn.case.op].items() if source in found}
+
+
+def gate(drawn: Any) -> Results | None:
+    """The last gate of the first layer without its state; of one unit the state may be next to nothing."""
+    if drawn.network.hidden_size < 2:
+        return None
+    weights = {name: array.copy() for name, array in drawn.named.items()}
+    rows = weights["weight_hh_l0"]
+    rows[-drawn.network.hidden_size :] = 0
+    return _results(drawn, drawn._passes(drawn.operands, as_it_is, weights)[0])
+
+
+def bias(drawn: Any) -> Results | None:
+    """The first layer's bias left out."""
+    weights = {name: array.copy() for name, array in drawn.named.items()}
+    name = next((name for name in ("bias_ih_l0", "bias_hh_l0") if name in weights), None)
+    if name is None or drawn.network.hidden_size < 2:
+        return None
+    weights[name][:] = 0
+    return _results(drawn, drawn._passes(drawn.operands, as_it_is, weights)[0])
+
+
+def step(drawn: Any) -> Results | None:
+    """The input, and the gradient behind the output, of the first step left out."""
+    if drawn.case.steps < 2:
+        return None
+    operands = {**drawn.operands, **{name: drawn.operands[name].copy() for name in ("x", "dy")}}
+    operands["x"][0] = operands["dy"][0] = 0
+    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+
+
+def backward(drawn: Any) -> Results | None:
+    """The steps in reverse."""
+    if drawn.case.steps < 2:
+        return None
+    operands = {**drawn.operands, **{name: drawn.operands[name][::-1] for name in ("x", "dy")}}
+    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+
+
+def states(drawn: Any) -> Results | None:
+    """The first states, or the gradients behind the last, left out."""
+    operands = {name: a if name in ("x", "dy") else np.zeros_like(a) for name, a in drawn.operands.items()}
+    if not drawn.case.with_states or drawn.case.op == "rnn_bwd_weights":
+        return None
+    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+
+
+def nothing(drawn: Any) -> Results | None:
+    """A result of zeros."""
+    results = _results(drawn, drawn.expected)
+    return {"out": np.zeros_like(results["out"])}
+
+
+MUTATIONS = {
+    "a gate without the state": gate,
+    "bias left out": bias,
+    "one step left out": step,
+    "steps in reverse": backward,
+    "states left out": states,
+    "all zeros": nothing,
+}

@@ -1,0 +1,113 @@
+"""Files that a program believes because they are its user's own: what is in them is given to libraries and GPUs to run.
+
+The caches of algorithms and of compiled kernels ask here. A file or folder of somebody else, or one that somebody else
+may write to, is as if it were not there; so is one that cannot be read. Nothing here knows what the files are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["cache_folder", "locked", "own_folder", "read", "write"]
+
+LARGEST = 1 << 28  # bytes of a file that is read
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder() -> Path:
+    """Where caches lie: CUDABIND_CACHE, or `cudabind` in the user's cache folder.
+
+    For a user without a home it is a folder of the user's name in the system's folder for temporary files.
+    """
+    named = os.environ.get("CUDABIND_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "cudabind"
+    try:
+        return Path.home() / ".cache" / "cudabind"
+    except RuntimeError:  # no HOME, and the user is not in the system's list
+        return Path(tempfile.gettempdir()) / f"cudabind-{os.getuid()}"
+
+
+def is_own(facts: os.stat_result) -> bool:
+    """Whether only this user may write to something."""
+    return facts.st_uid == os.getuid() and not facts.st_mode & OTHERS
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder where there is none, and a private one of one that is shared; OSError where that cannot be."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.stat()
+    if facts.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
+    if not is_own(facts):  # made as a parent of another, where the user's umask lets a group write
+        path.chmod(stat.S_IMODE(facts.st_mode) & ~OTHERS)
+
+
+def read(path: Path) -> bytes:
+    """What is in a file of this user's, in a folder of this user's; OSError for any other."""
+    if not is_own(path.parent.stat()):
+        raise PermissionError(f"{path.parent} belongs to others, or they may write to it")
+    # Neither a link, which may lead to anybody's file, nor a pipe, which would be waited for.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or not is_own(facts) or facts.st_size > LARGEST:
+            raise PermissionError(f"{path} is no file that only this user may write to")
+        return file.read(LARGEST)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file in an own folder at once: who reads it sees the old one or the new one."""
+    own_folder(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Within it no other process is, for one folder; where the file system knows no locks, they may be.
+
+    The lock is the folder's own: no file stays behind, and it goes with a process that is killed.
+    """
+    own_folder(folder)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _locking.add(handle)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the descriptor, too
+        _locking.discard(handle)
+        os.close(handle)
+
+
+def _after_fork() -> None:
+    """In a forked process: it would wait for itself, had it locks of its parent."""
+    for handle in list(_locking):
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _locking.clear()
+
+
+_locking: set[int] = set()  # descriptors
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,176 @@
+"""Hostile values of every type in every place that users can reach: a result or an error of this library, or TypeError.
+
+Never another exception, a crash or a hang. The values and the good requests that they are put into are in hostile.py.
+tests/dispatch/test_fuzz.py makes mistakes that are named, one at a time; here nobody knows what is wrong.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import dispatch as dp
+from dispatch.errors import DispatchError, Undelivered
+
+spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
+hostile = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hostile)
+
+REQUESTS, CALLS, SUBMITTED = 20_000, 6_000, 400
+TAKEN = (DispatchError, TypeError)
+
+
+@pytest.fixture
+def pool(rng):
+    made = hostile.Pool(rng)
+    with hostile.little_memory():
+        yield made
+    made.other.close()
+
+
+def ends_well(action, *words):
+    """Whether an action gives a result; another error than ours fails the test, with the words of what led to it."""
+    try:
+        action()
+    except TAKEN:
+        return False
+    except Exception as error:
+        raise AssertionError(f"{' '.join(map(str, words))} raised {error!r}") from error
+    return True
+
+
+def changes(pool, request):
+    """One to three fields of a request with hostile values in their places."""
+    names = [field.name for field in dataclasses.fields(request)]
+    chosen = {pool.pick(names) for _ in range(int(pool.rng.integers(1, 4)))}
+    return {name: pool.value(getattr(request, name)) for name in sorted(chosen)}
+
+
+def change_and_run(pool, request, changed):
+    """Run a request with other fields, of which `changed` then tells; a dataclass in a field may refuse its own."""
+    changed |= changes(pool, request)
+    dp.run(dataclasses.replace(request, **changed))
+
+
+def test_requests(pool):
+    kinds = list(pool.requests)
+    good = 0
+    for number in range(REQUESTS):
+        request = pool.request(kinds[number % len(kinds)])
+        changed = {}
+        good += ends_well(partial(change_and_run, pool, request, changed), number, request.describe(), "with", changed)
+    assert 0 < good < REQUESTS
+    for requests in pool.requests.values():
+        for request in requests:
+            dp.run(request)  # what was refused has left nothing behind
+
+
+def test_every_value_in_every_field_that_is_no_tensor(pool):
+    """As far as the values are the same for all: there are some twenty thousand such requests, and none runs."""
+    for requests in pool.requests.values():
+        request = requests[-1]
+        for field in dataclasses.fields(request):
+            if isinstance(getattr(request, field.name), dp.Tensor) or "Tensor" in str(field.type):
+                continue
+            for value in (*hostile.PLAIN, *(make() for make in hostile.MADE)):
+                changed = {field.name: value}
+                ends_well(partial(dataclasses.replace, request, **changed), request.describe(), "with", changed)
+
+
+FUNCTIONS = (
+    "matmul", "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "cutlass_gemm", "cutlass_grouped_gemm",
+    "cutlass_conv_fwd", "norm_fwd", "norm_bwd", "pooling", "pooling_bwd", "reduce", "softmax", "softmax_bwd",
+    "activation", "activation_bwd", "sdpa_fwd", "sdpa_bwd", "ctc_loss", "dropout", "dropout_bwd", "dropout_states",
+    "rnn", "rnn_bwd_data", "rnn_bwd_weights", "run", "prepare", "explain", "from_dlpack",
+    "from_cuda_array_interface", "device", "pack_weights", "unpack_weights", "aux_shape", "ragged_offsets",
+)  # fmt: skip
+OF_DEVICE = ("empty", "zeros", "array", "pinned", "fill_zero")
+OF_TENSOR = (
+    "transpose", "__getitem__", "reshape", "copy_from", "copy_from_async", "numpy_async", "item",
+    "__len__", "__eq__", "numpy",
+)  # fmt: skip
+
+
+def arguments(pool):
+    """Up to four arguments, some of them tensors that a function may take."""
+    count = int(pool.rng.integers(5))
+    return [pool.value(pool.pick(list(pool.requests.values()))[0].tensors()[:1] or None) for _ in range(count)]
+
+
+def test_functions(pool):
+    for number in range(CALLS):
+        name = FUNCTIONS[number % len(FUNCTIONS)]
+        given = arguments(pool)
+        ends_well(partial(getattr(dp, name), *given), name, given)
+
+
+@pytest.mark.parametrize("names", [OF_DEVICE, OF_TENSOR], ids=["device", "tensor"])
+def test_methods(names, pool):
+    for number in range(CALLS // 2):
+        name = names[number % len(names)]
+        owner = pool.device if names is OF_DEVICE else pool.tensor(pool._any_tensor())
+        given = arguments(pool)
+        if name in ("__getitem__", "__eq__"):
+            given = [pool.value(1)]
+        ends_well(partial(getattr(owner, name), *given), owner, name, given)
+
+
+SUPERVISOR = {
+    "device": "host", "streams": 1, "isolation": "thread", "queue_size": 8, "when_full": "block", "placement": "affine",
+    "max_restarts": 1, "max_seconds": 1.0, "setup": (), "spare": 0, "hang_seconds": 1.0, "completion": "poll",
+    "journal": None, "cooldown": None,
+}  # fmt: skip
+SUBMIT = {"timeout": 5.0, "worker": 0, "priority": 0, "after": ()}
+LARGE = 64  # workers, at most: what asks for more may well be meant
+
+
+def test_supervisors(pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a name is a journal's
+    before = threading.active_count()
+
+    def open_and_close(fields):
+        if type(streams := fields["streams"]) is int and streams > LARGE:
+            return
+        with contextlib.suppress(OSError, ValueError):  # the system's own, of a journal's path
+            dp.Supervisor(**fields).close()
+
+    names = list(SUPERVISOR)
+    opened = 0
+    for number in range(SUBMITTED):
+        name = names[number % len(names)]
+        fields = {**SUPERVISOR, name: pool.value(SUPERVISOR[name])}
+        opened += ends_well(partial(open_and_close, fields), "Supervisor", fields)
+    assert 0 < opened < SUBMITTED
+    assert threading.active_count() <= before + 2  # a compiler of nothing, a timer
+
+
+def test_what_is_submitted(pool):
+    sup = dp.Supervisor("host", streams=2)
+
+    def submit(fields):
+        future = sup.submit(**fields)
+        with contextlib.suppress(*TAKEN):
+            future.result(120)
+
+    names = ["request", *SUBMIT]
+    for number in range(SUBMITTED):
+        name = names[number % len(names)]
+        good = {"request": pool.request(dp.MatmulRequest), **SUBMIT}
+        fields = {**good, name: pool.value(good[name])}
+        ends_well(partial(submit, fields), "submit", fields)
+        ends_well(partial(sup.submit_many, [pool.value() for _ in range(3)]), "submit_many")
+    with pytest.raises(Undelivered):  # of what was no request
+        sup.close()
+
+
+def test_callbacks_that_cannot_be_called(pool):
+    with dp.Supervisor("host", streams=1) as sup:
+        future = sup.submit(pool.request(dp.MatmulRequest))
+        for value in (None, 5, "x", ()):
+            with pytest.raises(TypeError, match="cannot be called"):
+                future.add_done_callback(value)
+        future.result(120)

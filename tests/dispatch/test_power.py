@@ -1,0 +1,89 @@
+"""Whether the cases of each row would see a fault: wrong results are given to each case's own check, on the host.
+
+Cases are held to what a GPU's libraries may do, which is the most that any row allows. A mutation whose result is the
+right one once rounded cannot be seen by anybody and does not count; but each must be seen in some case of each row.
+"""
+
+import importlib
+import zlib
+
+import pytest
+
+import dispatch
+from dispatch import TABLE
+from dispatch.mutation import verdicts
+from dispatch.ops.cutlass_gemm.trials import quantized_cases, tree_cases
+from dispatch.ops.matmul.trial import as_on_a_gpu
+
+HOST = dispatch.device("host")
+ELSEWHERE = {
+    "cudnn_graph": "users' own graphs have no cases: tests/dispatch/cudnn holds their nodes",
+    "dropout_states": "a state is the library's own: its cases hold the masks drawn from it against another's",
+}
+EVERY = 3
+FURTHER = ("several_cases",)  # of a row, beside `cases`
+
+
+def family(row):
+    return ".".join(row.call.__module__.split(".")[:3])
+
+
+def cases_of(row):
+    """All cases of a row, wherever its op keeps them."""
+    rooms = [importlib.import_module(family(row))]
+    rooms += [importlib.import_module(f"{family(row)}.trials")] if not hasattr(rooms[0], "cases") else []
+    return [case for room in rooms for name in ("cases", *FURTHER) for case in getattr(room, name, lambda _: [])(row)]
+
+
+def groups():
+    """Rows with the same cases, by the names of the first; those for the host are the GPU's but for the library."""
+    found = {}
+    for row in TABLE:
+        if row.op not in ELSEWHERE:
+            cases = cases_of(row)
+            found.setdefault((row.op, row.dtypes, tuple(map(repr, cases))), pytest.param(row, cases, id=row.name))
+    return list(found.values())
+
+
+def judge(room, cases, rng):
+    """What no case sees though it shows, as lines; and the mutations that were tried, and those that were seen.
+
+    Each case tries one in `EVERY` mutations, others in the next run of another seed; those that nothing was seen of
+    are tried in all cases until one sees them.
+    """
+    blind, seen, tried, turn = [], set(), set(), int(rng.integers(EVERY))
+
+    def look(case, wanted):
+        with as_on_a_gpu():
+            trial = case.trial(HOST, rng)
+        for mutation, rejected in verdicts(trial, room.named, room.MUTATIONS, wanted):
+            if mutation == "none":
+                assert rejected is False, f"{case.id} rejects the rounded reference"
+                continue
+            tried.add(mutation)
+            if rejected:
+                seen.add(mutation)
+            elif rejected is False:
+                blind.append(f"{case.id} takes: {mutation}")
+
+    for number, case in enumerate(cases):
+        look(case, lambda mutation, number=number: (zlib.crc32(mutation.encode()) + number + turn) % EVERY == 0)
+    for case in cases:
+        if unseen := room.MUTATIONS.keys() - seen:
+            look(case, unseen.__contains__)
+    return blind, seen, tried
+
+
+@pytest.mark.parametrize(("row", "cases"), groups())
+def test_every_case_of_a_row_rejects_every_mutation(row, cases, rng):
+    room = importlib.import_module(f"{family(row)}.mutations")
+    blind, seen, tried = judge(room, cases, rng)
+    assert not blind, "\n".join(blind)
+    assert tried & room.MUTATIONS.keys() <= seen
+
+
+@pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
+def test_every_random_tree_rejects_every_mutation(case, rng):
+    blind, seen, _ = judge(importlib.import_module("dispatch.ops.cutlass_gemm.mutations"), [case] * EVERY, rng)
+    assert not blind, "\n".join(blind)
+    assert seen

@@ -1,0 +1,791 @@
+"""Memory let go of beside streams of other libraries and captures: in order, and without a handle that is gone.
+
+The stand-in for the driver knows what is behind what. It notes handles that are touched when their stream is gone,
+memory that is freed before its uses are done, and captures that are ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dispatch import dlpack
+from dispatch.cuda import CudaDevice
+from dispatch.device import _hand_back
+from dispatch.errors import BadRequest
+from dispatch.isolate.chunks import file_chunk
+from dispatch.isolate.memory import SharedCuda
+from dispatch.replay import TRIES, Recordings
+from dispatch.stream import Stream, current, relaxed
+from dispatch.tensor import Storage, Tensor
+
+SHAPE = (4, 8)
+
+
+@pytest.fixture
+def driver(stand_in):
+    return stand_in(1)
+
+
+@pytest.fixture
+def run(driver):
+    """Run on a thread of its own, which has no lanes yet; afterwards nothing that must never happen has happened."""
+
+    def run(work):
+        def guarded():
+            work(CudaDevice(0, 1))
+            assert driver.thread.__dict__.get("mode", 0) == 0, "the thread's own mode is as it was"
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(guarded).result()
+        assert (driver.touched, driver.early, driver.lost) == ([], [], [])
+
+    return run
+
+
+def lend(tensor, handle):
+    """Give a tensor to a consumer on a stream; returns what the consumer holds."""
+    dlpack._lend(tensor, handle)
+    return [tensor.storage]
+
+
+def borrow(dev, keep):
+    """A tensor over memory of another library, on the current stream."""
+    memory = dev.empty(SHAPE)
+    storage = Storage(dev, memory.ptr, 0, dev.lane().stream, _hand_back, (memory, keep))
+    return Tensor(storage, memory.ptr, memory.layout)
+
+
+class Gone:
+    """Says when it is given back."""
+
+    def __init__(self):
+        self.is_back = False
+
+    def holder(self):
+        outer = self
+
+        class Holder:
+            def __del__(self):
+                outer.is_back = True
+
+        return Holder()
+
+
+# -- streams that are gone ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reused", [False, True])
+def test_memory_used_on_a_stream_that_is_gone(driver, run, reused):
+    def work(dev):
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle):
+            one, other = dev.zeros(SHAPE), dev.zeros(SHAPE)
+        driver.end_theirs(handle)
+        if reused:
+            driver.begin_theirs(handle)
+            with Stream.from_handle(dev, handle):
+                dev.fill_zero(other)  # behind its use on the first stream of that handle
+        else:
+            dev.fill_zero(other)  # on ours
+        del one, other
+        size = len(driver.memory)
+        dev.bytes_in_use()
+        assert len(driver.memory) == size - 2
+
+    run(work)
+
+
+def test_what_is_used_on_streams_in_turn_is_behind_each_of_them(driver, run):
+    def work(dev):
+        handles = [driver.begin_theirs() for _ in range(3)]
+        tensor = dev.zeros(SHAPE)
+        for handle in (*handles, *handles):
+            with Stream.from_handle(dev, handle):
+                copy = dev.lane().twin(tensor)
+                dev.fill_zero(copy)
+        for handle in handles:
+            driver.end_theirs(handle)
+        dev.fill_zero(tensor)
+        clock = driver.clock(dev.lane().stream.c_handle.value)
+        assert len(clock) >= 3, "the writer is behind the readers"
+        del tensor, copy
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_default_stream_waits_for_a_stream_that_is_gone_in_the_context_of_its_device(stand_in, count):
+    driver = stand_in(count)
+
+    def work():
+        devices = [CudaDevice(number, 1) for number in range(count)]
+        dev = devices[-1]
+        handle = driver.begin_theirs(context=driver.contexts[-1])
+        with Stream.from_handle(dev, handle):
+            tensor = dev.zeros(SHAPE)
+        driver.end_theirs(handle)
+        driver.cuCtxSetCurrent(driver.contexts[0])
+        with Stream.from_handle(dev, 0):
+            dev.fill_zero(tensor)
+        assert driver.stack == driver.contexts[:1]
+        del tensor
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+    assert (driver.touched, driver.early, driver.lost) == ([], [], [])
+
+
+def test_lent_memory_is_held_until_its_stream_is_named_again(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        kept = lend(dev.zeros(SHAPE), handle)
+        driver.use(kept[0].base, handle)
+        kept.clear()
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1, "nobody says that the stream is alive"
+        with Stream.from_handle(dev, handle):
+            dev.bytes_in_use()
+        assert not driver.memory
+        again = dev.zeros(SHAPE)
+        kept = lend(again, handle)
+        del again
+        driver.use(kept[0].base, handle)
+        kept.clear()
+        dev.bytes_in_use()
+        lend(dev.zeros(SHAPE), handle)  # names it, too
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+
+    run(work)
+
+
+class Shared(SharedCuda):
+    """A GPU's memory that children map, out of the host's: of the driver's own the stand-in has none."""
+
+    def __init__(self):
+        CudaDevice.__init__(self, 0, 1)
+        self._begin()
+
+    def _make_chunk(self, nbytes):
+        return file_chunk(nbytes)
+
+
+def test_shared_memory_that_was_lent_is_no_other_tensors_before_the_consumer_is_done(driver, run):
+    def work(_):
+        dev = Shared()
+        in_use = dev.bytes_in_use
+        handle = driver.begin_theirs()
+        kept = lend(dev.empty(SHAPE), handle)
+        base = kept[0].base
+        kept.clear()
+        others = [dev.empty(SHAPE) for _ in range(3)]
+        assert base not in {other.ptr for other in others}, "nobody says that the consumer is done with it"
+        assert in_use() == 4 * 512
+        with Stream.from_handle(dev, handle):
+            pass
+        others.append(dev.empty(SHAPE))
+        others.append(dev.empty(SHAPE))
+        assert base in {other.ptr for other in others}
+        others.clear()
+        kept = lend(dev.empty(SHAPE), handle)
+        driver.end_theirs(handle)
+        kept.clear()
+        dev.empty(SHAPE)
+        assert in_use() >= 512
+        dev.trim()
+        dev.synchronize()
+        dev.trim()
+        assert (in_use(), len(dev.chunks)) == (0, 0)
+        kept = lend(dev.empty(SHAPE), driver.begin_theirs())
+        dev.close()
+        kept.clear()
+        gc.collect()
+        assert in_use() == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_lent_memory_whose_stream_is_gone_waits_for_the_device(driver, run, reused):
+    def work(dev):
+        handle = driver.begin_theirs()
+        kept = lend(dev.zeros(SHAPE), handle)
+        driver.use(kept[0].base, handle)
+        driver.end_theirs(handle)
+        if reused:
+            driver.begin_theirs(handle)
+        kept.clear()
+        if reused:
+            with Stream.from_handle(dev, handle):
+                dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1, "the new stream of that handle says nothing of the first"
+        dev.synchronize()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_memory_that_was_shown_to_anybody_waits_for_the_device(driver, run):
+    def work(dev):
+        tensor = dev.zeros(SHAPE)
+        face = dlpack.cuda_array_interface(tensor)
+        theirs = driver.begin_theirs()
+        assert face["stream"] == dev.lane().stream.handle
+        driver.use(tensor.ptr, theirs)
+        driver.end_theirs(theirs)
+        del tensor
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        dev.trim()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_what_is_held_does_not_grow_without_an_end(driver, run):
+    def work(dev):
+        dev._most_stuck = 1 << 20  # as if the GPU were a small one
+        most = 0
+        for _ in range(100):
+            dlpack.cuda_array_interface(dev.empty((1 << 16,), "u8"))
+            most = max(most, len(driver.memory))
+        assert most <= 20
+
+    run(work)
+
+
+def test_other_libraries_memory_goes_back_once_our_streams_are_done(driver, run):
+    def work(dev):
+        driver.is_slow = True
+        handle = driver.begin_theirs()
+        for on_theirs in (False, True):
+            gone = Gone()
+            if on_theirs:
+                with Stream.from_handle(dev, handle) as theirs:
+                    tensor = borrow(dev, gone.holder())
+                    dev.fill_zero(tensor)
+                driver.end_theirs(handle)
+            else:
+                tensor = borrow(dev, gone.holder())
+                dev.fill_zero(tensor)
+            del tensor
+            dev.bytes_in_use()
+            assert not gone.is_back, "a stream of ours still uses it"
+            if on_theirs:
+                theirs.finish_uses()
+            else:
+                dev.lane().stream.synchronize()
+            dev.bytes_in_use()
+            assert gone.is_back
+
+    run(work)
+
+
+def test_nothing_is_waited_for_as_memory_dies(driver, run, monkeypatch):
+    def work(dev):
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle):
+            used = dev.zeros(SHAPE)
+        lent = lend(dev.zeros(SHAPE), handle)
+        seen = dev.zeros(SHAPE)
+        dlpack.cuda_array_interface(seen)
+        with monkeypatch.context() as patch:
+            for name in ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxRecordEvent"):
+                patch.setattr(getattr(driver, name), "carry_out", None)  # cannot be called
+            lent.clear()
+            del used, seen
+            gc.collect()
+            dev.bytes_in_use()
+
+    run(work)
+
+
+def test_lanes_on_streams_that_come_and_go_are_few(driver, run):
+    def work(dev):
+        for _ in range(60):
+            with Stream.from_handle(dev, driver.begin_theirs()):
+                dev.lane()
+        assert len(current.lanes) <= 18
+
+    run(work)
+
+
+# -- captures -------------------------------------------------------------------------------------------------------
+def test_one_handle_is_one_stream(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        one = Stream.from_handle(dev, handle)
+        assert Stream.from_handle(dev, handle) is one
+        assert Stream.from_handle(dev, 1) is Stream.from_handle(dev, 0)
+        mine = Stream.from_handle(dev, 2)
+        assert Stream.from_handle(dev, 2) is mine
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(Stream.from_handle(dev, 2)))
+        other.start()
+        other.join()
+        assert seen[0] is not mine, "each thread has its own"
+        driver.begin_capture(handle)
+        with one:
+            tensor = dev.zeros(SHAPE)
+            with Stream.from_handle(dev, handle):
+                dev.fill_zero(tensor)
+        assert driver.end_capture(handle)
+
+    run(work)
+
+
+def test_everything_else_goes_on_beside_a_callers_capture(driver, run):
+    def work(dev):
+        handle, lent_to = driver.begin_theirs(), driver.begin_theirs()
+        tensor, gone = dev.zeros(SHAPE), Gone()
+        number = driver.begin_capture(handle)
+        values = np.ones(SHAPE, np.float32)
+        assert dev.array(values).numpy().all()
+        assert tensor.copy_from_async(values).result().numpy_async().result().all()
+        kept = lend(dev.zeros(SHAPE), lent_to)
+        driver.use(kept[0].base, lent_to)
+        kept.clear()
+        with Stream.from_handle(dev, lent_to):
+            tensor = borrow(dev, gone.holder())
+        dev.stream().close()
+        dev.bytes_in_use()
+        del tensor
+        assert dev.lane().capture(lambda: None) is not None
+        gc.collect()
+        with Stream.from_handle(dev, handle):
+            made = dev.zeros(SHAPE)
+            dev.lane().zeros(64)
+        assert driver.end_capture(handle), driver.lost
+        where = made.ptr
+        del made
+        dev.bytes_in_use()
+        assert where in driver.memory, "the graph has it"
+        driver.end_graph(number)
+        dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert where not in driver.memory
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda dev, _: dev.array(np.ones(SHAPE)),
+        lambda _, tensor: tensor.copy_from(np.ones(SHAPE)),
+        lambda _, tensor: tensor.copy_from_async(np.ones(SHAPE)),
+        lambda _, tensor: tensor.numpy(),
+        lambda _, tensor: tensor.numpy_async(),
+        lambda dev, _: dev.synchronize(),
+        lambda dev, _: dev.lane().stream.synchronize(),
+        lambda dev, _: dev.trim(),
+    ],
+)
+def test_what_would_end_the_capture_is_refused_by_name(driver, run, act):
+    def work(dev):
+        tensor = dev.zeros(SHAPE)
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle) as theirs:
+            driver.begin_capture(handle)
+            with pytest.raises(BadRequest, match="under capture"):
+                act(dev, tensor)
+            assert not theirs.done()
+            assert driver.end_capture(handle)
+            act(dev, tensor)
+
+    run(work)
+
+
+def test_memory_given_to_a_consumer_in_a_capture_is_the_graphs(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        number = driver.begin_capture(handle)
+        with Stream.from_handle(dev, handle):
+            kept = lend(dev.empty(SHAPE), handle)
+            driver.use(kept[0].base, handle)
+            kept.clear()
+            dev.bytes_in_use()
+        assert driver.end_capture(handle)
+        dev.synchronize()
+        assert len(driver.memory) == 1
+        driver.end_graph(number)
+        dev.bytes_in_use()
+        dev.synchronize()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_memory_used_on_a_stream_of_ours_that_the_caller_captures_waits_for_the_end_of_that(driver, run):
+    def work(dev):
+        ours = dev.stream()
+        with ours:
+            one, other = dev.zeros(SHAPE), dev.zeros(SHAPE)
+        dev.fill_zero(other)
+        with ours:
+            dev.lane().twin(other)
+        driver.begin_capture(ours.handle)
+        del one, other
+        dev.bytes_in_use()
+        assert list(driver.capturing) == [ours.handle]
+        assert driver.end_capture(ours.handle)
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+@pytest.mark.parametrize("first", ["stream", "memory"])
+def test_garbage_that_holds_a_stream_and_its_memory(driver, run, first):
+    def work(dev):
+        stream = dev.stream()
+        with stream:
+            tensor = dev.zeros(SHAPE)
+        current.lanes.clear()
+        ring = [stream, tensor] if first == "stream" else [tensor, stream]
+        ring.append(ring)
+        handle = stream.c_handle.value
+        del stream, tensor, ring
+        gc.collect()
+        assert handle in driver.streams, "who looks at what died may be about to use it"
+        dev.bytes_in_use()
+        assert not driver.memory
+        assert handle not in driver.streams
+
+    run(work)
+
+
+def test_no_stream_of_ours_is_drawn_into_a_capture(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        number = driver.begin_capture(handle)
+        with Stream.from_handle(dev, handle):
+            tensor = dev.zeros(SHAPE)
+            with dev.stream(), pytest.raises(BadRequest, match="under capture"):
+                dev.fill_zero(tensor)
+        dev.fill_zero(tensor)  # nobody says that the stream is alive: what was captured is in no order
+        del tensor
+        dev.bytes_in_use()
+        assert list(driver.capturing) == [handle]
+        assert driver.end_capture(handle)
+        driver.end_graph(number)
+        dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_work_from_before_a_capture_on_a_stream_that_went_in_it_is_not_forgotten(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle):
+            tensor = dev.zeros(SHAPE)
+            driver.begin_capture(handle)  # so that nothing can be recorded behind the zeros as the block ends
+        assert driver.end_capture(handle)
+        driver.end_theirs(handle)
+        del tensor
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        dev.synchronize()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_a_recording_that_is_lost_is_repeated_then_given_up_and_errors_are_raised(driver, run):
+    def work(dev):
+        lane = dev.lane()
+        target, tries = lane.target.value, []
+
+        def lost():
+            tries.append(lane.target.value)
+            if len(tries) <= losses:
+                driver.lose("another library")
+
+        losses = 0
+        for losses, is_recorded in ((0, True), (TRIES - 1, True), (TRIES, False)):  # noqa: B007  # `lost` reads it
+            tries.clear()
+            assert (lane.capture(lost) is not None) == is_recorded
+            assert lane.target.value == target not in tries
+        with pytest.raises(ZeroDivisionError):
+            lane.capture(lambda: 1 // 0)
+        assert lane.target.value == target
+        assert not driver.capturing
+        assert lane.capture(lambda: None) is not None
+        driver.lost.clear()
+
+    run(work)
+
+
+def test_a_wait_for_the_device_and_a_recording_never_meet(run):
+    def work(dev):
+        stop = threading.Event()
+
+        def record():
+            dev.activate()
+            for _ in range(150):
+                assert dev.lane().capture(lambda: None) is not None
+
+        def wait():
+            dev.activate()
+            while not stop.is_set():
+                dev.synchronize()
+
+        with ThreadPoolExecutor(5) as pool:
+            waiting = pool.submit(wait)
+            recording = [pool.submit(record) for _ in range(4)]
+            try:
+                for one in recording:
+                    one.result()
+            finally:
+                stop.set()
+            waiting.result()
+
+    run(work)
+
+
+def test_who_waits_for_the_device_waits_for_a_recording_to_end(run):
+    def work(dev):
+        started, ended = threading.Event(), threading.Event()
+
+        def enqueue():
+            started.set()
+            while not dev.recordings._excluding and not ended.is_set():
+                time.sleep(0)  # until the other thread is there
+
+        def wait():
+            dev.activate()
+            started.wait()
+            try:
+                dev.synchronize()
+            finally:
+                ended.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait)
+            assert dev.lane().capture(enqueue) is not None
+            waiting.result()
+
+    run(work)
+
+
+def test_recordings_may_be_made_inside_of_one_another_and_wait_for_no_wait_of_their_own_thread():
+    recordings = Recordings()
+    with recordings.one(), recordings.none(), recordings.one():
+        pass
+    with recordings.none(), recordings.none():
+        pass
+    with pytest.raises(ZeroDivisionError), recordings.one():
+        _ = 1 // 0
+    with recordings.none():
+        pass
+
+
+def test_a_driver_without_identities_and_events_of_a_context_does_as_well(driver, run):
+    from cudabind.errors import SymbolNotFound
+
+    class Missing:
+        @property
+        def unchecked(self):
+            raise SymbolNotFound("cuda", "it", text="not there", hint="none")
+
+    driver.cuStreamGetId = driver.cuCtxRecordEvent = Missing()
+
+    def work(dev):
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle):
+            tensor = dev.zeros(SHAPE)
+        driver.end_theirs(handle)
+        driver.begin_theirs(handle)
+        with Stream.from_handle(dev, handle):
+            dev.fill_zero(tensor)
+        dev.synchronize()
+        del tensor
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+# -- in any order -----------------------------------------------------------------------------------------------------
+class Walk:
+    """Acts at random of a program that shares memory, streams and captures with other libraries."""
+
+    def __init__(self, driver, dev, seed):
+        self.driver, self.dev, self.random = driver, dev, random.Random(seed)
+        self.theirs, self.gone, self.entered = [], [], []
+        self.tensors, self.lent, self.graphs = [], [], []
+        self.captured = None
+        self.acts = []
+
+    def act(self):
+        self.acts.append(self.random.choice([name for name in dir(self) if name.startswith("do_")]))
+        getattr(self, self.acts[-1])()
+
+    def a_tensor(self):
+        return self.random.choice(self.tensors) if self.tensors else None
+
+    def may_refuse(self):
+        return self.captured is not None or bool(self.dev.externals.blind())
+
+    def is_captured(self):
+        return bool(self.entered) and self.captured is not None and self.entered[-1][0] == self.captured[0]
+
+    def do_begin_stream(self):
+        handle = self.gone.pop() if self.gone and self.random.random() < 0.7 else None
+        self.theirs.append(self.driver.begin_theirs(handle))
+
+    def do_end_stream(self):
+        free = [h for h in self.theirs if h not in [e[0] for e in self.entered] and not self._in_capture(h)]
+        if free:
+            handle = self.random.choice(free)
+            self.theirs.remove(handle)
+            self.gone.append(handle)
+            self.driver.end_theirs(handle)
+
+    def _in_capture(self, handle):
+        return handle in self.driver.capturing
+
+    def do_enter(self):
+        if self.theirs and len(self.entered) < 3:
+            handle = self.random.choice([*self.theirs, 0, 2])
+            stream = Stream.from_handle(self.dev, handle)
+            stream.__enter__()
+            self.entered.append((handle, stream))
+
+    def do_enter_ours(self):
+        if len(self.entered) < 3:
+            stream = self.dev.stream()
+            stream.__enter__()
+            self.entered.append((-1, stream))
+
+    def do_leave(self):
+        if self.entered:
+            self.entered.pop()[1].__exit__()
+
+    def do_make(self):
+        if len(self.tensors) < 12:
+            self.tensors.append(self.dev.zeros(SHAPE))
+
+    def do_write(self):
+        tensor = self.a_tensor()
+        if tensor is not None:
+            try:
+                self.dev.fill_zero(tensor)
+            except BadRequest:
+                assert self.may_refuse()
+
+    def do_read(self):
+        tensor = self.a_tensor()
+        if tensor is not None and not self.is_captured():
+            try:
+                self.tensors.append(self.dev.lane().twin(tensor))
+            except BadRequest:
+                assert self.may_refuse()
+
+    def do_drop(self):
+        if self.tensors:
+            self.tensors.pop(self.random.randrange(len(self.tensors)))
+
+    def do_lend(self):
+        tensor = self.a_tensor()
+        if tensor is not None and self.theirs:
+            handle = self.random.choice(self.theirs)
+            try:
+                self.lent.append((lend(tensor, handle), handle, self.driver.streams[handle]))
+            except BadRequest:
+                assert self.may_refuse()
+
+    def do_show(self):
+        tensor = self.a_tensor()
+        if tensor is not None:
+            try:
+                dlpack.cuda_array_interface(tensor)
+            except BadRequest:
+                assert self.may_refuse()
+
+    def do_use(self):
+        alive = [
+            one
+            for one in self.lent
+            if self.driver.streams.get(one[1]) == one[2] and one[1] not in self.driver.capturing
+        ]
+        if alive:
+            kept, handle, _ = self.random.choice(alive)
+            self.driver.use(kept[0].base, handle)
+
+    def do_give_back(self):
+        if self.lent:
+            self.lent.pop(self.random.randrange(len(self.lent)))
+
+    def do_borrow(self):
+        if not self.is_captured() and len(self.tensors) < 12:
+            self.tensors.append(borrow(self.dev, object()))
+
+    def do_look(self):
+        self.dev.bytes_in_use()
+
+    def do_wait(self):
+        if self.captured is None:
+            self.dev.synchronize()
+
+    def do_capture(self):
+        if self.theirs and self.captured is None:
+            handle = self.random.choice(self.theirs)
+            self.captured = handle, self.driver.begin_capture(handle, self.random.choice([0, 2]))
+
+    def do_end_capture(self):
+        if self.captured is not None:
+            handle, number = self.captured
+            self.captured = None
+            assert self.driver.end_capture(handle), self.driver.lost
+            self.graphs.append(number)
+
+    def do_end_graph(self):
+        if self.graphs:
+            self.driver.end_graph(self.graphs.pop())
+
+    def finish(self):
+        while self.entered:
+            self.do_leave()
+        self.do_end_capture()
+        while self.graphs:
+            self.do_end_graph()
+        self.tensors.clear()
+        self.lent.clear()
+        current.lanes.clear()
+        gc.collect()
+        for _ in range(3):
+            self.dev.bytes_in_use()
+            self.dev.synchronize()
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_program_in_any_order(driver, run, block):
+    for seed in range(block * 12, block * 12 + 12):
+        driver.is_slow = bool(seed % 2)
+
+        def work(dev, seed=seed):
+            walk = Walk(driver, dev, seed)
+            for _ in range(120):
+                walk.act()
+                assert (driver.touched, driver.early, driver.lost) == ([], [], []), seed
+            walk.finish()
+            with relaxed():
+                dev.releases.collect()
+            assert not driver.memory, seed
+
+        run(work)

@@ -1,0 +1,45 @@
+"""CUTLASS's kernels inside a graph that the caller captures, in the strictest mode: compiled and loaded in it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+
+import pytest
+
+import dispatch as dp
+from cudabind import driver
+from dispatch.errors import NoRow
+from dispatch.keys import HOST
+
+OPS = sorted({row.op for row in dp.TABLE if row.arch != HOST and row.library == "cutlass"})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_first_call_is_captured(rng, op):
+    dev = dp.device("cuda:0")
+    for row in dp.TABLE.of(op):
+        if row.arch == HOST or not row.on(dev.arch):
+            continue
+        package = importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
+        cases = getattr(package, "cases", None) or importlib.import_module(f"{package.__name__}.trials").cases
+        trial = cases(row)[0].trial(dev, rng)
+        dev.synchronize()
+        stream, graph = dev.stream(), ctypes.c_void_p()
+        handle = ctypes.c_void_p(stream.handle)
+        assert driver.cuStreamBeginCapture.unchecked(handle, 0) == 0
+        try:
+            with stream:
+                result = dp.run(trial.request)
+        except NoRow:
+            continue  # the next row
+        finally:
+            assert driver.cuStreamEndCapture.unchecked(handle, ctypes.byref(graph)) == 0, "the capture was ended"
+        executable = driver.cuGraphInstantiate(graph.value, 0)
+        driver.cuGraphDestroy(graph.value)
+        driver.cuGraphLaunch(executable, stream.handle)
+        stream.synchronize()
+        trial.check(result)
+        driver.cuGraphExecDestroy(executable)
+        return
+    pytest.skip(f"no row of {op} runs on {dev.arch}")
