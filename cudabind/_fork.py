@@ -6,6 +6,7 @@ being imported.
 
 from __future__ import annotations
 
+import _imp
 import os
 from contextlib import suppress
 from importlib import _bootstrap, import_module
@@ -48,12 +49,15 @@ def _before() -> None:
         _settle_imports()
         for lock in reversed(_guards):
             lock.acquire()
+        # No import begins while this is held: a thread that begins one asks for the module's lock under it.
+        _imp.acquire_lock()
         if not _being_imported() or not left:  # it may be this very thread that imports one
             return
         _let_go()  # the import may need what is held here
 
 
 def _let_go() -> None:
+    _imp.release_lock()
     for lock in _guards:
         lock.release()
 

@@ -4,10 +4,14 @@ Everything in tests/gpu and tests/benchmarks carries the mark by its place; a te
 """
 
 import functools
+import gc
 import importlib
 import os
 import sys
+import threading
+import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,7 @@ SPREAD = {
     HERE / "gpu/test_nonfinite.py",
     HERE / "test_examples.py",
 }
+PATIENCE = 60  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
 SEED = pytest.StashKey[int]()
 NAME = pytest.StashKey[str]()
 
@@ -85,8 +90,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """Nothing that a file's tests made is left to another file's in the same process: no thread, no child, no path."""
+    threads, path = set(threading.enumerate()), list(sys.path)
+    yield
+    gc.collect()
+    left = [thread for thread in threading.enumerate() if thread not in threads and thread.name.startswith("dispatch")]
+    deadline = time.monotonic() + PATIENCE
+    for thread in left:  # one that is about to end may be slow
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not (alive := [thread.name for thread in left if thread.is_alive()]), f"these run on: {alive}"
+    assert sys.path == path
+
+
 @pytest.fixture(scope="module")
-def trouble():
+def trouble(_nothing_left):
     """The module tests/trouble.py, by the name by which children import it; its rows are in the table as long."""
     sys.path.insert(0, str(HERE))
     module = importlib.import_module("trouble")

@@ -15,7 +15,6 @@ from dispatch.mutation import verdicts
 from dispatch.ops.cutlass_gemm.trials import quantized_cases, tree_cases
 from dispatch.ops.matmul.trial import as_on_a_gpu
 
-HOST = dispatch.device("host")
 ELSEWHERE = {
     "cudnn_graph": "users' own graphs have no cases: tests/dispatch/cudnn holds their nodes",
     "dropout_states": "a state is the library's own: its cases hold the masks drawn from it against another's",
@@ -55,7 +54,7 @@ def judge(room, cases, rng):
 
     def look(case, wanted):
         with as_on_a_gpu():
-            trial = case.trial(HOST, rng)
+            trial = case.trial(dispatch.device("host"), rng)
         for mutation, rejected in verdicts(trial, room.named, room.MUTATIONS, wanted):
             if mutation == "none":
                 assert rejected is False, f"{case.id} rejects the rounded reference"
