@@ -48,6 +48,7 @@ MAX_PLANS = 4096  # on one lane; the oldest goes first
 MAX_REPLAYS = 1024  # on one lane; the oldest goes first
 MAX_SEEN = 1024  # arguments of one plan that wait for their second run
 SCALARS_PER_PAGE = 1024
+APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
 
 
 class Lane:
@@ -412,13 +413,16 @@ class CudaLane(Lane):
         return self._zeros[-1].ptr
 
     def twin(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor in memory of its own, of the same strides."""
-        copy = self.empty(tensor.shape, tensor.layout.strides, tensor.dtype)
+        """A copy of a tensor in memory of its own: of the same strides, and as far from a multiple of `APART` bytes."""
+        layout = tensor.layout
+        size, beside = layout.high - layout.low, (tensor.ptr + layout.low) % APART
+        storage = self.device.allocate(size + beside, self.stream)
+        ptr = storage.base + beside - layout.low
+        copy = Tensor(storage, ptr, self.device.layout(layout.dtype, layout.shape, layout.strides, ptr))
         tensor.storage.use(self.stream, write=False)
-        size = tensor.layout.high - tensor.layout.low
         if size:
             with self.device.here:
-                driver.cuMemcpyDtoDAsync(copy.ptr, tensor.ptr, size, self.stream.c_handle.value)
+                driver.cuMemcpyDtoDAsync(ptr + layout.low, tensor.ptr + layout.low, size, self.stream.c_handle.value)
         return copy
 
     def release(self) -> None:

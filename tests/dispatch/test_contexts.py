@@ -48,7 +48,10 @@ def do_everything(dev):
     source[...] = values
     assert np.array_equal(zeros.copy_from_async(source).result().numpy_async().result(), values)
     here = dev.lane()
-    assert np.array_equal(here.twin(tensor).numpy(), values)
+    for view in (tensor, tensor[::-1], tensor[:, ::-2], tensor[1:, 2:], tensor[:0], dev.array(3.5)):
+        copy = here.twin(view)
+        assert np.array_equal(copy.numpy(), view.numpy())
+        assert copy.layout is view.layout, "a plan is found by the layout"
     assert here.scalar(2.0, F32)
     assert here.zeros(64)
     other = dev.stream()
