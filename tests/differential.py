@@ -19,15 +19,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import differential_drawn as drawn
 import differential_specs as specs
+import numpy as np
 from differential_runner import Difference, Runner
 from differential_specs import OPS, Spec
 

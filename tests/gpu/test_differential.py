@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import differential
 
+sys.path.remove(str(Path(__file__).parents[1]))  # else every child of a later test would find them, too
+
 PROGRAM = Path(differential.__file__)
 OPS = tuple(op for op in differential.OPS if not op.startswith("cutlass"))
 PATIENCE = 300  # seconds that a sequence may take beside other work; the counts below are asserted
