@@ -190,6 +190,7 @@ def _validate_memory(request: CutlassSeveralGemmRequest) -> None:
     for place, (out, (m, n, _)) in enumerate(zip(request.out or (), request.extents, strict=False)):
         if out.shape != (m, n) or out.layout.readonly:
             raise BadRequest(f"out[{place}]", str(out.layout), f"shape ({m}, {n}) in memory that may be written")
+    for place, out in enumerate(request.out or ()):
         for name, tensor, _ in uses:
-            if tensor is not out and overlap(out, tensor):
+            if name != f"out[{place}]" and overlap(out, tensor):
                 raise BadRequest(f"out[{place}]", f"memory that overlaps {name}", "memory of its own")

@@ -229,6 +229,14 @@ def test_one_memory_for_two_outputs_is_refused(dev, rng):
         CutlassSeveralGemmRequest(tuple(a), tuple(b), (whole[:4], whole[2:]))
 
 
+def test_a_tensor_is_no_output_twice_and_no_operand_besides(dev, rng):
+    a, b = pairs(dev, rng, (4, 16, 16), (4, 16, 16))
+    with pytest.raises(BadRequest, match=r"out\[0\].*overlaps out\[1\]"):
+        CutlassSeveralGemmRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"),) * 2)
+    with pytest.raises(BadRequest, match=r"out\[1\].*overlaps a\[0\]"):
+        CutlassSeveralGemmRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"), a[0]))
+
+
 def test_products_with_b_in_two_orders_are_refused(dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
     with pytest.raises(NoRow, match="needs b of one order"):
