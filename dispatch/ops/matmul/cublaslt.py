@@ -324,7 +324,9 @@ class CublasLtPlan(Plan):
     def tune(self, request: MatmulRequest) -> None:
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
         problem, lane, limit = self.lowered.problem, self._lane, self._limit
-        known = lane.algorithms.get("matmul", problem.as_key())
+        # Of less workspace it is an outcome of its own: what is fastest without it is not what is fastest with it.
+        name = problem.as_key() + ("" if limit == lane.workspace.nbytes else f" in {limit} bytes")
+        known = lane.algorithms.get("matmul", name)
         if known is not None and self._take(known):
             return
         lane.refuse_capture("a request that is to be tuned")
@@ -345,13 +347,11 @@ class CublasLtPlan(Plan):
 
         best = fastest(lane, request, run, len(calls))
         self._calls = calls[best]
-        lane.algorithms.put(
-            "matmul", problem.as_key(), Algorithm(bytes(results[best].algo), results[best].workspaceSize)
-        )
+        lane.algorithms.put("matmul", name, Algorithm(bytes(results[best].algo), results[best].workspaceSize))
 
     def _take(self, known: Algorithm) -> bool:
         """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
-        if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._lane.workspace.nbytes:
+        if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._limit:
             return False
         algo = lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob)
         result = lt.cublasLtMatmulHeuristicResult_t()

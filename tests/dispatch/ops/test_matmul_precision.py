@@ -160,12 +160,23 @@ class Library:
         return self.launches[self.looks[-1]]
 
 
+class LaneOf:
+    """A lane without a GPU."""
+
+    cublaslt = stream = algorithms = None
+    target = ctypes.c_void_p()
+
+    def refuse_capture(self, what):
+        """Nobody captures it."""
+
+
 def bound(**choices):
     dev = dp.device("host")
     fields = {"epilogue": Epilogue.RELU_BIAS, "bias": dev.zeros((48,), "bf16"), "autotune": False} | choices
     request = dp.MatmulRequest(dev.zeros((32, 64), "bf16"), dev.zeros((64, 48), "bf16"), **fields)
     row = next(row for row in dp.TABLE.of("matmul") if row.dtypes == request.signature().dtypes[:4])
-    lane = type("Lane", (), {"cublaslt": None, "target": ctypes.c_void_p(), "device": dev, "stream": None})()
+    lane = LaneOf()
+    lane.device = dev
     lane.workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
     return cublaslt.plan(request, lane, row)
 
@@ -181,6 +192,33 @@ def test_the_first_algorithm_that_is_precise_is_taken(monkeypatch):
     library = Library(monkeypatch, (PLAIN, THEN_16[0]), (FUSED, BEHIND), (PLAIN, IN_F32[0]), (FUSED,))
     assert taken(bound()) == 2
     assert (library.asked, library.looks) == ([1, cublaslt.FEW], [0, 1, 2])
+
+
+def test_what_is_fastest_with_much_workspace_is_not_taken_with_less(monkeypatch):
+    """The outcome on disk of a request without a limit does not tell one of `workspace=…` what to take, nor back."""
+    raced, known = [], {}
+
+    def heuristic(_handle, _descriptors, _problem, workspace, count=1):
+        return [lt.cublasLtMatmulHeuristicResult_t(workspaceSize=workspace) for _ in range(count)]
+
+    def fastest(_lane, _request, _run, count):
+        raced.append(count)
+        return 0
+
+    monkeypatch.setattr(cublaslt, "heuristic", heuristic)
+    monkeypatch.setattr(cublaslt, "fastest", fastest)
+    monkeypatch.setattr(lt, "cublasLtMatmulAlgoCheck", SimpleNamespace(unchecked=lambda *_: 0))
+    algorithms = SimpleNamespace(
+        get=lambda _, name: known.get(name), put=lambda _, name, one: known.update({name: one})
+    )
+    monkeypatch.setattr(LaneOf, "algorithms", algorithms)
+    tuned = {"epilogue": Epilogue.NONE, "bias": None, "autotune": True}
+    for limit, most in ((None, 1 << 25), (1 << 20, 1 << 20), (0, 0), (1 << 30, 1 << 25), (1 << 20, 1 << 20)):
+        assert taken(bound(**tuned, workspace=limit)) == most
+    assert len(raced) == 3, "no limit, 1 MiB and 0 each have an outcome of their own"
+    (plenty,) = (name for name in known if "bytes" not in name)
+    known.update(dict.fromkeys(known, known[plenty]))
+    assert taken(bound(**tuned, workspace=0)) == 0, "more than the request allows is not believed"
 
 
 def test_where_nothing_needs_a_look_none_is_taken(monkeypatch):
