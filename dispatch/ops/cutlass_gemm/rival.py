@@ -42,7 +42,7 @@ def plan(request: CutlassGemmRequest, lane: CudaLane) -> Plan | None:
         return None
     try:
         return RivalPlan(request, lane.plan(twin), bias=_parts(request.tree)[1])
-    except NoRow:
+    except (NoRow, BadRequest):  # matmul takes no D by columns with a bias, nor C and D of different orders
         return None
 
 
@@ -62,7 +62,8 @@ def matmul_of(request: CutlassGemmRequest, out: Tensor | None) -> MatmulRequest 
             out=out,
             epilogue=EPILOGUES[activation, bool(bias)],
             alpha=1.0 if product == PRODUCTS[0] else request.alpha,
-            beta=request.beta if with_source else 0.0,
+            # The plan is for other numbers, too: one without C, which a beta of 0 would give, is for that alone.
+            beta=0.0 if not with_source else 1.0 if request.beta == 0 else request.beta,
             compute=request.compute,
             fast_accum=request.fast_accum,
             autotune=True,

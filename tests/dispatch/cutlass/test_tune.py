@@ -1,6 +1,7 @@
 """Autotune without a GPU: what is remembered, and how cuBLASLt is asked for the same product."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from dispatch.cutlass import evt
 from dispatch.cutlass.config import Config
 from dispatch.keys import Epilogue
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference, rival, tune
+from dispatch.ops.matmul.lower import lower
 from dispatch.tuning import Algorithm, AlgorithmCache
 
 ALPHA = evt.linear_combination(with_source=False)
@@ -44,6 +46,31 @@ def test_matmul_is_asked_for_what_means_the_same(name):
     assert (twin.epilogue, twin.autotune, twin.reduced_precision) == (epilogue, True, False)
     expected = reference(asked)["out"]
     np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
+
+
+def test_a_rival_is_for_all_numbers_as_the_plan_is():
+    """Numbers are no part of a plan's key, so that a later beta may be any."""
+    asked, later = (request(c=True, beta=beta) for beta in (0.0, 2.0))
+    assert asked.key()[4:] == later.key()[4:]
+    assert rival.matmul_of(asked, dp.device("host").zeros((16, 32), "f32")).has_beta
+    on_device = dp.device("host").zeros((), "f32")
+    assert rival.matmul_of(request(c=True, alpha=on_device, beta=on_device), None).beta is on_device
+
+
+class OfCublasLt:
+    """A lane whose plans of matmul are lowered as those of a GPU are."""
+
+    def plan(self, twin):
+        lower(twin, twin.compute)
+        raise AssertionError("matmul takes it")
+
+
+def test_what_matmul_cannot_lower_has_no_rival():
+    dev = dp.device("host")
+    by_columns = request(ALPHA + evt.row("bias"), out=dev.zeros((32, 16), "f32").T)
+    assert rival.plan(by_columns, OfCublasLt()) is None
+    other_order = replace(request(out=dev.zeros((16, 32), "f32"), c=True), c=dev.zeros((32, 16), "f32").T)
+    assert rival.plan(other_order, OfCublasLt()) is None
 
 
 @pytest.mark.parametrize("name", FUSED)
