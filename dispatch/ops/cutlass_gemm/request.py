@@ -127,6 +127,14 @@ class CutlassGemmRequest(Treed, Request):
                 made[node.name] = shapes[node.over], F32
         return made
 
+    @cached_property
+    def not_whole(self) -> tuple[str, ...]:
+        """The scalars of an i32 D that are given as numbers which no i32 is."""
+        if self.d_dtype is not I32:
+            return ()
+        numbers = {name: float(x) for name, x in self.given.items() if not isinstance(x, Tensor)}
+        return tuple(name for name, x in numbers.items() if not (x.is_integer() and -(2**31) <= x < 2**31))
+
     # -- the contract of Request ----------------------------------------------------------------------------------
     @property
     def device(self) -> Device:
@@ -139,7 +147,8 @@ class CutlassGemmRequest(Treed, Request):
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))
         given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
         choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, self.autotune)
-        return (*layouts, given, *choices)
+        # Numbers are no part of it, but those that a row refuses: else they would find the plan of others.
+        return (*layouts, given, *choices, self.not_whole)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         c = 0 if self.c is None else self.c.ptr
@@ -284,4 +293,4 @@ def _validate_memory(request: CutlassGemmRequest) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.ptr == other.ptr and one.layout.strides == other.layout.strides
+    return (one.ptr, one.dtype, one.layout.strides) == (other.ptr, other.dtype, other.layout.strides)

@@ -122,8 +122,8 @@ def some_elements(request: CutlassGemmRequest) -> str:
 
 def whole_numbers(request: CutlassGemmRequest) -> str:
     """An i32 D is computed in integers, its scalars too."""
-    wrong = [name for name, x in request.given.items() if isinstance(x, (int, float)) and not float(x).is_integer()]
-    return f"needs whole numbers for an i32 D, has {', '.join(wrong)}" if wrong else ""
+    wrong = ", ".join(f"{name} {request.given[name]}" for name in request.not_whole)
+    return f"needs whole numbers of 32 bits for an i32 D, has {wrong}" if wrong else ""
 
 
 def no_fast_accum(request: CutlassGemmRequest) -> str:

@@ -238,7 +238,9 @@ def _check_out(request: MatmulRequest) -> None:
 
 def same_view(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the very same elements in the same order."""
-    return one.ptr == other.ptr and one.shape == other.shape and one.layout.strides == other.layout.strides
+    return (one.ptr, one.dtype, one.shape) == (other.ptr, other.dtype, other.shape) and (
+        one.layout.strides == other.layout.strides
+    )
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:

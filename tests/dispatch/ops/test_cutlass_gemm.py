@@ -8,9 +8,10 @@ import pytest
 import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST
+from dispatch.keys import BF16, HOST
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
 from dispatch.ops.cutlass_gemm.trials import cases, quantized_cases, tree_cases
+from dispatch.tensor import Tensor
 
 ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -107,6 +108,10 @@ def test_an_output_over_an_operand_is_refused(dev):
     with pytest.raises(BadRequest, match="overlaps a"):
         small(dev, a=whole[:16], out=whole[8:24, :16])
     assert dp.run(small(dev, c=whole[:16, :16], out=whole[:16, :16])).shape == (16, 16)  # C may be D
+    floats = dev.zeros((16, 16), "f32")
+    halves = Tensor(floats.storage, floats.ptr, dev.layout(BF16, (16, 16), (16, 1), floats.ptr))
+    with pytest.raises(BadRequest, match="overlaps c"):  # at the same address, but not the same elements
+        small(dev, c=floats, out=halves)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +157,14 @@ def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev)
 def test_a_tree_that_cutlass_cannot_build_is_refused_on_the_host_too(options, reason, dev):
     with pytest.raises(NoRow, match=reason):
         dp.run(small(dev, **options(dev)))
+
+
+@pytest.mark.parametrize("alpha", [0.5, np.float32(0.5), 2**31, -(2.0**40), float("nan")], ids=repr)
+def test_a_number_that_no_i32_is_does_not_run_by_the_plan_of_one_that_is(alpha, dev):
+    a, b = dev.array(np.ones((16, 32)), "i8"), dev.array(np.ones((16, 32)), "i8").T
+    assert (cutlass_gemm(a, b, alpha=np.float32(-2)).numpy() == -64).all()
+    with pytest.raises(NoRow, match=r"whole numbers of 32 bits for an i32 D, has alpha"):
+        cutlass_gemm(a, b, alpha=alpha)
 
 
 def test_equal_choices_have_equal_keys_and_other_trees_have_others(dev):
