@@ -169,8 +169,15 @@ class ConvRequest(OperandRequest):
                 raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, as {self.reads[0]} has")
             if tensor.size == 0:
                 raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
-            if any(s < 1 and e > 1 for s, e in zip(tensor.layout.strides, tensor.shape, strict=True)):
-                raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x.numpy())")
+            self._check_steps(name, tensor)
+
+    @staticmethod
+    def _check_steps(name: str, tensor: Tensor | None) -> None:
+        """A descriptor of cuDNN steps forward."""
+        if tensor is not None and any(
+            step < 1 and extent > 1 for step, extent in zip(tensor.layout.strides, tensor.shape, strict=True)
+        ):
+            raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x.numpy())")
 
     def _check_filter(self) -> None:
         """X and W fit: whole groups, and a filter that fits into the padded input."""

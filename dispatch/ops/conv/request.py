@@ -107,6 +107,7 @@ class ConvFwdRequest(ConvRequest):
             raise BadRequest("bias", str(self.bias.layout), f"shape ({self.w.shape[0]},), one for each filter, dense")
         if self.z is not None and self.z.shape != self.y_shape:
             raise BadRequest("z", str(self.z.layout), f"shape {self.y_shape}, that of the result")
+        self._check_steps("z", self.z)
         if self.z is None and self.beta != 0:
             raise BadRequest("beta", repr(self.beta), "0, for there is no z to be scaled", "pass z=…")
 
