@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.cudnn.graph import Builder, Graph
+from dispatch.cudnn.layouts import dense_strides, lies_dense
 from dispatch.keys import F32
 from dispatch.ops.norm.group import draw
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
@@ -16,6 +17,7 @@ from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 if TYPE_CHECKING:
     from dispatch.cudnn.graph import Wire
     from dispatch.ops.norm.request import NormRequest
+    from dispatch.tensor import Layout
 
 __all__ = ["Described", "describe", "graphs"]
 
@@ -70,9 +72,18 @@ class _Drawing:
         if request.by_channel:
             more = self._rank - len(layout.shape)
             channels = layout.shape[1] if self._last else 1
-            return self._wire(name, (*layout.shape, *(1,) * more), (*layout.strides, *(channels,) * more))
+            return self._wire(name, (*layout.shape, *(1,) * more), (*self._strides(layout), *(channels,) * more))
         width = self._width()
         return self._wire(name, (layout.size // width, width, 1, 1), (width, 1, width, width))
+
+    def _strides(self, layout: Layout) -> tuple[int, ...]:
+        """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
+        request = self.request
+        running = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
+        ways = {last: dense_strides(layout.shape, last=last) for last in (running, not running)}
+        if not running and layout.strides in ways.values():
+            return layout.strides
+        return next((steps for last, steps in ways.items() if lies_dense(layout, last=last)), layout.strides)
 
     def _width(self) -> int:
         return self.request.scale.layout.size

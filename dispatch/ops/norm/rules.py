@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.layouts import dense_strides
+from dispatch.cudnn.axes import alike
+from dispatch.cudnn.layouts import lies_dense
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def dense_order(request: NormRequest) -> str:
         if name not in (*request.reads, *request.writes):
             continue
         layout = request.layout_of(name)
-        if layout.is_contiguous or (request.by_channel and layout.strides == dense_strides(layout.shape, last=True)):
-            if not request.by_channel or layout.strides == request.x.layout.strides:
+        if layout.is_contiguous or (request.by_channel and lies_dense(layout, last=True)):
+            if not request.by_channel or alike(layout, request.x.layout):
                 continue
             return f"needs {name} in the order of x, has {layout}"
         return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
@@ -57,8 +58,7 @@ def instance_first(request: NormBwdRequest) -> str:
 
 def last_by_running(request: NormFwdRequest) -> str:
     """Batch norm with given statistics: channels last, where there are spatial axes."""
-    shape, strides = request.x.shape, request.x.layout.strides
-    if not request.by_running or request.x.ndim == 2 or strides == dense_strides(shape, last=True):
+    if not request.by_running or request.x.ndim == 2 or lies_dense(request.x.layout, last=True):
         return ""
     return f"needs x with channels last for BATCH_NORM without training, has {request.x.layout}"
 

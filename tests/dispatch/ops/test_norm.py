@@ -10,6 +10,7 @@ from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode, cases, reference
+from dispatch.ops.norm.describe import describe
 from dispatch.ops.norm.group import draw
 from dispatch.select import select
 
@@ -227,6 +228,36 @@ def test_the_graphs_of_group_norm_give_it_together(shape, groups, training, host
         found = carried_out(request, draw(request))
         for name, expected in reference(request).items():
             assert np.allclose(found[name], expected, atol=1e-9), name
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("training", [True, False])
+def test_steps_of_axes_of_one_element_mean_nothing(training, last, host, rng):
+    """`image[None]` has steps of 0 there, and is as dense as an image that was made with four axes."""
+    image = rng.standard_normal((4, 6, 8) if last else (8, 4, 6))
+    one = np.ones(8)
+    given = {} if training else {"running_mean": host.array(one, "f32"), "running_var": host.array(one, "f32")}
+    graphs, results = [], []
+    for four in (host.array(image, "f32")[None], host.array(image[None], "f32")):
+        x = four.transpose(0, 3, 1, 2) if last else four
+        scale, bias = host.array(one, "f32"), host.array(one, "f32")
+        request = NormFwdRequest(x, scale, bias, mode=NormMode.BATCH_NORM, training=training, **given)
+        if not training and not last:
+            with pytest.raises(NoRow, match="channels last"):
+                dp.run(request)
+            return
+        graphs.append(describe(request).graph.text())
+        results.append(dp.run(request))
+    assert graphs[0] == graphs[1]
+    made = [found[0] if training else found for found in results]
+    assert np.array_equal(made[0].numpy(), made[1].numpy())
+
+
+def test_pixels_lie_with_their_channels_last_whatever_their_steps_say(host, rng):
+    one, x = host.array(np.ones(8), "f32"), rng.standard_normal((4, 8, 1, 1))
+    request = NormFwdRequest(host.array(x, "f32"), one, one, one, one, mode=NormMode.BATCH_NORM)
+    assert np.allclose(dp.run(request).numpy(), (x - 1) / np.sqrt(1 + 1e-5) + 1, atol=1e-5)
+    assert all(wire.strides == (8, 1, 8, 8) for wire in describe(request).graph.wires if wire.dims == (4, 8, 1, 1))
 
 
 def test_group_norm_takes_channels_first(host):
