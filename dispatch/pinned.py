@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ class Copy:
     the device meanwhile is ordered behind it. It may be awaited in asyncio. Dropping it does not end the copy.
     """
 
-    __slots__ = ("_device", "_event", "_finish", "_keep", "_result")
+    __slots__ = ("_device", "_ending", "_event", "_finish", "_keep", "_result")
 
     def __init__(
         self,
@@ -125,13 +126,15 @@ class Copy:
     ) -> None:
         self._device, self._event = device, event  # none where it is done
         self._result, self._keep, self._finish = result, keep, finish
+        self._ending = threading.RLock()  # several threads may wait; a signal's handler may come in between
 
     def done(self) -> bool:
         """Whether it has ended; raises what the stream ended in."""
-        if self._event is None or self._device is None:
+        event = self._event
+        if event is None or self._device is None:
             return True
         with relaxed():
-            status = driver.cuEventQuery.unchecked_holding_gil(self._event)
+            status = driver.cuEventQuery.unchecked_holding_gil(event)
         if status == NOT_READY:
             return False
         if status:
@@ -162,12 +165,13 @@ class Copy:
             time.sleep(min(max(waited / 4, SHORTEST), LONGEST))
 
     def _end(self) -> None:
-        event, self._event = self._event, None
-        if event is not None and self._device is not None:
-            self._device.recycle(event)
+        with self._ending:
             if self._finish is not None:
-                self._finish()
-        self._keep = self._finish = None
+                self._finish()  # before the event goes: who finds none reads what was copied to
+            event, self._event = self._event, None
+            if event is not None and self._device is not None:
+                self._device.recycle(event)
+            self._keep = self._finish = None
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait in asyncio, on a thread of the loop's own pool."""

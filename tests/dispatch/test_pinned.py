@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import threading
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -128,6 +130,28 @@ def test_a_copy_that_is_waited_for_ends_once():
     assert asyncio.run(awaited(copy)) == "result"
     assert copy.done()
     assert (gpu.recycled, ended) == (["event"], [1])
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("ask", [Copy.result, Copy.done, lambda copy: copy.result(timeout=10)])
+def test_who_waits_beside_another_sees_the_whole_copy(driver, ask):
+    """The first to find it ended writes the array; to nobody is it ended before."""
+    writing, written = threading.Event(), []
+
+    def finish():
+        writing.set()
+        time.sleep(0.05)
+        written.append(1)
+
+    driver.status = 0
+    copy = Copy(Gpu(), "event", "result", None, finish)
+    first = threading.Thread(target=copy.result)
+    first.start()
+    writing.wait()
+    assert ask(copy)
+    assert written == [1]
+    first.join()
+    assert copy._device.recycled == ["event"]
 
 
 async def awaited(copy):
