@@ -496,6 +496,10 @@ def _foreign(
     readonly: bool,
 ) -> Tensor:
     kind = check_dtype("dtype", dtype)
+    if kind.bits < 8:
+        raise BadRequest(
+            "dtype", f"{kind} with one element to a byte", "whole bytes, or two to a byte", "dev.array(x) packs a copy"
+        )
     steps = c_strides(shape)
     if strides is not None:
         if any(stride % kind.numpy.itemsize for stride in strides):

@@ -178,6 +178,12 @@ def test_a_dtype_or_device_without_a_place_is_refused():
         dispatch.from_dlpack(Elsewhere(np.ones(3)))
 
 
+def test_four_bit_elements_of_a_byte_each_are_refused_for_ours_are_packed():
+    values = np.array([1, 2, 3, 4], np.float32).astype(ml_dtypes.float4_e2m1fn)
+    with pytest.raises(BadRequest, match="f4e2m1 with one element to a byte"):
+        dispatch.from_dlpack(values)
+
+
 def test_the_host_has_no_cuda_array_interface(dev):
     assert not hasattr(dev.zeros((2,)), "__cuda_array_interface__")
     with pytest.raises(BadRequest):
