@@ -79,8 +79,8 @@ class CallersGraphs:
         if not graph.value:
             return
         found = self.known.get(number.value)
-        if found is None:
-            found = self.known[number.value] = _Graph(graph)
+        if found is None:  # of two threads that capture into one graph the first one's stays, with what it keeps
+            found = self.known.setdefault(number.value, _Graph(graph))
         found.kept.extend(things)
 
     def sweep(self) -> None:

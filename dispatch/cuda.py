@@ -325,8 +325,17 @@ class CudaDevice(Device):
         for ptr, part, pitch in pieces(tensor, array):
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
-            if self._pinned.holds(dense.ctypes.data):
+            if self._is_locked(dense.ctypes.data):
                 stream.synchronize()  # of other memory the driver has made a copy by now
+
+    def _is_locked(self, address: int) -> bool:
+        """Whether the driver knows the memory at an address, and copies from it later: ours, or another library's."""
+        kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        with self.here:
+            status = driver.cuPointerGetAttribute.unchecked(
+                ctypes.byref(kind), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
+            )
+        return bool(status == 0)
 
     def copy_out(self, tensor: Tensor) -> Array:
         broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)

@@ -482,7 +482,9 @@ def from_cuda_array_interface(source: Any) -> Tensor:
     home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
     stream = face.get("stream")
     if stream:
-        home.lane().stream.wait_for(home.external(stream))
+        theirs: Any = home.external(stream)
+        with theirs.claimed():
+            home.lane().stream.wait_for_uses(theirs)
     return _foreign(home, source, ptr, dtype, shape, steps, bool(readonly))
 
 

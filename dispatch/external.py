@@ -43,9 +43,10 @@ class ExternalStream(Stream):
     of this very object. What this library has enqueued here is behind `event` once nobody claims the stream. Where the
     handle means another stream by now (`identity` differs), that one is ordered behind what the first was given, so
     that both are one stream in order. `blind`: the event is missing, for a capture began before it could be recorded.
+    Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
     """
 
-    __slots__ = ("_claims", "_was_free", "blind", "event", "identity", "lock", "waiting")
+    __slots__ = ("_blind_as", "_claims", "_free_as", "blind", "event", "identity", "lock", "waiting")
 
     device: CudaDevice
 
@@ -57,7 +58,8 @@ class ExternalStream(Stream):
         self.blind = 0
         self._claims = 0
         self.event: ctypes.c_void_p | None = None
-        self._was_free = False  # of a capture, when it was claimed
+        self._free_as: int | None = None  # its identity when it was claimed; None under a capture
+        self._blind_as: int | None = None  # and what that was when the event was missed
         self.waiting: deque[Held] = deque()  # memory that was lent here, until the stream is named again
         self.recognize()
 
@@ -83,8 +85,8 @@ class ExternalStream(Stream):
         with self.lock:
             self.recognize()
             if not self._claims:
-                self._was_free = not self.is_capturing()
-                if self.blind and self._was_free:
+                self._free_as = None if self.is_capturing() else self.identity
+                if self.blind and self._free_as is not None:
                     self._mark()
             self._claims += 1
         if self.waiting and self.identity >= 0:
@@ -93,9 +95,11 @@ class ExternalStream(Stream):
     def unclaim(self) -> None:
         """It may be destroyed from here on."""
         with self.lock:
-            if self._claims == 1:
-                self._mark()
-            self._claims -= 1
+            try:
+                if self._claims == 1:
+                    self._mark()
+            finally:
+                self._claims -= 1
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -138,18 +142,31 @@ class ExternalStream(Stream):
         if (self.c_handle.value or 0) in LEGACY:
             return
         if self.is_capturing():
-            self.blind = next(_numbers) if self._was_free else self.blind
+            if self._free_as is not None:
+                self._miss()
             return
+        if self.blind:
+            self.recognize()
         if self.event is None:
             self.event = self.device.event()
         with self.here:
             status = driver.cuEventRecord.unchecked(self.event, self.c_handle)
-        self.blind = next(_numbers) if status else 0
+        if status:
+            self._miss()
+        elif self.identity == self._blind_as:
+            self.blind = 0
+
+    def _miss(self) -> None:
+        if not self.blind:
+            self._blind_as = self._free_as
+        self.blind = next(_numbers)
 
     def precede_handle(self, handle: ctypes.c_void_p) -> None:
         with self.lock:
             if self.is_alive:
                 super().precede_handle(handle)
+                if self.blind and not self.is_capturing():
+                    self.refuse_blind()
                 return
             if self.event is not None:
                 with self.device.here if (handle.value or 0) in DEFAULTS else NOWHERE:
@@ -168,6 +185,7 @@ class ExternalStream(Stream):
                 self.refuse_blind()
                 return
         self.synchronize()
+        self.refuse_blind()
 
     def refuse_blind(self) -> None:
         """Raise BadRequest where nothing can be ordered behind what was enqueued here."""

@@ -290,8 +290,11 @@ class CudaLane(Lane):
             storage.readers = NOBODY
         order.epoch += 1
         ours = [storage for storage in storages if storage.keep is None]
-        self.device.graphs.keep(self.stream, plan, self._workspace, *self._pages, *self._zeros, *ours)
+        made = (self._workspace, *self._pages, *self._zeros)
+        self.device.graphs.keep(self.stream, plan, *made, *ours)
         self._call(plan, arguments)
+        if made != (self._workspace, *self._pages, *self._zeros):  # a number or zeros that the call was first to need
+            self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
 
     @property
     def captured(self) -> bool:
@@ -328,7 +331,7 @@ class CudaLane(Lane):
     def capture(self, enqueue: Callable[[], None]) -> Replay | None:
         """Record what plans of this lane enqueue; None where others ended each recording of it."""
         device, replay = self.device, None
-        with device.here:
+        with device.here, relaxed():
             recorder = self._recorder or device.stream()
             self._recorder = None  # unless it ends well
             replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holding=self.holding)

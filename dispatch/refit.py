@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind import driver
+from dispatch.cuda import CudaDevice
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
 from dispatch.tensor import Tensor, c_strides
@@ -45,6 +46,8 @@ def refit(lane: Lane, request: Request, operands: dict[str, Any]) -> None:
                 target.storage.use(lane.stream, write=True)
                 source.storage.use(lane.stream, write=False)
                 _copy(target, source, lane.stream.c_handle.value or 0)
+                if isinstance(lane.device, CudaDevice) and lane.stream.capture():
+                    lane.device.graphs.keep(lane.stream, target.storage, source.storage)
 
 
 def _check(name: str, target: Tensor, source: Any) -> None:

@@ -99,9 +99,9 @@ class Releases:
 
     def give_back(self, storage: Storage) -> None:
         """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
+        self._held.append(Held.of(storage))
         with relaxed():
-            self._let_go(Held.of(storage))
-            self.collect()
+            self.collect()  # or the thread does that is about it: only there a handle is good as long as it is used
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
         """Keep what a copy reads or writes until it has ended, where nobody waits for that."""
@@ -188,7 +188,7 @@ class Releases:
         if not isinstance(user, ExternalStream):
             if user.closed or (user.foreign and user.is_capturing()):
                 return False
-        elif not user.is_current or user.is_capturing():
+        elif not user.is_current or user.blind or user.is_capturing():
             return False
         with user.here:
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(held.ptr), user.c_handle)
@@ -206,7 +206,7 @@ class Releases:
             return False
         try:
             if user.is_alive:
-                return not user.is_capturing() and self._behind_stream(held, user)
+                return not (user.blind or user.is_capturing()) and self._behind_stream(held, user)
             if user.event is not None:
                 self._behind_event(held, user.event, user)
             return not user.blind
@@ -256,10 +256,11 @@ class Releases:
 
     def gather(self) -> list[Held]:
         """Take out all that waits for streams of which nobody may say any more, before the device is waited for."""
-        found: list[Held] = []
+        found = list(_taken(self._orphans))
         self.stuck = 0
-        for queue in (self._orphans, *(stream.waiting for stream in tuple(self._awaited))):
-            found.extend(_taken(queue))
+        for stream in tuple(self._awaited):
+            self._awaited.discard(stream)  # first: who adds to what waits for it names it again, behind that
+            found.extend(_taken(stream.waiting))
         return found
 
     def done(self, gathered: Iterable[Held]) -> None:

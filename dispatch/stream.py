@@ -136,10 +136,13 @@ class Stream:
     @property
     def handle(self) -> int:
         """The `cudaStream_t` as an integer, to be given to other libraries."""
+        self._become_foreign()
+        return self.c_handle.value or 0
+
+    def _become_foreign(self) -> None:
         if not self.foreign:
             self.foreign = True  # from now on somebody else may begin a capture on it
             order.epoch += 1
-        return self.c_handle.value or 0
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
@@ -166,9 +169,14 @@ class Stream:
         return bool(status == 0)
 
     def wait_for(self, other: Stream) -> None:
-        """Let what is enqueued here from now on wait for all that is enqueued on `other` so far; the host does not."""
+        """Let what is enqueued here from now on wait for all that is enqueued on `other` so far; the host does not.
+
+        Where `other` is under capture, this stream goes into the same graph with it, until the capture ends.
+        """
         if other is self or other.closed or self.device.is_host:
             return
+        if other.foreign and other.is_capturing():
+            self._become_foreign()
         self.wait_for_handle(other.c_handle)
 
     def wait_for_uses(self, other: Stream) -> None:
@@ -246,6 +254,7 @@ class Stream:
         for lane in self.device.lanes():
             if lane.stream is self:
                 lane.close()  # what it remembers would be launched on a handle that is gone
+        current.lanes.pop(self, None)
         if self._owned:
             self.device.dispose(self.c_handle)
 
@@ -254,18 +263,23 @@ class Stream:
         if self.closed:
             raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
         current.entered.append(current.lane)
-        current.lane = self.device.lane(self)
+        try:
+            current.lane = self.device.lane(self)
+        except BaseException:
+            current.entered.pop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         current.lane = current.entered.pop()
 
     def __del__(self) -> None:
-        # No wait: the driver destroys a stream once its work is done. `closed` is set first, for memory that dies in
-        # the same garbage may have this stream for its owner, and must not touch the handle any more.
+        # No wait: the driver destroys a stream once its work is done. `closed` is set before the handle may go, for
+        # memory that dies in the same garbage may have this stream for its owner, and must not touch it any more; but
+        # not before the side stream is behind this one, for from then on another thread frees such memory there.
         if self._owned and not self.closed and self.c_handle.value and not sys.is_finalizing():
-            self.closed = True
             self.device.retire(self)
+            self.closed = True
             self.device.dispose(self.c_handle)
 
     def __repr__(self) -> str:

@@ -174,7 +174,11 @@ class Storage:
 
     def lend(self, stream: ExternalStream | None) -> None:
         """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
-        self.lent = {**(self.lent or {}), stream: 0 if stream is None else stream.identity}
+        with self._lock:
+            lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity
+            if lent.get(stream, identity) != identity:
+                lent[None] = 0  # the handle meant another stream then, which has work and no name any more
+            self.lent = {**lent, stream: identity}
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -382,6 +382,10 @@ class StandIn:
                 self.early.append((address, identity))
         return 0, None
 
+    def _cuPointerGetAttribute(self, _, attribute, address):
+        pages = [(ctypes.addressof(page), ctypes.sizeof(page)) for page in self.locked]
+        return (0 if any(base <= address < base + size for base, size in pages) else INVALID_VALUE), 1
+
     def _cuMemHostAlloc(self, _, size, flags):
         self.locked.append((ctypes.c_uint8 * size)())
         return (0, ctypes.addressof(self.locked[-1])) if self.current else (INVALID_CONTEXT, None)

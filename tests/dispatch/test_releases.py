@@ -6,23 +6,29 @@ memory that is freed before its uses are done, and captures that are ended.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dispatch import dlpack
+from dispatch import callers_graph, cuda, dlpack
 from dispatch.cuda import CudaDevice
-from dispatch.device import _hand_back
+from dispatch.device import _hand_back, from_cuda_array_interface
 from dispatch.errors import BadRequest
 from dispatch.isolate.chunks import file_chunk
 from dispatch.isolate.memory import SharedCuda
+from dispatch.keys import F32
+from dispatch.refit import refit
 from dispatch.replay import TRIES, Recordings
-from dispatch.stream import Stream, current, relaxed
+from dispatch.request import Plan
+from dispatch.stream import Stream, current, order, relaxed
 from dispatch.tensor import Storage, Tensor
 
 SHAPE = (4, 8)
@@ -236,6 +242,87 @@ def test_lent_memory_whose_stream_is_gone_waits_for_the_device(driver, run, reus
     run(work)
 
 
+def test_memory_lent_twice_to_one_handle_waits_for_the_first_stream_as_well(driver, run):
+    def work(dev):
+        driver.is_slow = True
+        handle = driver.begin_theirs()
+        tensor = dev.zeros(SHAPE)
+        kept = lend(tensor, handle)
+        driver.use(tensor.ptr, handle)
+        driver.end_theirs(handle)  # with its work under way
+        driver.begin_theirs(handle)
+        kept += lend(tensor, handle)
+        del tensor
+        kept.clear()
+        with Stream.from_handle(dev, handle):
+            dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        dev.synchronize()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_two_threads_lend_at_once_and_both_are_waited_for(driver, run):
+    def work(dev):
+        tensor, handle = dev.zeros(SHAPE), driver.begin_theirs()
+        other = Stream.from_handle(dev, handle)
+        lending = threading.Thread(target=tensor.storage.lend, args=(other,))
+
+        class Slow:
+            @property
+            def identity(self):
+                lending.start()
+                lending.join(0.2)
+                return 0
+
+        slow = Slow()
+        tensor.storage.lend(slow)
+        lending.join()
+        assert set(tensor.storage.lent) == {slow, other}
+        tensor.storage.lent = None
+
+    run(work)
+
+
+def test_streams_that_memory_was_lent_to_are_forgotten_once_the_device_was_waited_for(driver, run):
+    def work(dev):
+        for _ in range(20):
+            handle = driver.begin_theirs()
+            lend(dev.zeros(SHAPE), handle).clear()
+            driver.end_theirs(handle)
+            dev.synchronize()
+        assert not driver.memory
+        gc.collect()
+        assert not dev.externals._known
+
+    run(work)
+
+
+def test_memory_goes_back_on_the_thread_that_destroys_streams(driver, run):
+    """Another one could be about to use a handle as that destroys its stream."""
+
+    def work(dev):
+        gone = Gone()
+        stream = dev.stream()
+        with stream:
+            tensor = borrow(dev, gone.holder())
+            dev.fill_zero(tensor)
+        lane = dev.lane()
+        dev.releases._collecting.acquire()  # another thread is about it
+        before = dict(driver.events)
+        del tensor
+        assert driver.events == before
+        dev.releases._collecting.release()
+        stream.close()
+        lane.stream.synchronize()
+        dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert gone.is_back
+
+    run(work)
+
+
 def test_memory_that_was_shown_to_anybody_waits_for_the_device(driver, run):
     def work(dev):
         tensor = dev.zeros(SHAPE)
@@ -311,12 +398,68 @@ def test_nothing_is_waited_for_as_memory_dies(driver, run, monkeypatch):
     run(work)
 
 
+def test_lanes_on_streams_that_are_closed_are_forgotten(run):
+    def work(dev):
+        for _ in range(20):
+            stream = dev.stream()
+            with stream:
+                dev.zeros(SHAPE)
+            stream.close()
+        assert len(current.lanes) <= 2
+
+    run(work)
+
+
+def test_a_block_that_cannot_be_entered_leaves_nothing_behind(driver, run, monkeypatch):
+    def work(dev):
+        handle = driver.begin_theirs()
+        dev.lane()
+        with monkeypatch.context() as patch:
+            patch.setattr(CudaDevice, "open_lane", None)
+            for stream in (dev.stream(), Stream.from_handle(dev, handle)):
+                with pytest.raises(TypeError), stream:
+                    pass
+        assert not current.entered
+        assert not Stream.from_handle(dev, handle).is_alive
+
+    run(work)
+
+
+def test_a_stream_that_dies_inside_of_its_block_is_not_taken_for_alive_ever_after(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        stream = Stream.from_handle(dev, handle)
+        with pytest.raises(AssertionError, match="is gone"), stream:
+            driver.end_theirs(handle)
+        assert not stream.is_alive
+        driver.touched.clear()
+
+    run(work)
+
+
 def test_lanes_on_streams_that_come_and_go_are_few(driver, run):
     def work(dev):
         for _ in range(60):
             with Stream.from_handle(dev, driver.begin_theirs()):
                 dev.lane()
         assert len(current.lanes) <= 18
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_copy_from_the_host_has_read_another_librarys_page_locked_memory(driver, run, is_locked):
+    """Its array may be written, or its memory used again, as soon as the call returns."""
+
+    def work(dev):
+        driver.is_slow = True
+        memory = (ctypes.c_uint8 * 128)()
+        if is_locked:
+            driver.locked.append(memory)
+        array = np.frombuffer(memory, np.float32)
+        dev.array(array)
+        is_done = driver.done(driver.clock(dev.lane().stream.c_handle.value))
+        assert is_done == is_locked, "of other memory the driver has made a copy"
 
     run(work)
 
@@ -466,6 +609,166 @@ def test_garbage_that_holds_a_stream_and_its_memory(driver, run, first):
     run(work)
 
 
+@pytest.mark.parametrize("where", ["before it is closed", "after"])
+def test_memory_of_a_stream_that_dies_is_freed_behind_it_by_whatever_thread(driver, run, where):
+    def work(dev):
+        driver.is_slow = True
+        stream, retire = dev.stream(), dev.retire
+        with stream:
+            tensor = dev.zeros(SHAPE)
+        current.lanes.clear()
+
+        def retire_later(stream):
+            with ThreadPoolExecutor(1) as other:  # as the finalizer of the stream runs
+                if where == "before it is closed":
+                    other.submit(dev.bytes_in_use).result()
+                retire(stream)
+                other.submit(dev.bytes_in_use).result()
+
+        dev.retire = retire_later
+        del tensor
+        stream.__del__()
+        del dev.retire
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_a_stream_of_ours_that_waits_for_a_captured_one_goes_into_its_graph(driver, run):
+    def work(dev):
+        handle, ours = driver.begin_theirs(), dev.stream()
+        with ours:
+            before = dev.zeros(SHAPE)
+        number = driver.begin_capture(handle)
+        with Stream.from_handle(dev, handle) as theirs:
+            epoch = order.epoch
+            ours.wait_for(theirs)
+            assert order.epoch > epoch, "what was prepared there looks again"
+            with ours:
+                made = dev.zeros(SHAPE)
+                assert dev.lane().captured
+                del before
+                dev.bytes_in_use()
+            theirs.wait_for(ours)
+        assert driver.end_capture(handle)
+        del made
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        driver.end_graph(number)
+        for _ in range(2):
+            dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_what_a_captured_call_is_first_to_need_is_the_graphs(driver, run):
+    class Scaled(Plan):
+        __slots__ = ()
+
+        def enqueue(self, arguments):
+            addresses.extend([lane.scalar(0.5, F32), lane.zeros(64)])
+            for address in addresses:
+                driver.step(lane.target.value, address)
+
+    def work(dev):
+        nonlocal lane
+        handle = driver.begin_theirs()
+        number = driver.begin_capture(handle)
+        with Stream.from_handle(dev, handle):
+            lane = dev.lane()
+            lane.enqueue(Scaled(None, capture_safe=True), (), (), ())
+        assert driver.end_capture(handle)
+        current.lanes.pop(lane.stream).close()
+        lane = current.lane = None
+        for _ in range(2):
+            dev.bytes_in_use()
+        assert set(addresses) <= set(driver.memory)
+        driver.end_graph(number)
+        for _ in range(2):
+            dev.bytes_in_use()
+        assert not driver.memory
+
+    lane, addresses = None, []
+    run(work)
+
+
+def test_two_threads_that_capture_into_one_graph_both_have_their_memory_kept(driver, run, monkeypatch):
+    def work(dev):
+        handle = driver.begin_theirs()
+        number = driver.begin_capture(handle)
+        made = callers_graph._Graph
+
+        def slow(graph):
+            if not busy:
+                busy.append(True)
+                dev.graphs.keep(stream, "the other's")
+            return made(graph)
+
+        with Stream.from_handle(dev, handle) as stream, monkeypatch.context() as patch:
+            busy = []
+            patch.setattr(callers_graph, "_Graph", slow)
+            dev.graphs.keep(stream, "ours")
+        assert sorted(dev.graphs.known[number].kept) == ["ours", "the other's"]
+        assert driver.end_capture(handle)
+
+    run(work)
+
+
+def test_new_weights_in_a_capture_are_kept_for_the_graph(driver, run):
+    def work(dev):
+        handle, target, source = driver.begin_theirs(), dev.zeros(SHAPE), dev.zeros(SHAPE)
+        request = SimpleNamespace(tensors=lambda: [("b", target, False)])
+        number = driver.begin_capture(handle)
+        with Stream.from_handle(dev, handle):
+            refit(dev.lane(), request, {"b": source})
+        assert driver.end_capture(handle)
+        where = source.ptr
+        del source
+        dev.synchronize()
+        dev.bytes_in_use()
+        assert where in driver.memory
+        driver.end_graph(number)
+        dev.bytes_in_use()
+        dev.synchronize()
+        assert where not in driver.memory
+
+    run(work)
+
+
+def test_a_recording_ends_no_capture_of_others_whatever_the_library_does(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        driver.begin_capture(handle)
+        lane = dev.lane()
+        assert lane.capture(lambda: driver.cuEventQuery.unchecked(ctypes.c_void_p(1))) is not None
+        assert driver.end_capture(handle)
+
+    run(work)
+
+
+@pytest.mark.parametrize("captured", ["ours", "theirs"])
+def test_an_array_of_another_stream_is_taken_beside_a_capture(driver, run, monkeypatch, captured):
+    def work(dev):
+        here, there, memory = driver.begin_theirs(), driver.begin_theirs(), dev.zeros(SHAPE)
+        face = {"version": 3, "data": (memory.ptr, False), "shape": SHAPE, "typestr": "<f4", "stream": there}
+        source = SimpleNamespace(__cuda_array_interface__=face)
+        driver.begin_capture(here if captured == "ours" else there)
+        with Stream.from_handle(dev, here), monkeypatch.context() as patch:
+            patch.setattr(cuda, "device_of_pointer", lambda _: 0)
+            patch.setitem(sys.modules["dispatch.device"]._live, "cuda:0", dev)
+            if captured == "ours":  # the host waits for the other
+                assert from_cuda_array_interface(source).ptr == memory.ptr
+            else:
+                with pytest.raises(BadRequest, match="under capture"):
+                    from_cuda_array_interface(source)
+        assert len(driver.capturing) == 1
+        assert driver.end_capture(here if captured == "ours" else there)
+
+    run(work)
+
+
 def test_no_stream_of_ours_is_drawn_into_a_capture(driver, run):
     def work(dev):
         handle = driver.begin_theirs()
@@ -499,6 +802,50 @@ def test_work_from_before_a_capture_on_a_stream_that_went_in_it_is_not_forgotten
         dev.bytes_in_use()
         assert len(driver.memory) == 1
         dev.synchronize()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_nor_is_it_where_the_handle_means_another_stream_by_then(driver, run, is_used_again):
+    def work(dev):
+        driver.is_slow = True
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle):
+            tensor = dev.zeros(SHAPE)
+            driver.begin_capture(handle)
+        assert driver.end_capture(handle)
+        driver.end_theirs(handle)
+        driver.begin_theirs(handle)
+        with Stream.from_handle(dev, handle):
+            if is_used_again:
+                dev.fill_zero(tensor)
+            del tensor
+            dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        dev.synchronize()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
+def test_a_stream_that_is_named_again_once_its_capture_has_ended_sees(driver, run):
+    def work(dev):
+        handle = driver.begin_theirs()
+        with Stream.from_handle(dev, handle) as theirs:
+            tensor = dev.zeros(SHAPE)
+            driver.begin_capture(handle)
+        assert theirs.blind
+        with theirs:
+            assert driver.end_capture(handle)
+        assert not theirs.blind
+        driver.end_theirs(handle)
+        dev.fill_zero(tensor)
+        del tensor
         dev.bytes_in_use()
         assert not driver.memory
 
