@@ -15,6 +15,7 @@ from cudabind import driver
 from dispatch.cuda import CudaDevice
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
+from dispatch.lane import CudaLane
 from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ def refit(lane: Lane, request: Request, operands: dict[str, Any]) -> None:
             raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
         pairs.append((target, source))
         _check(name, target, source)
+    targets = [target for target, _ in pairs]
     with lane.device.here:
-        for target, source in pairs:
+        for target, source in [(target, _apart(lane, source, targets)) for target, source in pairs]:
             if lane.device.is_host or not isinstance(source, Tensor):
                 _from_host(lane, target, source)
             else:
@@ -65,6 +67,16 @@ def _check(name: str, target: Tensor, source: Any) -> None:
         raise BadRequest(name, f"a broadcast view {target.layout}", "memory of its own for every element")
     if target.layout.readonly:
         raise BadRequest(name, "read-only memory", "memory that may be written, so that it can be refitted")
+
+
+def _apart(lane: Lane, source: Any, targets: list[Tensor]) -> Any:
+    """A source as it is before the first copy: one among whose bytes a target lies, as b in `b.T`, is copied before."""
+    if not isinstance(source, Tensor):
+        return source
+    low, high = source.ptr + source.layout.low, source.ptr + source.layout.high
+    if not any(low < to.ptr + to.layout.high and to.ptr + to.layout.low < high for to in targets):
+        return source
+    return lane.twin(source) if isinstance(lane, CudaLane) else source.numpy()
 
 
 def _from_host(lane: Lane, target: Tensor, source: Any) -> None:

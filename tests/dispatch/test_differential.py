@@ -208,6 +208,19 @@ def test_a_refit_writes_the_elements_and_nothing_else(gpu, rng, to, of):
     np.testing.assert_array_equal(whole.numpy(), expected)
 
 
+@pytest.mark.parametrize("on", ["host", "gpu"])
+def test_a_refit_from_the_memory_that_it_writes_reads_what_was_there(on, gpu, rng):
+    device = gpu if on == "gpu" else dp.device("host")
+    one, other = (rng.standard_normal((8, 8)).astype(np.float32) for _ in range(2))
+    call = dp.prepare(dp.MatmulRequest(device.array(one), device.array(other)))
+    a, b = call.request.a, call.request.b
+    call.refit(b.T)
+    np.testing.assert_array_equal(b.numpy(), other.T)
+    call.refit(a=b, b=a)
+    np.testing.assert_array_equal(a.numpy(), other.T)
+    np.testing.assert_array_equal(b.numpy(), one)
+
+
 def test_a_broadcast_operand_is_not_refitted(gpu):
     whole = gpu.zeros((8, 16))
     layout = gpu.layout(whole.dtype, (2, 8, 16), (0, 16, 1), whole.ptr)
