@@ -121,6 +121,13 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
 
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001  # it is of a class that we do not know
+        return f"its words raised {type(raised).__name__}"
+
+
 def _check_all(rows: Iterable[Row]) -> None:
     """`_check` each row against those before it."""
     # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
@@ -147,6 +154,7 @@ class Table:
         self._by_op: dict[str, tuple[Row, ...]] = {}
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
+        self._entries: set[tuple[str, str]] = set()  # of packages that are in, where an interrupt ended the loading
         self.broken: tuple[str, ...] = ()  # what is wrong with the packages that should have added rows
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
         given = tuple(rows)
@@ -212,7 +220,9 @@ class Table:
                 from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
 
                 for entry in entry_points(group=ENTRY_POINTS):
-                    self._load_entry(entry)
+                    if (entry.name, entry.value) not in self._entries:
+                        self._load_entry(entry)
+                        self._entries.add((entry.name, entry.value))
                 self._loaded = True
             finally:
                 self._loading = False
@@ -244,9 +254,12 @@ class Table:
             found = entry.load()
             for row in (found,) if isinstance(found, Row) else found:
                 self._add(row)
-        except Exception as error:  # noqa: BLE001  # importing it runs code that we do not know
+        except KeyboardInterrupt:  # the user's: the next look at the table begins here
             self._set(before)
-            words = f"{type(error).__name__}: {error}"
+            raise
+        except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
+            self._set(before)
+            words = f"{type(error).__name__}: {_words(error)}"
             self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {words}",)
 
     @property

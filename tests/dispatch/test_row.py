@@ -167,6 +167,10 @@ PACKAGE = """
     def __getattr__(name):
         if name == "RAISES":
             raise OSError("no such file\\x1b[31m")
+        if name == "EXITS":
+            raise SystemExit(3)
+        if name == "WORDLESS":
+            raise type("Wordless", (Exception,), {"__str__": lambda self: 1 / 0})
         raise AttributeError(name)
 """
 PROBE = """
@@ -206,9 +210,35 @@ def test_a_package_brings_several_rows(packaged):
 
 
 @pytest.mark.parametrize(
-    "value", ["packaged:WRONG", "packaged:MISSING", "missing:ROW", "packaged:F64", "packaged:RAISES", "packaged"]
+    "value",
+    [
+        *("packaged:WRONG", "packaged:MISSING", "missing:ROW", "packaged:F64", "packaged:RAISES", "packaged"),
+        *("packaged:EXITS", "packaged:WORDLESS"),
+    ],
 )
 def test_a_broken_package_is_named_once_and_costs_only_its_own_rows(packaged, value):
     out = packaged(value)
     assert out.startswith("[] matmul 1\n")
     assert out.count(f"RuntimeWarning: entry point mine = {value} of dispatch.rows adds no rows: ") == 1
+
+
+def test_an_interrupt_while_packages_come_in_leaves_no_row_to_stand_in_its_own_way(monkeypatch):
+    table, pressed = Table([BUILT_IN]), [True]
+
+    class Entry:
+        name = "mine"
+
+        def __init__(self, row):
+            self.row, self.value = row, "packaged:" + ("NONE" if row is None else "ROW")
+
+        def load(self):
+            if self.row is None and pressed:
+                pressed.pop()
+                raise KeyboardInterrupt
+            return [] if self.row is None else self.row
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [Entry(mine(1)), Entry(None)])
+    with pytest.raises(KeyboardInterrupt):
+        table.of("matmul")
+    assert [row.library for row in table.of("matmul")] == [mine(1).library, BUILT_IN.library]
+    assert table.broken == ()
