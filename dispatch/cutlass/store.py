@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import stat
 import zipfile
@@ -34,7 +33,9 @@ PACK = "dispatch-kernels-1"
 LIMIT = 2 << 30  # bytes on disk; what was read longest ago goes first
 LARGEST_CODE = 64 << 20  # bytes of one kernel; those of CUTLASS have some hundred KB
 LONGEST_TEXT = 2000  # characters of a fact
+LONGEST_COMPILE = 1e9  # seconds
 MOST_KERNELS = 10_000  # of a pack
+MOST_CODE = 2 << 30  # bytes of all kernels of a pack, which are held at once
 
 
 class BadPack(DispatchError, ValueError):
@@ -91,7 +92,7 @@ def _is_sound(facts: Any) -> bool:
     texts = [value for name, value in facts.items() if name != "seconds"]
     if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
         return False
-    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= LONGEST_COMPILE
 
 
 def _inflated(packed: bytes) -> bytes:
@@ -200,7 +201,7 @@ class Store:
 
 def _unpacked(source: Path) -> list[Entry]:
     """The entries of a pack; BadPack, or whatever zipfile raises, for one that is not sound."""
-    found = []
+    found, held = [], 0
     with zipfile.ZipFile(source) as pack:
         names = pack.infolist()
         if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
@@ -217,6 +218,9 @@ def _unpacked(source: Path) -> list[Entry]:
             entry = Entry.unpack(pack.read(info))
             if entry is None or entry.kernel != info.filename:
                 raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack anew")
+            held += len(entry.code)
+            if held > MOST_CODE:
+                raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels: no pack needs so many")
             found.append(entry)
     return found
 

@@ -193,12 +193,28 @@ def test_a_pack_that_would_inflate_to_gigabytes_is_refused_before_it_does(kept, 
     assert most < 20 << 20
 
 
+def test_many_kernels_that_would_inflate_to_gigabytes_are_refused_before_they_do(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr("dispatch.cutlass.store.MOST_CODE", 8 << 20)
+    packed = zlib.compress(bytes(3 << 20), 9)
+    path = tmp_path / "pack"
+    pack_of(path, **{name: sealed(FACTS | {"kernel": name}, packed) for name in "abcdefgh"})
+    tracemalloc.start()
+    with pytest.raises(BadPack, match="holds more than 8388608 bytes of kernels"):
+        kept.import_pack(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 << 20
+    assert files(kept) == []
+    pack_of(path, **{name: sealed(FACTS | {"kernel": name}, packed) for name in "ab"})
+    assert len(kept.import_pack(path)) == 2
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"seconds": "\x1b[31m"}, {"seconds": float("nan")}, {"seconds": -1}, {"seconds": True}, {"seconds": None},
         {"label": "\x1b]0;mine\x07"}, {"label": 5}, {"label": "a\nb"}, {"label": "x" * 10_000}, {"target": None},
-        {"toolchain": []}, {"kernel": {}}, {"more": 1}, {"label": "\u202e"},
+        {"toolchain": []}, {"kernel": {}}, {"more": 1}, {"label": "\u202e"}, {"seconds": 10**400}, {"seconds": 1e300},
     ],
     ids=str,
 )  # fmt: skip
