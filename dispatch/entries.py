@@ -34,6 +34,7 @@ __all__ = ["Memory", "Reader", "Writer"]
 Json = dict[str, Any]
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
 MOST = 2**48  # of an extent, a stride or an offset
+LONGEST_INT = 2048  # bits: JSON's reader and writer refuse numbers of too many digits
 OWN = "dispatch"  # the package whose classes an entry may always name
 
 
@@ -62,7 +63,10 @@ class Writer:
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, (int, np.integer)):
-            return int(value)
+            number = int(value)
+            if number.bit_length() > LONGEST_INT:
+                raise BadRequest("field", f"an integer of {number.bit_length()} bits", f"one of up to {LONGEST_INT}")
+            return number
         if isinstance(value, (float, np.floating)):
             return float(value) if math.isfinite(value) else {"float": repr(float(value))}
         if isinstance(value, (complex, np.complexfloating)):
@@ -111,12 +115,15 @@ def _name_of(kind: type) -> str:
 
 
 def tensors_of(entry: Any) -> list[Json]:
-    """Every tensor in an entry, or in any part of one."""
-    if isinstance(entry, list):
-        return [tensor for item in entry for tensor in tensors_of(item)]
-    if not isinstance(entry, dict):
-        return []
-    return [entry] if "tensor" in entry else [tensor for item in entry.values() for tensor in tensors_of(item)]
+    """Every tensor in an entry, or in any part of one, in their order; a file may nest them as deep as JSON goes."""
+    found, left = [], [entry]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict) and "tensor" in part:
+            found.append(part)
+        elif isinstance(part, (dict, list)):
+            left += reversed(list(part.values()) if isinstance(part, dict) else part)
+    return found
 
 
 class Memory:

@@ -23,6 +23,7 @@ from dispatch.checks import check_type, shown
 from dispatch.entries import Writer
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DispatchError, QueueFull
 from dispatch.future import CANCELLED, DONE
+from dispatch.limits import LONGEST
 from dispatch.request import Request
 from dispatch.select import candidates
 from dispatch.waiting import Signal
@@ -65,7 +66,9 @@ class Journal:
         self.path = Path(path)
         self._crew = crew
         self._may_hang = isolation == "process"  # with threads, a deadline is only looked at before the start
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # A pipe that nobody reads is an error at once, and not waited for.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        self._file = os.open(self.path, flags, 0o600)
         self._process = os.getpid()
         self._numbers, self._names = itertools.count(1), itertools.count(1)
         self._notes: deque[Note] = deque()
@@ -78,6 +81,7 @@ class Journal:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"dispatch {crew.device} journal", daemon=True)
         try:
+            os.set_blocking(self._file, True)
             self._write([self._header(isolation, setup)])
             self._thread.start()
         except BaseException:  # a full disk, or no more threads
@@ -242,7 +246,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LONGEST)
 
 
 def _is_text_or_none(value: object) -> bool:
@@ -271,6 +275,8 @@ def _wrong(line: Any, defined: set[int]) -> str:
     kind = next((kind for kind in LINES if isinstance(line, dict) and kind in line), None)
     if kind is None:
         return shown(line)
+    if sum(name in line for name in LINES) > 1:
+        return f"a {kind} and more: {shown(line)}"
     must, may = LINES[kind]
     for name, check in (*must.items(), *((name, check) for name, check in may.items() if name in line)):
         if name not in line or not check(line[name]):

@@ -13,6 +13,7 @@ from numbers import Real
 from time import monotonic
 from typing import Any
 
+from dispatch.checks import shown
 from dispatch.errors import BadRequest
 
 __all__ = ["LONGEST", "RestartLimit", "check_seconds"]
@@ -33,7 +34,7 @@ def check_seconds(name: str, given: Any, least: float = 0.0, *, above: bool = Fa
     wanted = "a finite number of seconds"
     if least > -math.inf:
         wanted += f" above {least:g}" if above else f", {least:g} or more"
-    raise BadRequest(name, repr(given), wanted)
+    raise BadRequest(name, shown(given), wanted)
 
 
 class RestartLimit:

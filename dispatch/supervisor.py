@@ -168,7 +168,10 @@ class Supervisor:
         crew = self._crew
         if crew.refusal is not None:
             crew.check()
-        deadline = None if timeout is None else monotonic() + check_seconds("timeout", timeout)
+        deadline = None
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout)  # the journal has it, too, and JSON knows no other numbers
+            deadline = monotonic() + timeout
         try:
             is_plain = deadline is None and not after
             is_first_come = not (priority or after)

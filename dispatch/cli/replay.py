@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import shown
 from dispatch.cli import complain, print_json, say
 from dispatch.device import device as find_device
 from dispatch.entries import Memory, Reader
-from dispatch.errors import DeadlineExceeded, DeviceUnavailable, DispatchError
+from dispatch.errors import BadRequest, DeadlineExceeded, DeviceUnavailable, DispatchError
 from dispatch.journal import read, row_of
 from dispatch.supervisor import Supervisor
 
@@ -44,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Rerun the journal; 1 where a request ends otherwise than it did, or cannot be rebuilt."""
     try:
+        if options.seed < 0:
+            raise BadRequest("--seed", str(options.seed), "0 or more")
         header, lines = read(options.file)
         for module in options.setup:
+            if not all(module.split(".")):
+                raise BadRequest("--setup", shown(module), "the name of a module, as import takes it")
             importlib.import_module(module)
     except (OSError, ImportError) as error:
         complain(str(error))

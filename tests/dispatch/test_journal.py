@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import fields, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dispatch.entries import Memory, Reader, Writer
 from dispatch.errors import Undelivered
 from dispatch.journal import read
 from dispatch.keys import BF16, HOST, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.limits import LONGEST
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 N = 8
@@ -169,6 +171,40 @@ def test_a_full_disk_costs_the_journal_and_no_request():
     sup.submit(product(sup.device)).result(PATIENCE)
     with pytest.raises(Undelivered, match=r"the journal /dev/null is not complete: .*No space left"):
         sup.close()
+
+
+@pytest.mark.parametrize("timeout", [np.float32(50), 1e10, 1e300, Fraction(100)])
+def test_any_time_is_written_as_a_number_that_is_read_again(path, timeout, capsys):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        sup.submit(product(sup.device), timeout=timeout).result(PATIENCE)
+    assert [line["timeout"] for line in read(path)[1] if "request" in line] == [min(float(timeout), LONGEST)]
+    assert report(path, capsys)[0] == 0
+
+
+def test_a_request_with_more_digits_than_json_has_costs_itself_alone(path, capsys):
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        for workspace in (10**5000, 1 << 20):
+            sup.submit(product(sup.device, workspace=workspace)).result(PATIENCE)
+    code, said = report(path, capsys)
+    assert (code, said["ran"], said["unreadable"]) == (1, 1, 1)
+    assert "an integer of 16610 bits" in said["why"]
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_pipe_that_nobody_reads_is_refused_at_once(path):
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="No such device"):
+        dp.Supervisor("host", streams=1, journal=path)
+
+
+def test_a_pipe_that_is_read_takes_a_journal(path):
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with dp.Supervisor("host", streams=1, journal=path) as sup:
+        assert os.get_blocking(sup._journal._file)
+    header = json.loads(os.read(reader, 1 << 16))
+    os.close(reader)
+    assert header["journal"] == 1
 
 
 KILLED = """
@@ -461,6 +497,38 @@ def test_a_damaged_journal_is_one_clear_error_or_runs_what_is_sound(path, tmp_pa
         assert said.strip()
         assert said.replace("\n", "").replace("\t", "").isprintable(), said
     assert set(statuses) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("define", {"done": 5}), ("define", {"request": 1}), ("request", {"ended": [1]}), ("journal", {"request": 1})],
+    ids=str,
+)
+def test_a_line_is_of_one_kind(path, kind, more, capsys):
+    a_journal(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(line for line in lines if kind in line).update(more)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert replay(path) == 2
+    assert f"a {kind} and more: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("depth", [400, 600, 900])
+def test_what_is_nested_deeply_is_told_like_any_other_damage(path, depth, capsys):
+    a_journal(path)
+    deep = "[" * depth + "]" * depth
+    path.write_text(path.read_text().replace('"alpha":2.0', f'"alpha":{deep}'))
+    assert replay(path) in (1, 2)  # 2 where JSON itself goes no deeper
+    assert "got" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [(("--seed", "-1"), "--seed"), (("--setup", ""), "--setup"), (("--setup", "..x"), "--setup")]
+)
+def test_an_option_that_is_none_is_told(path, options, words, capsys):
+    a_journal(path)
+    assert replay(path, *options) == 2
+    assert f"{words}: got " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
