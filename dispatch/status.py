@@ -175,9 +175,10 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
             who = _peer(asker)[0]
             if who != pid:
                 raise PermissionError(f"process {who} answers in the name of process {pid}")
-            data = bytearray()
+            data, until = bytearray(), monotonic() + PATIENCE  # of the whole answer, also of one that comes in drops
             while len(data) <= LONGEST and (part := asker.recv(1 << 16)):
                 data += part
+                asker.settimeout(max(until - monotonic(), 0))
         except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many ask
             return None
     try:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import complain, print_aligned, print_json, say
+from dispatch.errors import BadRequest
 from dispatch.status import ask
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run", "with_rates"]
 
 Facts = dict[str, Any]
+LONGEST = 1e6  # seconds between looks
 CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
 COUNTS = ("queued", "running", "done", "failed", "cancelled")
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -35,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the supervisors until they have ended; 1 where there is none, or somebody else answers."""
+    if not 0 <= options.interval <= LONGEST:
+        raise BadRequest("--interval", str(options.interval), f"seconds from 0 to {LONGEST:g}")
     before: list[Facts] = []
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -79,9 +83,12 @@ def with_rates(now: list[Facts], before: list[Facts]) -> list[Facts]:
 
 
 def _rate(facts: Facts, last: Facts | None) -> float | None:
-    if last is None or facts["time"] <= last["time"] or "done" not in facts:
+    if last is None or facts["time"] <= last["time"] or "done" not in facts or "done" not in last:
         return None
-    rate: float = (facts["done"] - last["done"]) / (facts["time"] - last["time"])
+    try:
+        rate: float = (facts["done"] - last["done"]) / (facts["time"] - last["time"])
+    except OverflowError:  # no counts of ours, but of whoever answers
+        return None
     return rate
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -419,6 +420,46 @@ def test_a_rate_is_what_was_done_between_two_looks():
     assert then["done_per_second"] is None
     now = [{"supervisor": 1, "time": 12.0, "done": 500}, {"supervisor": 2, "time": 12.0, "done": 7}]
     assert [facts["done_per_second"] for facts in with_rates(now, [then])] == [200.0, None]
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [({"time": 1.0}, {"time": 2.0, "done": 5}), ({"time": 1.0, "done": 0}, {"time": 2.0, "done": 10**400})],
+)
+def test_a_rate_of_what_no_board_says_is_none(then, now):
+    assert with_rates([{"supervisor": 1, **now}], [{"supervisor": 1, **then}])[0]["done_per_second"] is None
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_an_interval_that_is_none_is_told(seconds, capsys):
+    with dp.Supervisor("host", streams=1):
+        assert main(["top", str(os.getpid()), f"--interval={seconds}"]) == 2
+    assert "--interval: got " in capsys.readouterr().err
+
+
+def test_an_answer_that_comes_in_drops_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(status, "PATIENCE", 0.5)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as board:
+        board.bind(own_name(10**9))
+        board.listen()
+
+        def answer():
+            asker, _ = board.accept()
+            with asker, contextlib.suppress(OSError):
+                while not ended.wait(0.1):
+                    asker.sendall(b" ")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        begun = monotonic()
+        timer = threading.Timer(20, ended.set)
+        timer.start()
+        assert status.ask(os.getpid()) == []
+        assert monotonic() - begun < 10
+        ended.set()
+        timer.cancel()
+        thread.join(PATIENCE)
 
 
 def test_top_follows_a_process_until_its_supervisor_ends(capsys):
