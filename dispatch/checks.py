@@ -7,6 +7,7 @@ expected; whatever an object's own methods raise meanwhile is part of that messa
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_FLOAT",
+    "NO_NUMBERS",
     "as_array",
     "check_bool",
     "check_bytes",
@@ -32,6 +34,7 @@ __all__ = [
     "check_number",
     "check_shape",
     "check_type",
+    "check_unmasked",
     "converted",
     "shown",
 ]
@@ -40,6 +43,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
 T = TypeVar("T")
 
+NO_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy have among the integers
 MAX_INT = 2**31 - 1
 MAX_FLOAT = int(np.finfo(np.float64).max)
 MAX_AXES = 64  # NumPy's
@@ -59,7 +63,8 @@ def shown(value: object) -> str:
 # -- single values ----------------------------------------------------------------------------------------------------
 def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
     """A Python integer in a range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    # A class of the user's own may compare as it likes: what counts is the number.
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= int.__index__(value) <= high:
         raise BadRequest(name, shown(value), f"a whole number from {low} to {high}")
     return value
 
@@ -79,7 +84,7 @@ def check_bool(name: str, value: object) -> None:
 def check_number(name: str, value: object, *, low: float = -math.inf, high: float = math.inf) -> None:
     """A real number in a range, NaN only where there is no range: what it means is the op's to say."""
     is_any = (low, high) == (-math.inf, math.inf)
-    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, NO_NUMBERS)
     if isinstance(value, int):
         fits = fits and abs(value) <= MAX_FLOAT  # a larger one cannot be made a float
     if not fits or not (is_any or low <= value <= high):  # type: ignore[operator]
@@ -112,12 +117,14 @@ def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
     extents = (shape,) if isinstance(shape, (int, np.integer)) else shape
     if isinstance(extents, np.ndarray) and extents.ndim == 1:
         extents = tuple(extents)
-    if not isinstance(extents, (tuple, list)) or len(extents) > MAX_AXES:
+    extents = tuple(extents) if isinstance(extents, (tuple, list)) else None
+    if extents is None or len(extents) > MAX_AXES:
         raise BadRequest(name, shown(shape), f"an integer, or a tuple of up to {MAX_AXES} of them")
-    for extent in extents:
-        if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
-            raise BadRequest(name, shown(shape), "integers of 0 or more")
-    found = tuple(int(extent) for extent in extents)
+    if any(isinstance(extent, NO_NUMBERS) or not isinstance(extent, (int, np.integer)) for extent in extents):
+        raise BadRequest(name, shown(shape), "integers of 0 or more")
+    found = tuple(int.__index__(extent) if isinstance(extent, int) else int(extent) for extent in extents)
+    if min(found, default=0) < 0:
+        raise BadRequest(name, shown(shape), "integers of 0 or more")
     if math.prod(max(extent, 1) for extent in found) * bits > MAX_BYTES * 8:
         raise BadRequest(name, shown(shape), "fewer elements: no memory holds so many")
     return found
@@ -163,7 +170,8 @@ def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
 def as_array(name: str, source: Any) -> Array:
-    """The array of numbers that NumPy makes of an object."""
+    """The array of numbers that NumPy makes of an object, of which no element may be masked."""
+    check_unmasked(name, source)
     try:
         array = np.asarray(source)
     except (DispatchError, MemoryError):  # of a tensor, which explains itself
@@ -175,6 +183,15 @@ def as_array(name: str, source: Any) -> Array:
     if not is_number:
         raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
     return array
+
+
+def check_unmasked(name: str, source: object) -> None:
+    """No masked element, whose number NumPy would pass on as if it counted."""
+    ma: Any = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for: where it is not, no mask is
+    if isinstance(source, getattr(ma, "MaskedArray", ())) and ma.is_masked(source):
+        raise BadRequest(
+            name, "an array with masked elements", "one without", "x.filled(…) puts a number in their place"
+        )
 
 
 def converted(name: str, array: Array, kind: Dtype) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 
 from cudabind._fork import anew
 from dispatch import dlpack
-from dispatch.checks import as_array, check_dtype, check_shape, check_type, converted, shown
+from dispatch.checks import as_array, check_dtype, check_shape, check_type, check_unmasked, converted, shown
 from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, OutOfMemory, StaleTensor
 from dispatch.keys import HOST, U8, Arch, Dtype
 from dispatch.pinned import Copy
@@ -435,6 +435,7 @@ def from_dlpack(source: Any) -> Tensor:
     On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
     device that has no place here.
     """
+    check_unmasked("from_dlpack", source)
     if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
         return _foreign(
             device("host"),

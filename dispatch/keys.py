@@ -51,9 +51,9 @@ class Dtype:
         """The Dtype of a short name ("bf16"), a Dtype, or anything `numpy.dtype` takes; TypeError names the choices."""
         if isinstance(spec, Dtype):
             return spec
-        if isinstance(spec, str) and spec in Dtype.by_name:
-            return Dtype.by_name[spec]
         try:
+            if isinstance(spec, str) and spec in Dtype.by_name:
+                return Dtype.by_name[spec]
             if spec is not None:  # which NumPy takes for f64
                 return Dtype.by_numpy[np.dtype(spec)]
         except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
@@ -171,6 +171,9 @@ class ScaleMode(IntEnum):
     BLK128x128_32F = 5
 
 
+LONGEST_ARCH = 4  # digits
+
+
 class Arch(int):
     """A GPU architecture by its compute capability (90 for sm_90), or the host, which is 0 and older than none."""
 
@@ -179,13 +182,13 @@ class Arch(int):
     @staticmethod
     def of(spec: str | int | Arch) -> Arch:
         """Read "sm_90", "sm_90a", "90", 90 or "host"; ValueError otherwise."""
-        if isinstance(spec, int):
+        if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
             return Arch(spec)
-        text = spec.strip().lower()
+        text = spec.strip().lower() if isinstance(spec, str) else ""
         if text == "host":
             return HOST
         digits = text.removeprefix("sm_").rstrip("af")
-        if not digits.isdigit():
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= LONGEST_ARCH):
             raise ValueError(f"{spec!r} is no architecture; write it like sm_90, or host")
         return Arch(int(digits))
 

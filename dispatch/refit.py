@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind import driver
+from dispatch.checks import as_array
 from dispatch.cuda import CudaDevice
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
@@ -59,7 +60,7 @@ def _check(name: str, target: Tensor, source: Any) -> None:
             raise BadRequest(name, f"a tensor on {source.device!r}", f"one on {target.device!r}, or an array")
         given = (source.shape, source.dtype)
     else:
-        array = np.asarray(source)
+        array = as_array(name, source)
         given = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None is no dtype of ours
     if given != (target.shape, target.dtype):
         raise BadRequest(name, f"{given[1]}{list(given[0])}", f"{target.layout}: a refit changes numbers and no more")

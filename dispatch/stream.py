@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind import driver
 from cudabind.errors import LibraryNotFound
+from dispatch.checks import shown
 from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class Stream:
 
         It must be alive now, inside `with` blocks of what comes back, and when a call that was prepared there runs.
         """
+        given: Any = handle  # a user's may be anything
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 64:
+            raise BadRequest("handle", shown(given), "a cudaStream_t as an integer")
         return device.external(handle)
 
     @property

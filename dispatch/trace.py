@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from dispatch.errors import DeviceUnavailable, HookFailed
+from dispatch.checks import shown
+from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed
 from dispatch.future import CANCELLED, DONE
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ def add(
     of the supervisor's `setup` adds them. `ended` is called in the parent.
     """
     global hooks
+    given: dict[str, Any] = {"before": before, "after": after, "ended": ended}  # a user's may be anything
+    for name, function in given.items():
+        if function is not None and not callable(function):
+            raise BadRequest(name, shown(function), "a function, or None")
     hook = Hook(before, after, ended)
     hooks = (*hooks, hook)
     return hook

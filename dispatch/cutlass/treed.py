@@ -52,7 +52,9 @@ class Treed:
 
 
 def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
-    """The operands of a tree, given as a mapping or as pairs, as pairs; BadRequest for anything else."""
+    """The operands of a tree, given as a mapping, as pairs or not at all, as pairs; BadRequest for anything else."""
+    if operands is None:
+        return ()
     given = tuple(operands.items()) if isinstance(operands, Mapping) else operands
     if not isinstance(given, (tuple, list)):
         raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")

@@ -10,11 +10,14 @@ import importlib.util
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import DispatchError, Undelivered
+from dispatch.errors import BadRequest, DispatchError, Undelivered
+from dispatch.ops.activation import ActivationMode
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
 hostile = importlib.util.module_from_spec(spec)
@@ -174,3 +177,102 @@ def test_callbacks_that_cannot_be_called(pool):
             with pytest.raises(TypeError, match="cannot be called"):
                 future.add_done_callback(value)
         future.result(120)
+
+
+class Liar(int):
+    """A number that compares as it likes."""
+
+    def __le__(self, other):
+        return True
+
+    __lt__ = __gt__ = __ge__ = __le__
+
+    def __abs__(self):
+        return 1
+
+
+class Short(tuple):
+    """A tuple that says it is shorter than it is."""
+
+    __slots__ = ()
+
+    def __len__(self):
+        return 1
+
+
+class Unhashable:
+    def __init__(self, error):
+        self.error = error
+
+    def __hash__(self):
+        raise self.error
+
+
+SPAN = np.timedelta64(3, "s")  # to NumPy it is an integer
+
+
+@pytest.mark.parametrize(
+    ("operand", "call"),
+    [
+        ("alpha", lambda g: dp.matmul(g.x, g.x, alpha=SPAN)),
+        ("scales.a", lambda g: dp.matmul(g.x, g.x, scales=dp.Scales(a=SPAN))),
+        ("alpha", lambda g: dp.cutlass_gemm(g.h, g.h, alpha=SPAN)),
+        ("alpha", lambda g: dp.cutlass_grouped_gemm(g.h, g.dev.zeros((1, 16, 16), "f2"), [16], alpha=SPAN)),
+        ("coef", lambda g: dp.activation(g.x, mode=ActivationMode.ELU, coef=SPAN)),
+        ("shape", lambda g: g.dev.empty(SPAN)),
+        ("shape", lambda g: g.dev.empty((2, SPAN))),
+        ("shape", lambda g: g.dev.empty(Liar(-5))),
+        ("shape", lambda g: g.dev.empty(Short((1,) * 65))),
+        ("seed", lambda g: dp.dropout_states(g.dev, Liar(-5))),
+        ("axis", lambda g: dp.softmax(g.x, axis=Liar(9))),
+        ("input_size", lambda _: dp.Network(dp.RnnMode.LSTM, Liar(-5), 2)),
+        ("pad", lambda g: dp.conv_fwd(*[g.dev.zeros((1, 1, 4, 4))] * 2, pad=Liar(-1))),
+        ("source", lambda g: g.dev.array(np.ma.masked_array([1.0, 2.0], [0, 1]))),
+        ("source", lambda g: g.dev.zeros(2).copy_from(np.ma.masked_array([1.0, 2.0], [0, 1]))),
+        ("from_dlpack", lambda _: dp.from_dlpack(np.ma.masked_array([1.0, 2.0], [0, 1]))),
+        (
+            "b",
+            lambda g: dp.prepare(dp.MatmulRequest(g.x, g.x)).refit(np.ma.masked_array(np.ones((16, 16), "f4"), 1)),
+        ),
+        ("b", lambda g: dp.prepare(dp.MatmulRequest(g.x, g.x)).refit([[1], [2, 3]])),
+        ("scales", lambda g: dp.matmul(g.x, g.x, scales=memoryview(np.ones(2)))),
+        ("workspace", lambda g: dp.matmul(g.x, g.x, workspace=Unhashable(ValueError("no hash")))),
+        ("out_dtype", lambda g: dp.matmul(g.x, g.x, out_dtype=np.timedelta64(5))),
+        ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=np.ones(2))),
+        ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=0)),
+        ("lengths", lambda g: dp.ragged_offsets(np.array(3), g.dev.zeros((4, 4, 4)))),
+        ("handle", lambda g: dp.Stream.from_handle(g.dev, "x")),
+        ("handle", lambda g: dp.Stream.from_handle(g.dev, -1)),
+        ("handle", lambda g: dp.Stream.from_handle(g.dev, 2**64)),
+        ("before", lambda _: dp.trace.add(before=5)),
+        ("ended", lambda _: dp.trace.add(ended="x")),
+    ],
+)
+def test_what_only_passes_for_a_good_value_is_refused_by_name(operand, call):
+    dev = dp.device("host")
+    with pytest.raises(BadRequest) as caught:
+        call(SimpleNamespace(dev=dev, x=dev.zeros((16, 16), "f4"), h=dev.zeros((16, 16), "f2")))
+    assert caught.value.operand == operand
+
+
+def test_a_masked_array_without_a_masked_element_is_an_array():
+    source = np.ma.masked_array([1.0, 2.0], [0, 0])
+    assert dp.device("host").array(source).numpy().tolist() == [1.0, 2.0]
+    assert dp.from_dlpack(source).numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("spec", [None, 5.0, (90,), b"sm_90", np.int64(90), True, -90, "sm_\u00b2", "9" * 5000, ""])
+def test_what_is_no_architecture_is_a_value_error(spec):
+    with pytest.raises(ValueError, match="is no architecture; write it like sm_90, or host"):
+        dp.Arch.of(spec)
+
+
+def test_a_dtype_whose_own_methods_raise_is_no_dtype():
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(BadRequest, match="dtype: got 'f32'; expected a dtype, one of"):
+        dp.device("host").empty(2, Name("f32"))

@@ -62,7 +62,7 @@ def cutlass_conv_fwd(
     where no kernel takes the request, CompileFailed where NVRTC refuses one.
     """
     return run(CutlassConvFwdRequest(
-        x, w, c, out, epilogue, operands or (), pad, stride, dilation, alpha, beta, compute, out_dtype, config,
+        x, w, c, out, epilogue, operands, pad, stride, dilation, alpha, beta, compute, out_dtype, config,
     ))
 
 
@@ -78,7 +78,7 @@ def cutlass_conv_bwd_data(
     """
     return run(CutlassConvBwdDataRequest(
         dy, w, out=out, x_extents=x_extents, group_count=group_count, pad=pad, stride=stride, dilation=dilation,
-        alpha=alpha, beta=beta, compute=compute, out_dtype=out_dtype, c=c, epilogue=epilogue, operands=operands or (),
+        alpha=alpha, beta=beta, compute=compute, out_dtype=out_dtype, c=c, epilogue=epilogue, operands=operands,
         config=config,
     ))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from cudabind._cached import cached_property
+from dispatch.checks import NO_NUMBERS
 from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.operands import Made
 from dispatch.cutlass.evt import Reduce, Store, walk
@@ -168,7 +169,7 @@ class TreedConvRequest(Treed, ConvRequest):
         place = f"operands[{name!r}]"
         if given is None and kind not in ("store", "reduce"):
             raise BadRequest(place, "nothing", f"the {kind} that the epilogue reads")
-        number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
+        number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
         if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
             raise BadRequest(place, repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor")
         if not isinstance(given, Tensor):

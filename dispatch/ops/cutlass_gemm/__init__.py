@@ -93,4 +93,4 @@ def cutlass_gemm(
     do not fit, NoRow where no kernel takes the request, CompileFailed where NVRTC refuses one.
     """
     choices = (compute, out_dtype, fast_accum, config, autotune)
-    return run(CutlassGemmRequest(a, b, c, out, epilogue, operands or (), alpha, beta, *choices))
+    return run(CutlassGemmRequest(a, b, c, out, epilogue, operands, alpha, beta, *choices))

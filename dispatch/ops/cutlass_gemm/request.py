@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_kinds, check_number
+from dispatch.checks import NO_NUMBERS, check_kinds, check_number
 from dispatch.cutlass.evt import Reduce, Store, walk
 from dispatch.cutlass.treed import Given, Treed, check_tree, pairs_of
 from dispatch.errors import BadRequest, Refused
@@ -233,7 +233,7 @@ def _validate_operands(request: CutlassGemmRequest, kinds: dict[str, str]) -> No
         given = request.given.get(name)
         if given is None and kind not in ("store", "reduce"):
             raise BadRequest(f"operands[{name!r}]", "nothing", f"the {kind} that the epilogue reads")
-        number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
+        number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
         if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
             raise BadRequest(
                 f"operands[{name!r}]", repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_kinds, shown
+from dispatch.checks import NO_NUMBERS, check_kinds, shown
 from dispatch.cutlass.evt import accumulator, scalar
 from dispatch.cutlass.treed import check_tree
 from dispatch.cutlass.visitors import operands_of
@@ -201,7 +201,7 @@ def _validate_alpha(request: CutlassGroupedGemmRequest | CutlassSeveralGemmReque
     if isinstance(alpha, Tensor):
         if alpha.size != 1 or alpha.dtype is not F32:
             raise BadRequest("alpha", str(alpha.layout), "a number, or an f32 tensor of one element")
-    elif isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
+    elif isinstance(alpha, NO_NUMBERS) or not isinstance(alpha, (int, float, np.integer, np.floating)):
         raise BadRequest("alpha", repr(alpha), "a number, or an f32 tensor of one element")
     elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
         raise BadRequest("alpha", repr(alpha), f"a number that f32 holds, up to {F32_MAX:.4g}")

@@ -136,7 +136,7 @@ def matmul(
         shortcut = lane.shortcuts.get(key)
         if shortcut is None and lane.patterns:
             shortcut = recognize(lane, key)
-    except (AttributeError, TypeError):  # an operand is no tensor: the request says which
+    except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
     fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)

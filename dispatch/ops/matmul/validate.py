@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import MAX_FLOAT, shown
+from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.scales import (
@@ -287,7 +287,7 @@ def _check_numbers(request: MatmulRequest) -> None:
                 raise BadRequest(
                     name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')"
                 )
-        elif isinstance(value, bool) or not isinstance(value, (int, float, complex, np.number)):
+        elif isinstance(value, NO_NUMBERS) or not isinstance(value, (int, float, complex, np.number)):
             raise BadRequest(name, repr(value), "a number or a tensor of one element")
         elif isinstance(value, int) and abs(value) > MAX_FLOAT:
             raise BadRequest(name, shown(value), "a number that a float can be")
@@ -322,7 +322,7 @@ def _check_factor(request: MatmulRequest, name: str) -> None:
         return
     mode = getattr(request.scales, f"{name}_mode", ScaleMode.SCALAR_32F)
     if not isinstance(factor, Tensor):
-        if isinstance(factor, bool) or not isinstance(factor, (int, float, np.integer, np.floating)):
+        if isinstance(factor, NO_NUMBERS) or not isinstance(factor, (int, float, np.integer, np.floating)):
             raise BadRequest(operand, repr(factor), "a number above 0, or a tensor")
         if not 0 < factor < math.inf:
             raise BadRequest(operand, repr(factor), "a finite number above 0")

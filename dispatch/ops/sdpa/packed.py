@@ -40,7 +40,7 @@ def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
     lengths are none, or more than the tokens of the tensor.
     """
     check_type("tensor", tensor, Tensor)
-    if not isinstance(lengths, (tuple, list, np.ndarray)):
+    if not isinstance(lengths, (tuple, list, np.ndarray)) or (isinstance(lengths, np.ndarray) and lengths.ndim != 1):
         raise BadRequest("lengths", shown(lengths), "the lengths of sequences")
     counts = [whole("lengths", int(n) if isinstance(n, np.integer) else n, 0) for n in lengths]
     if tensor.ndim != 3 or not counts or sum(counts) > tensor.shape[0]:
