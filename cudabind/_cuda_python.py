@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NO_DRIVER = "no NVIDIA driver was found: install one, or use a device that needs none"
 
+SHORT = "List is too small"  # what cuda-python says, as a RuntimeError, of an argument
+
 
 class Call:
     """One function of cuda-python: a call checks the status and returns the value, a tuple of several, or None."""
@@ -40,6 +42,8 @@ class Call:
         try:
             result = self._function(*args, **kwargs)
         except RuntimeError as error:
+            if str(error).startswith(SHORT):
+                raise ValueError(f"{self.__name__}: {error}") from error
             raise _unavailable(self._error(self.__name__, 0), error) from error
         if result[0]:
             raise self._error(self.__name__, int(result[0]))

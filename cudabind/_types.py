@@ -86,12 +86,17 @@ class Writable:
     def from_param(value: Any) -> Any:
         if type(value) in PREBUILT:  # what calls that shall be fast are given: a fifth of what c_void_p takes
             return value
-        if isinstance(value, (bytes, str)):
+        if isinstance(value, SHARED):
             hint = "an address, byref(x), an array, or ctypes.create_string_buffer(data)"
             raise TypeError(f"{type(value).__name__} is no memory that a library may write to; pass {hint}")
-        return ctypes.c_void_p.from_param(value)
+        try:
+            return ctypes.c_void_p.from_param(value)
+        except TypeError:  # which says no more than "wrong type"
+            hint = "byref(x) of an object or an array of ctypes, x.ctypes.data of NumPy's"
+            raise TypeError(f"{type(value).__name__} is no address; pass one, {hint}") from None
 
 
+SHARED = (bytes, str, ctypes.c_char_p, ctypes.c_wchar_p)  # the last two point into the first
 PREBUILT = frozenset({ctypes.c_void_p, type(ctypes.byref(ctypes.c_int()))})
 
 

@@ -208,7 +208,8 @@ def test_arguments_beyond_those_declared_are_refused(tiny: ModuleType, name: str
 @pytest.mark.parametrize("place", [0, 1], ids=["Mem", "void_p"])
 def test_what_python_shares_is_no_memory_to_write_to(tiny: ModuleType, place: int) -> None:
     data, text = bytes(range(8)), "abcdefgh"
-    for given in (data, text, "", b"", type("Mine", (bytes,), {})(b"abcdefgh")):
+    wrapped = (ctypes.c_char_p(data), ctypes.c_wchar_p(text))
+    for given in (data, text, "", b"", type("Mine", (bytes,), {})(b"abcdefgh"), *wrapped):
         arguments: list[object] = [None, None]
         arguments[place] = given
         for _ in range(2):  # the first call binds
@@ -231,8 +232,11 @@ def test_memory_is_given_in_every_way_that_ctypes_has(tiny: ModuleType, place: i
             arguments[place] = way
             tiny.tinyFill(*arguments)
             assert ctypes.c_int32.from_buffer(target).value == 7
-    with pytest.raises(ctypes.ArgumentError):
-        tiny.tinyFill(1.5, None)
+    for wrong, name in ((1.5, "float"), (ctypes.c_int32(), "c_int"), ([1], "list")):
+        with pytest.raises(
+            ctypes.ArgumentError, match=rf"argument 1: TypeError: {name} is no address; pass one, byref"
+        ):
+            tiny.tinyFill(wrong, None)
 
 
 def test_what_is_only_read_may_be_bytes(tiny: ModuleType) -> None:

@@ -120,6 +120,12 @@ def test_the_runtime_is_cuda_pythons_own_and_of_its_cuda() -> None:
 
 
 @needs_nvrtc
+def test_a_list_that_is_too_short_is_no_missing_library() -> None:
+    with pytest.raises(ValueError, match="nvrtcCreateProgram: List is too small: 0 < 5"):
+        nvrtc.nvrtcCreateProgram(b"", b"name.cu", 5, [], [])
+
+
+@needs_nvrtc
 def test_nvrtc_compiles_to_what_arch_asks_for() -> None:
     cubin = nvrtc.compile(KERNEL, options=["-arch=sm_90"])
     assert (cubin.kind, cubin.code[:4], cubin.log) == ("cubin", b"\x7fELF", "")
