@@ -34,6 +34,7 @@ from dispatch.table import TABLE
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dispatch import cudnn
     from dispatch.ops.activation import (
         ActivationBwdRequest,
         ActivationMode,
@@ -150,6 +151,7 @@ __all__ = [
     "conv_fwd",
     "conv_transpose",
     "ctc_loss",
+    "cudnn",
     "cutlass_conv_bwd_data",
     "cutlass_conv_bwd_filter",
     "cutlass_conv_fwd",
@@ -286,10 +288,12 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """The op of a name, imported now."""
-    if name not in _ROOM_OF:
+    """The op of a name, or the package that has `cudnn.Graph()`, imported now."""
+    if name not in _ROOM_OF and name != "cudnn":
         raise AttributeError(f"module 'dispatch' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "cudnn":
+        return import_module("dispatch.cudnn")
     found = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
     return found

@@ -1,5 +1,8 @@
 """Graphs as plain data: what the builder makes and refuses, and the reference against NumPy, SciPy and slopes."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy import special
@@ -81,6 +84,11 @@ def test_what_passes_between_nodes_keeps_the_order_and_gets_the_dtype():
     assert (y.virtual, y.dtype, y.strides) == (True, F32, (72, 1, 24, 8))
     assert builder.pointwise("GEN_INDEX", y, AXIS=1).dtype is I32
     assert builder.pointwise("CMP_LT", y, builder.scalar(0.5, 4)).dtype is BOOL
+
+
+def test_a_graph_is_had_with_no_other_import():
+    words = "import dispatch as dp; dp.cudnn.Graph(); assert 'cudnn' in dp.__all__"
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=120)
 
 
 def test_equal_graphs_are_equal_and_others_are_not():
