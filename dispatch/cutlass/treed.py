@@ -5,20 +5,26 @@ The requests of `cutlass_gemm` and of CUTLASS's convolutions are of this kind. I
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudabind._cached import cached_property
-from dispatch.checks import shown
+from dispatch.checks import MAX_FLOAT, check_number, shown
 from dispatch.cutlass.config import Config
 from dispatch.cutlass.evt import Node, linear_combination
 from dispatch.cutlass.visitors import operands_of
 from dispatch.errors import BadRequest
+from dispatch.keys import F64, I8
 from dispatch.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
 
 __all__ = ["Given", "Treed", "check_tree", "pairs_of"]
 
 Given = Tensor | float | int
+F32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 class Treed:
@@ -49,6 +55,17 @@ class Treed:
             **dict(self.operands),
         }
         return {name: named[name] for name in self.kinds if name in named}
+
+    def check_scalars(self, operands: Dtype) -> None:
+        """BadRequest for a number that no scalar is: f64 for f64 operands, i32 (rows see to it) for i8, else f32."""
+        top = MAX_FLOAT if operands in (F64, I8) else F32_MAX
+        for name, value in self.given.items():
+            if self.kinds[name] != "scalar" or isinstance(value, Tensor):
+                continue
+            place = name if name in ("alpha", "beta") else f"operands[{name!r}]"
+            check_number(place, value)
+            if top < abs(float(value)) < math.inf:
+                raise BadRequest(place, shown(value), f"a number that f32 holds, up to {top:.4g}")
 
 
 def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:

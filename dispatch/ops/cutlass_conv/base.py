@@ -163,6 +163,7 @@ class TreedConvRequest(Treed, ConvRequest):
             if name.startswith(RESERVED):
                 raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {RESERVED}")
             self._check_operand(name, kind)
+        self.check_scalars(getattr(self, self.reads[0]).dtype)
 
     def _check_operand(self, name: str, kind: str) -> None:
         given = self.given.get(name)

@@ -218,6 +218,7 @@ def _validate(request: CutlassGemmRequest) -> None:
     except Refused as refused:
         raise BadRequest("epilogue", str(request.epilogue), str(refused)) from None
     _validate_operands(request, kinds)
+    request.check_scalars(request.a.dtype)
     _validate_shapes(request)
     _validate_memory(request)
 

@@ -9,6 +9,7 @@ import dispatch as dp
 from dispatch.cutlass import evt
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST
+from dispatch.ops.cutlass_conv import cutlass_conv_fwd
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
 from dispatch.ops.cutlass_gemm.trials import cases, quantized_cases, tree_cases
 from dispatch.tensor import Tensor
@@ -165,6 +166,20 @@ def test_a_number_that_no_i32_is_does_not_run_by_the_plan_of_one_that_is(alpha, 
     assert (cutlass_gemm(a, b, alpha=np.float32(-2)).numpy() == -64).all()
     with pytest.raises(NoRow, match=r"whole numbers of 32 bits for an i32 D, has alpha"):
         cutlass_gemm(a, b, alpha=alpha)
+
+
+@pytest.mark.parametrize("value", [10**400, 1e39, np.float64(-1e300)], ids=lambda v: f"{type(v).__name__} {v}"[:20])
+def test_a_number_that_f32_does_not_hold_is_named(value, dev):
+    with pytest.raises(BadRequest, match=r"alpha: got .* a number"):
+        small(dev, alpha=value)
+    tree = evt.accumulator() * evt.scalar("s")
+    with pytest.raises(BadRequest, match=r"operands\['s'\]: got .* a number"):
+        small(dev, epilogue=tree, operands={"s": value})
+    x, w = (dev.zeros(shape, "f16").transpose(0, 3, 1, 2) for shape in ((1, 4, 4, 8), (8, 3, 3, 8)))
+    with pytest.raises(BadRequest, match=r"operands\['s'\]: got .* a number"):
+        cutlass_conv_fwd(x, w, epilogue=tree, operands={"s": value})
+    double = dev.array(np.ones((8, 8)), "f64")
+    assert cutlass_gemm(double, double, alpha=1e300).numpy().max() == 8e300
 
 
 def test_equal_choices_have_equal_keys_and_other_trees_have_others(dev):
