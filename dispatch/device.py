@@ -59,6 +59,13 @@ class Device:
     def after_fork(self) -> None:
         """In a forked child: let go of what only the parent can use."""
 
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """No copy, nor of a tensor, a request or a bound call: their memory would be given back twice."""
+        raise TypeError(
+            f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
+            "Take the numbers: x.numpy()"
+        )
+
     # -- what a kind of device must have ------------------------------------------------------------------------
     def stream(self) -> Stream:
         """A new stream."""

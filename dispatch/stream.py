@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from cudabind import driver
 from cudabind.errors import LibraryNotFound
@@ -285,6 +285,13 @@ class Stream:
             self.device.retire(self)
             self.closed = True
             self.device.dispose(self.c_handle)
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """No copy: two objects would destroy one stream."""
+        raise TypeError(
+            f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
+            "Take the numbers: x.numpy()"
+        )
 
     def __repr__(self) -> str:
         return f"Stream({self.device}, {self.c_handle.value or 0:#x})"

@@ -5,8 +5,10 @@ tests/dispatch/test_fuzz.py makes mistakes that are named, one at a time; here n
 """
 
 import contextlib
+import copy
 import dataclasses
 import importlib.util
+import pickle
 import threading
 from functools import partial
 from pathlib import Path
@@ -253,6 +255,27 @@ def test_what_only_passes_for_a_good_value_is_refused_by_name(operand, call):
     with pytest.raises(BadRequest) as caught:
         call(SimpleNamespace(dev=dev, x=dev.zeros((16, 16), "f4"), h=dev.zeros((16, 16), "f2")))
     assert caught.value.operand == operand
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda g: g.dev, lambda g: g.dev.stream(), lambda g: g.x, lambda g: dp.MatmulRequest(g.x, g.x),
+        lambda g: dp.prepare(dp.MatmulRequest(g.x, g.x)),
+    ],
+    ids=["device", "stream", "tensor", "request", "call"],
+)  # fmt: skip
+def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(way, made):
+    dev = dp.device("host")
+    with pytest.raises(TypeError, match=r"is of this process alone: .* x\.numpy\(\)"):
+        way(made(SimpleNamespace(dev=dev, x=dev.zeros((4, 4)))))
+
+
+@pytest.mark.parametrize("made", [lambda dev: dev, lambda dev: dev.stream()], ids=["device", "stream"])
+def test_what_is_destroyed_once_is_not_copied_at_all(made):
+    with pytest.raises(TypeError, match="is of this process alone"):
+        copy.copy(made(dp.device("host")))
 
 
 def test_a_masked_array_without_a_masked_element_is_an_array():
