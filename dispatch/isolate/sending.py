@@ -35,6 +35,7 @@ Waits = tuple[tuple[int, int], ...]
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
+TAKEN = object()  # in the place of a request that has been; None may be what somebody submits by mistake
 NOW = (False,)  # for `map`: acquire at once or not at all
 PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
 
@@ -172,13 +173,13 @@ class SendingSeat(Seat):
             taking = (future, future.unclaimed_request())
             self.taking = taking
         elif self._is_taken(taking[0]):  # an interrupted thread had come to the end of it
-            taking = (taking[0], None)
+            taking = (taking[0], TAKEN)
         future, request = taking
         size = 0
-        if request is MISSED or (request is not None and not future.claim_again()):
+        if request is MISSED or (request is not TAKEN and not future.claim_again()):
             future.claim()  # which ends what was withdrawn, if that is not done
             self.cancelled += future._status == CANCELLED
-        elif request is not None:
+        elif request is not TAKEN:
             size = self._enter(future, request)
         self._leave_queue(future)
         self.taking = None

@@ -143,6 +143,14 @@ def test_threads_submit_at_once(open_supervisor, rng):
         assert sup.stats().done == 400
 
 
+def test_what_is_no_request_fails_and_is_not_waited_for(open_supervisor):
+    with open_supervisor() as sup:
+        futures = [sup.submit(None), sup.submit(None, timeout=60), *sup.submit_many([None, 0, "x"])]
+        for future in futures:
+            with pytest.raises(BadRequest, match=r"expected a dispatch\.Request"):
+                future.result(60)
+
+
 def test_memory_of_other_devices_and_direct_calls_are_refused(open_supervisor, rng):
     with open_supervisor() as sup:
         elsewhere, _ = pair(dp.device("host"), rng)
