@@ -64,7 +64,7 @@ class Arena:
             self._settle()
             place = bisect_left(self._by_size, (nbytes, -1, -1))
             if place == len(self._by_size):
-                chunk, size = self._grow(max(nbytes, growth))
+                chunk, size = self._more(max(nbytes, growth))
                 self._torn = True
                 self._sizes[chunk] = size
                 self._add(chunk, 0, size)
@@ -80,6 +80,13 @@ class Arena:
             self._torn = False
             self._holder = 0
             return block
+
+    def _more(self, nbytes: int) -> tuple[int, int]:
+        try:
+            return self._grow(nbytes)
+        except BaseException:
+            self._holder = 0  # else this thread's next call might think that it is here already
+            raise
 
     def give(self, block: Block) -> None:
         """Take a block back; takes no lock, for a destructor may run anywhere."""

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dispatch.errors import DispatchError
+from dispatch.errors import DispatchError, OutOfMemory
 from dispatch.isolate.arena import ALIGNMENT, GROWTH, Arena, Block
 
 
@@ -236,3 +236,25 @@ def test_a_signal_handler_or_destructor_is_refused_and_not_deadlocked():
     assert arena.take(512) == Block(0, 0, 512)
     assert len(refused) == 4
     assert arena.take(512).offset == 512
+
+
+def test_a_thread_that_got_nothing_is_not_taken_to_be_there_still(monkeypatch):
+    arena = Arena(Chunks())
+    lock = arena._lock
+
+    class HeldByAnother:
+        """A lock that another thread holds as this one asks, and has let go of as this one takes it."""
+
+        locked = staticmethod(lambda: True)
+        __enter__, __exit__ = lock.__enter__, lock.__exit__
+
+    def refuse(_):
+        raise OutOfMemory("full")
+
+    grow = arena._grow
+    monkeypatch.setattr(arena, "_grow", refuse)
+    with pytest.raises(OutOfMemory):
+        arena.take(512)
+    monkeypatch.setattr(arena, "_grow", grow)
+    monkeypatch.setattr(arena, "_lock", HeldByAnother())
+    assert arena.take(512).nbytes == 512
