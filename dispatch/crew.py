@@ -196,8 +196,8 @@ class Crew(Room, Circuit):
     def shares(self, count: int, seats: list[Seat]) -> list[tuple[Seat, int]]:
         """How many of `count` requests go where, so that all have as much to do as they can; no more than fit."""
         loads = {seat: len(seat.items) + seat.busy for seat in seats}
-        lower = seats
-        while True:
+        lower = [seat for seat in seats if len(seat.items) < seat.limit]  # one that is full may have the least to do
+        while lower:
             level = -(-(count + sum(loads[seat] for seat in lower)) // len(lower))
             below = [seat for seat in lower if loads[seat] <= level]
             if len(below) == len(lower):
@@ -368,7 +368,7 @@ class Crew(Room, Circuit):
             left = [*seat.items, *seat.in_hand()]
             seat.items.clear()
             for future in left:
-                future.claim()
+                future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
                 future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
         self._failures, self._errors = [], []
 

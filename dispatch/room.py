@@ -7,6 +7,7 @@ that leaves nothing half done, or what the next who comes does again. This modul
 from __future__ import annotations
 
 from _thread import allocate_lock
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Room"]
 
 
-class Room:
+class Room(ABC):
     """The full queues of a crew.
 
     Guarantees: who waits for room is told of it, for it counts in `blocked` before it looks. What is dropped fails
@@ -39,18 +40,21 @@ class Room:
     dropped: int  # by who submitted others: failed
     withdrawn: int  # and those that turned out to be cancelled
 
+    @abstractmethod
     def check(self) -> None:
         """Raise why nothing is taken any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_own_thread(self) -> bool:
-        raise NotImplementedError
+        """Whether the calling thread is one that makes room, and so cannot wait for it."""
 
+    @abstractmethod
     def keep(self, future: Future) -> None:
-        raise NotImplementedError
+        """Keep a future that is about to fail, until somebody asks it."""
 
+    @abstractmethod
     def failed(self, future: Future, errors: list[BaseException]) -> None:
-        raise NotImplementedError
+        """Keep a failed future, and what its callbacks raised, until somebody asks."""
 
     def drop_oldest(self, seats: list[Seat], count: int) -> None:
         """Fail so many of the oldest requests that wait, in favour of newer ones; here run the callbacks of these."""
@@ -88,7 +92,8 @@ class Room:
         """A seat with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
         if when_full == "drop_oldest":
             seat = min(seats, key=lambda seat: len(seat.items))
-            self.drop_oldest([seat], 1)
+            if len(seat.items) >= seat.limit:  # the one that was full may be another
+                self.drop_oldest([seat], 1)
             return seat
         while True:
             gate = allocate_lock()

@@ -95,6 +95,9 @@ class Seat:
         """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
         self.gate.acquire(True, seconds)
 
+    def expect(self, future: Future) -> None:
+        """See to it that a future with a deadline ends, though nobody takes it from the queue, if that is possible."""
+
     def attend(self, future: Future, timeout: float | None) -> float | None:
         """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
         the time."""

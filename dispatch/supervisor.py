@@ -206,6 +206,8 @@ class Supervisor:
                 seat.wake()
             if seat.vacant:
                 seat.vacate(crew)
+            if deadline is not None:
+                seat.expect(future)
         except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
             future.withdraw(None)
             raise
@@ -229,13 +231,14 @@ class Supervisor:
         if crew.refusal is not None:
             crew.check()
         futures: list[Future] = list(map(Future, requests := list(requests)))
-        if after:
-            futures = [_late(future.claim(), None, after) for future in futures]
+        others = _futures(after) if after else ()
+        if others:
+            futures = [LateFuture(future.claim(), others) for future in futures]
         seats = self._pool(worker)
         if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
             raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
         try:
-            self._queue(futures, requests, seats, priority, ranked=bool(priority or after))
+            self._queue(futures, requests, seats, priority, ranked=bool(priority or others))
         except BaseException:  # as in `submit`
             for future in futures:
                 future.withdraw(None)
@@ -371,6 +374,12 @@ def _attach(error: BaseException, undelivered: Undelivered) -> None:
 
 def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
     """A future with a deadline, or with others that must come first."""
+    others = _futures(after)
+    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+
+
+def _futures(after: Any) -> tuple[Future, ...]:
+    """Those that must come first."""
     try:
         others = (after,) if isinstance(after, Future) else tuple(after)
     except Exception as error:
@@ -378,7 +387,7 @@ def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
     for other in others:
         if not isinstance(other, Future):
             raise BadRequest("after", shown(other), "futures of requests that were submitted before")
-    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+    return others
 
 
 def _unwatch(board: Board | None, journal: Journal | None, *, wait: bool) -> None:

@@ -12,6 +12,7 @@ import dispatch as dp
 from dispatch.errors import BadRequest, DependencyFailed, QueueFull
 from dispatch.future import Future, LateFuture
 from dispatch.levels import ORDERS, Levels
+from dispatch.seat import Seat
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -184,6 +185,17 @@ def test_a_failure_or_a_cancellation_fails_what_waits_for_it(probe):
         assert sup.submit(probe(lambda: 6), worker=1).result(PATIENCE) == 6
 
 
+def test_all_of_a_batch_runs_after_those_it_names_however_they_are_given(probe):
+    order: list[int] = []
+    with dp.Supervisor("host", streams=2) as sup:
+        hold = held(sup, probe)
+        first = sup.submit(probe(lambda: order.append(0)), worker=0)
+        futures = sup.submit_many([probe(lambda: order.append(1)) for _ in range(4)], worker=1, after=iter([first]))
+        assert all(isinstance(future, LateFuture) and future.after == (first,) for future in futures)
+        hold.release.set()
+    assert order == [0, 1, 1, 1, 1]
+
+
 def test_only_futures_can_be_waited_for(probe):
     with dp.Supervisor("host", streams=1) as sup, pytest.raises(BadRequest, match="futures"):
         sup.submit(probe(), after=[probe()])
@@ -248,6 +260,26 @@ def test_a_full_queue_drops_the_oldest_if_asked_to(probe):
         hold.release.set()
         assert [future.result(PATIENCE) for future in (old[2], *new)] == [2, 10, 11]
         assert (sup.stats().done, sup.stats().failed) == (4, 2)
+
+
+def test_nothing_is_dropped_where_another_worker_has_room(probe):
+    with dp.Supervisor("host", streams=2, queue_size=2, when_full="drop_oldest") as sup:
+        holds = [held(sup, probe, worker) for worker in range(2)]
+        futures = [sup.submit(probe(), worker=worker) for worker in (0, 0, 1)]
+        seats = sup._crew.seats
+        assert sup._crew.wait_for_room(seats, "drop_oldest", None) is seats[1]
+        assert not any(future.done() for future in futures)
+        for hold in holds:
+            hold.release.set()
+
+
+def test_a_batch_goes_where_there_is_room_though_others_have_less_to_do(probe):
+    with dp.Supervisor("host") as sup:
+        full, busy = Seat(0, 1), Seat(1, 1)
+        full.items.append(Future(probe()))
+        busy.busy = 5
+        assert sup._crew.shares(1, [full, busy]) == [(busy, 1)]
+        assert sup._crew.shares(1, [full]) == []
 
 
 def test_what_is_dropped_is_of_the_least_priority(probe):
