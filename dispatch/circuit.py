@@ -10,10 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
-from dispatch.errors import WorkerFailed
+from dispatch.errors import WorkerFailed, words
 from dispatch.levels import Levels
 from dispatch.limits import LONGEST
-from dispatch.seat import BROKEN, CANCELLING, OPEN
+from dispatch.seat import BROKEN, CANCELLING, CLOSING, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Circuit:
                 return False
             within = self.resting or self.limit.count()
         if not within:
-            text = f"the workers of {self.device} broke {self.limit.words()}, the last time with {defect!r}"
+            text = f"the workers of {self.device} broke {self.limit.words()}, the last time with {words(defect)}"
             self.open_circuit(text, defect)
         if self.resting:
             self._rest()
@@ -78,14 +78,17 @@ class Circuit:
         """What broke has broken once too often: take nothing, and fail what is queued; for a while, if asked to."""
         broken = WorkerFailed(f"{text}; {self.limit.advice()}")
         broken.__cause__ = cause
-        if self.limit.cooldown is None:
+        cooldown = self.limit.cooldown
+        with self.lock:
+            is_closing = self.ending == CLOSING  # who closes waits for no cooldown: what is queued fails
+        if cooldown is None or is_closing:
             self.end(BROKEN, broken)
             return
         trace.log("circuit opened", {"device": self.device, "cause": broken})
         with self.lock:
             if self.ending == OPEN:
                 self.refusal, self.resting = broken, True
-                self.rests_until = monotonic() + self.limit.cooldown
+                self.rests_until = monotonic() + cooldown
             self.open_gates()
         if self.resting:
             for seat in self.seats:

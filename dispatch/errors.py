@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "BadIndex",
@@ -34,6 +34,14 @@ __all__ = [
 
 
 LISTED = 10  # failures that the message of Undelivered spells out
+
+
+def words(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
+    """An error in words, whatever its own `__repr__` or `__str__` does: what it is told of must not be lost by that."""
+    try:
+        return say(error)
+    except Exception as worse:  # noqa: BLE001  # of a class of the user's
+        return f"a {type(error).__name__} that has no words: {type(worse).__name__}"
 
 
 class DispatchError(Exception):
@@ -130,7 +138,7 @@ class Undelivered(DispatchError):
         self.exceptions = tuple(exceptions)
         self.more = more  # failures beyond those that are kept
         lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
-        lines += [f"  {type(error).__name__}: {error}" for error in self.exceptions[:LISTED]]
+        lines += [f"  {type(error).__name__}: {words(error, str)}" for error in self.exceptions[:LISTED]]
         left = len(self.exceptions) + more - LISTED
         super().__init__("\n".join([*lines, f"  and {left} more"] if left > 0 else lines))
 

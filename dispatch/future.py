@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered
+from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
 from dispatch.limits import check_seconds
 from dispatch.waiting import CANCELLED, DELIVERED, DONE, FAILED, Bell, Waiting, open_waiting
 
@@ -284,7 +284,7 @@ class LateFuture(Future):
         """The error for one that waits for what will never be there."""
         for future in self.after:
             if future._status > DONE:
-                how = "was cancelled" if future._status == CANCELLED else f"failed: {future._value!r}"
+                how = "was cancelled" if future._status == CANCELLED else f"failed: {words(future._value)}"
                 error = DependencyFailed(f"it was not run, for a request that it was submitted to run after {how}")
                 error.__cause__ = future._value
                 return error

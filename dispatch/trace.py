@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from dispatch.checks import shown
-from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed
+from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, words
 from dispatch.future import CANCELLED, DONE
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _call(point: str, function: Callable[[Request], object], request: Request) -
     try:
         function(request)
     except BaseException as error:
-        raise HookFailed(f"the hook {function!r} {point} enqueueing {request.op} raised {error!r}") from error
+        raise HookFailed(f"the hook {function!r} {point} enqueueing {request.op} raised {words(error)}") from error
 
 
 def watch(future: Future, request: Request) -> None:
@@ -188,7 +188,7 @@ def log(event: str, facts: Mapping[str, object]) -> None:
 def _plain(fact: object) -> object:
     if fact is None or isinstance(fact, (int, float, str, list, dict)):
         return fact
-    return repr(fact) if isinstance(fact, BaseException) else str(fact)
+    return words(fact) if isinstance(fact, BaseException) else str(fact)
 
 
 if os.environ.get(NVTX, "0") not in ("", "0"):

@@ -17,7 +17,7 @@ from cudabind.errors import CudaDriverError, CudaError
 from dispatch import trace
 from dispatch.completion import COMPLETIONS
 from dispatch.cuda import OUT_OF_MEMORY, CudaDevice
-from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, words
 from dispatch.future import CANCELLED, DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
@@ -25,12 +25,14 @@ from dispatch.stream import NOT_READY, current
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
 
     from dispatch.future import Future
+    from dispatch.levels import Levels
     from dispatch.seat import Keeper, Seat
     from dispatch.stream import Stream
 
-__all__ = ["CudaWorker", "HostWorker", "Worker"]
+__all__ = ["CudaWorker", "HostWorker", "Worker", "described"]
 
 BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others get their turn
 IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait for a turn
@@ -112,9 +114,13 @@ class Worker:
             if refusal is not None:
                 self._fail(future, refusal)
                 return MISSED
-            for other in future.after:
-                if not other._status and other._seat is not self.seat:
-                    self._follow(other._seat)
+            try:
+                for other in future.after:
+                    if not other._status and other._seat is not self.seat:
+                        self._follow(other._seat)
+            except BaseException as error:  # noqa: BLE001  # without that order it must not run
+                self._judge(future, request, error)
+                return MISSED
             future.after = ()
         return request
 
@@ -129,6 +135,11 @@ class Worker:
             if retried is None:
                 return True
             error = retried
+        self._judge(future, request, error)
+        return False
+
+    def _judge(self, future: Future, request: Request, error: BaseException) -> None:
+        """Fail a request with what it raised. Raises what ends the worker."""
         if isinstance(error, CudaError):
             error = self._cause(error)
         if self.device.fault is not None:
@@ -138,12 +149,14 @@ class Worker:
             raise again(fault)
         if isinstance(error, (DispatchError, CudaError)):
             self._fail(future, error)
-            return False
+            return
         if not isinstance(request, Request):
             hint = "such as dispatch.MatmulRequest(a=a, b=b)"
             self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
-            return False
-        failure = WorkerFailed(f"worker {self.seat.index} of {self.device} broke on {_words(request)}: {error!r}")
+            return
+        failure = WorkerFailed(
+            f"worker {self.seat.index} of {self.device} broke on {described(request)}: {words(error)}"
+        )
         failure.__cause__ = error
         self._fail(future, failure)
         raise error
@@ -160,7 +173,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # judged by `_rescue`
             if not _is_out_of_memory(error):
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            short = OutOfMemory(f"{self.device} has not enough memory for {_words(request)}, caches freed: {error}")
+            short = OutOfMemory(
+                f"{self.device} has not enough memory for {described(request)}, caches freed: {words(error, str)}"
+            )
             short.__cause__ = error
             return short
         return None
@@ -177,12 +192,12 @@ class Worker:
             self.keeper.callbacks_failed(errors)
 
 
-def _words(request: Request) -> str:
+def described(request: Request) -> str:
     """A request in words; where it cannot say them, the failure that they were for must not be lost to another."""
     try:
         return request.describe()
     except Exception as error:  # noqa: BLE001
-        return f"a {type(request).__name__} whose describe() raised {error!r}"
+        return f"a {type(request).__name__} whose describe() raised {words(error)}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -273,6 +288,7 @@ class CudaWorker(Worker):
         self._stream: Stream | None = None
         self._flights: deque[Flight] = deque()
         self._completion: Any = None
+        self._untold: deque[Future] | None = None  # what ends while this worker has the turn; None while it has not
 
     def in_hand(self) -> list[Future]:
         return [future for flight in self._flights for future in flight.futures]
@@ -312,8 +328,19 @@ class CudaWorker(Worker):
         if trace.hooks:
             run = partial(trace.hooked, self.lane, run)
         flight = Flight(self._completion.event())
-        futures, requests = flight.futures, flight.requests
         self._flights.append(flight)
+        untold = self._untold = deque()
+        try:
+            self._enqueue(flight, items, run)
+            if self.keeper.holding:
+                self.keeper.launched()
+        finally:  # a callback may wait for whatever it likes, and so may not keep the turn from others
+            self._untold = None
+            while untold:
+                self._tell(untold.popleft())
+
+    def _enqueue(self, flight: Flight, items: deque[Future] | Levels, run: Callable[[Request], Any]) -> None:
+        futures, requests = flight.futures, flight.requests
         with self.keeper.turn:
             for _ in range(min(len(items), BATCH)):
                 try:
@@ -336,8 +363,21 @@ class CudaWorker(Worker):
                         futures.append(future)
                         requests.append(request)  # again: what was in flight may have been settled meanwhile
             self._record(flight)
-        if self.keeper.holding:
-            self.keeper.launched()
+
+    def _fail(self, future: Future, error: BaseException) -> None:
+        if self._untold is None:
+            super()._fail(future, error)
+            return
+        self.seat.failed += 1
+        future._value, future._status = error, FAILED
+        self._untold.append(future)
+        self.keeper.failed(future, [])
+
+    def _tell(self, future: Future) -> None:
+        if self._untold is None:
+            super()._tell(future)
+        else:
+            self._untold.append(future)
 
     def _cause(self, error: CudaError) -> BaseException:
         """The device's fault, which it is then marked with, where the driver tells of one; or the error.

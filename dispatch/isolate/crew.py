@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
 from dispatch.crew import Crew
-from dispatch.errors import DispatchError, WorkerFailed
+from dispatch.errors import DispatchError, WorkerFailed, words
 from dispatch.isolate.children import Children
 from dispatch.isolate.deadlines import Deadlines
 from dispatch.isolate.inquest import Loss, hold, surrender
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from dispatch.limits import RestartLimit
 
 __all__ = ["ProcessCrew"]
+
+LONGEST_POLL = 86400.0  # seconds: a poll counts milliseconds in 32 bits, and takes no more than 24 days
 
 
 class ProcessCrew(Warden, Crew):
@@ -127,8 +129,8 @@ class ProcessCrew(Warden, Crew):
     def _children(self) -> list[Child]:
         return self.children.all()
 
-    def watch_deadline(self, future: TimedFuture, number: int, seat: Any) -> None:
-        self.deadlines.add(future, number, seat)
+    def watch_deadline(self, future: TimedFuture, seat: Any) -> None:
+        self.deadlines.add(future, seat)
         self.ring()
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
@@ -163,7 +165,7 @@ class ProcessCrew(Warden, Crew):
             while not self.is_over():
                 self._cool() if self.resting else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
-            broken = WorkerFailed(f"the warden of {self.device} broke: {error!r}")
+            broken = WorkerFailed(f"the warden of {self.device} broke: {words(error)}")
             broken.__cause__ = error
             self.end(BROKEN, broken)
         self._finish()
@@ -194,6 +196,7 @@ class ProcessCrew(Warden, Crew):
             for sent in list(seat.sent.values()):
                 self.give_up(sent, self.reason())
             seat.give_back()
+            seat.tell_rest()
             seat.vacate(self)
 
     def _disconnect(self) -> None:
@@ -281,7 +284,7 @@ class ProcessCrew(Warden, Crew):
         bell = select.poll()
         bell.register(self.bell, select.POLLIN)
         while self.ending < ending and (left := ends - monotonic()) > 0:
-            if bell.poll(left * 1000):
+            if bell.poll(min(left, LONGEST_POLL) * 1000):
                 os.eventfd_read(self.bell)
 
     def recover(self, loss: Loss) -> None:
@@ -293,6 +296,9 @@ class ProcessCrew(Warden, Crew):
             self._note("child replaced", begun, cause=loss.why)
         elif self.ending == CANCELLING:  # nothing is run again any more
             surrender(self, loss)
+            self.children.discard(wait=True)
+        else:  # the circuit is open; who closes the supervisor now must not find anything in flight for ever
+            self._clear()
             self.children.discard(wait=True)
 
     def _cool(self) -> None:

@@ -1,6 +1,7 @@
-"""Deadlines: when the requests that were given to children with a time must have ended, the soonest first.
+"""Deadlines: when the requests that were submitted with a time must have ended, the soonest first.
 
-seat.py enters a request before it is sent; the crew's warden asks which are over. It decides nothing.
+sending.py enters a request that is left in its queue, and any before it is sent; the crew's warden asks which are over.
+It decides nothing.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Any, TimedFuture]] = []  # the second item keeps the order total
+        self._heap: list[tuple[float, int, Any, TimedFuture]] = []  # the second item keeps the order total
         self._lock = threading.Lock()
         self._entries = itertools.count()
 
-    def add(self, future: TimedFuture, number: int, seat: Any) -> None:
+    def add(self, future: TimedFuture, seat: Any) -> None:
         with self._lock:
-            heapq.heappush(self._heap, (future.deadline, next(self._entries), number, seat, future))
+            heapq.heappush(self._heap, (future.deadline, next(self._entries), seat, future))
 
     def seconds_left(self, longest: float) -> float:
         """Until the first of those that have not ended is due; `longest` where there is none, or later."""
         with self._lock:
-            while self._heap and self._heap[0][4]._status:
+            while self._heap and self._heap[0][3]._status:
                 heapq.heappop(self._heap)
             return min(self._heap[0][0] - monotonic(), longest) if self._heap else longest
 
-    def due(self, now: float) -> tuple[int, Any] | None:
-        """The number and the place of one that is beyond its deadline and in flight; it stays until `pop`."""
+    def due(self, now: float) -> tuple[TimedFuture, Any] | None:
+        """One that is beyond its deadline and has not ended, and its place; it stays until `pop`."""
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
-                _, _, number, seat, future = self._heap[0]
-                if not future._status and number in seat.sent:
-                    return number, seat
+                _, _, seat, future = self._heap[0]
+                if not future._status:
+                    return future, seat
                 heapq.heappop(self._heap)
         return None
 

@@ -15,6 +15,7 @@ from dispatch.future import LateFuture, TimedFuture
 from dispatch.isolate import wire
 from dispatch.isolate.launch import LOOK_SECONDS
 from dispatch.isolate.recovery import Sent, unsafe_to_repeat
+from dispatch.worker import described
 
 if TYPE_CHECKING:
     from dispatch.isolate.crew import ProcessCrew
@@ -133,6 +134,8 @@ def _try(crew: ProcessCrew, sent: Sent, *, may_hang: bool, runs: int) -> bool | 
     if refusal is not None:
         crew.give_up(sent, refusal)
         return None
+    if isinstance(sent.future, LateFuture) and any(not other._status for other in sent.future.after):
+        return None  # alone it would wait for ever for what is sent again after this
     for _ in range(DEATHS):
         loss = _alone(crew, sent, may_hang, runs)
         if loss is None:
@@ -152,7 +155,7 @@ def _convict(crew: ProcessCrew, sent: Sent, loss: Loss) -> None:
 
 
 def _fault(crew: ProcessCrew, sent: Sent, why: str, loss: Loss) -> DeviceFault:
-    fault = DeviceFault(f"{sent.request.describe()}: {why} (restart {crew.restarts} of {crew.device})")
+    fault = DeviceFault(f"{described(sent.request)}: {why} (restart {crew.restarts} of {crew.device})")
     fault.__cause__ = loss.error
     return fault
 

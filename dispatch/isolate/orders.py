@@ -11,8 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dispatch import trace
-from dispatch.errors import BadRequest, DependencyFailed
+from dispatch.errors import BadRequest, DependencyFailed, WorkerFailed, words
 from dispatch.isolate import wire
+from dispatch.isolate.station import WORDS
 
 if TYPE_CHECKING:
     from dispatch.request import Operands, Request
@@ -65,9 +66,9 @@ class OrderTaker:
     def _until_it_breaks(self) -> BaseException:
         try:
             self._serve()
-        except (EOFError, ConnectionError):
-            os._exit(0)  # the parent is gone
         except BaseException as error:  # noqa: BLE001  # judged by `_mend`
+            if isinstance(error, (EOFError, ConnectionError)) and self.seat.link.is_gone():
+                os._exit(0)  # the parent is gone, and this is not what a request of a user's own raised
             return error
         return EOFError()
 
@@ -80,7 +81,7 @@ class OrderTaker:
             error = worse
         if self.device.fault is not None:
             self.keeper.leave(error)
-        self.keeper.tell("defect", self.seat.index, repr(error))
+        self.keeper.tell("defect", self.seat.index, words(error)[:WORDS])
 
     def _settle(self) -> None:
         """Report all that has been run."""
@@ -107,7 +108,7 @@ class OrderTaker:
             other = self.keeper.workers[index]
             cause = other.failures.get(number)
             if cause is not None:
-                text = f"it was not run, for a request that it was submitted to run after failed: {cause!r}"
+                text = f"it was not run, for a request that it was submitted to run after failed: {words(cause)}"
                 error = DependencyFailed(text)
                 error.__cause__ = cause
                 return error
@@ -144,9 +145,15 @@ class OrderTaker:
             self._fail(order, request)
             return None
         if len(entry) > 2:
-            if entry[2]:
-                order.outputs = self._outputs(request, entry[2])
-            refusal = self._follow_all(entry[3])
+            try:
+                if entry[2]:
+                    order.outputs = self._outputs(request, entry[2])
+                refusal = self._follow_all(entry[3])
+            except Exception as error:  # whatever a request of a user's own raises; nobody else would report it
+                if self.device.fault is not None:
+                    raise
+                refusal = WorkerFailed(f"worker {self.seat.index} could not prepare a request: {words(error)}")
+                refusal.__cause__ = error
             if refusal is not None:
                 self._fail(order, refusal)
                 return None
@@ -157,7 +164,7 @@ class OrderTaker:
             return wire.request_from(data, self.device, self.keeper.tensor)
         except Exception as error:  # noqa: BLE001  # a class that cannot be imported here, or anything its making raises
             hint = "its class must be importable in a new process; setup=('your.module',) is imported there first"
-            return BadRequest("request", repr(error), "one that another process can rebuild", hint)
+            return BadRequest("request", words(error), "one that another process can rebuild", hint)
 
     def _fail(self, future: Any, error: BaseException) -> None:
         raise NotImplementedError

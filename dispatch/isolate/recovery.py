@@ -27,6 +27,7 @@ class Sent(NamedTuple):
     outputs: Operands
     seat: Any
     waits: tuple[tuple[int, int], ...] = ()  # for what had not ended as it was sent, by worker and number
+    wired: Any = None  # its way to the child: `request.bound` may be another supervisor's by now
 
 
 def written(sent: Sent) -> list[Tensor]:

@@ -164,4 +164,23 @@ class RemoteSeat(SendingSeat):
         self.failed += 1
         future._value = error
         future._status = FAILED
-        self.crew.failed(future, [] if future._waiting is None else future._waiting.tell(future))
+        self.crew.failed(future, self.tell(future))
+
+    def tell(self, future: Future) -> list[BaseException]:
+        """Tell those who wait for a future that has ended, or leave that to the warden; returns what callbacks raised.
+
+        A callback may do anything, and close the supervisor or wait for room: here that would keep others from sending.
+        """
+        waiting = future._waiting
+        if waiting is None:
+            return []
+        if waiting.is_plain or self.crew.is_own_thread():
+            return waiting.tell(future)
+        self.untold.append(future)
+        self.crew.ring()
+        return []
+
+    def tell_rest(self) -> None:
+        """Have the warden tell of what others have left to it."""
+        while self.untold:
+            self._tell(self.untold.popleft())

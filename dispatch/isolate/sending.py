@@ -80,7 +80,7 @@ class SendingSeat(Seat):
     in `sent`; one in `sent` that is in no frame yet in `unframed`; a frame in `link.out` until the socket has it.
     """
 
-    __slots__ = ("crew", "defined", "forget", "link", "pumping", "sent", "since", "taking", "unframed")
+    __slots__ = ("crew", "defined", "forget", "link", "pumping", "sent", "since", "taking", "unframed", "untold")
 
     def __init__(self, index: int, limit: int, crew: ProcessCrew) -> None:
         super().__init__(index, limit)
@@ -89,6 +89,7 @@ class SendingSeat(Seat):
         self.sent: dict[int, Sent] = {}
         self.taking: tuple[Future, Any] | None = None  # the request that is being taken from the queue
         self.unframed: list[Sent] = []
+        self.untold: deque[Future] = deque()  # those that have ended, of which the warden is to tell
         self.defined: set[int] = set()  # names of requests that the present child's worker knows
         self.forget: list[int] = []
         self.pumping = threading.Lock()
@@ -98,6 +99,25 @@ class SendingSeat(Seat):
     def fail(self, future: Future, error: BaseException) -> None:
         """End a request that was claimed."""
         raise NotImplementedError
+
+    def tell(self, future: Future) -> list[BaseException]:
+        """Tell those who wait for a future that has ended."""
+        raise NotImplementedError
+
+    def expect(self, future: Future) -> None:
+        if isinstance(future, TimedFuture) and not hasattr(future, "_number"):  # else the child has it, or soon will
+            self.crew.watch_deadline(future, self)
+
+    def expire(self, future: TimedFuture) -> bool:
+        """End one that its deadline finds in the queue; whether that came in time."""
+        self.crew.keep(future)
+        is_mine, errors = future.withdraw(future.refusal())
+        with suppress(ValueError):
+            self.items.remove(future)
+        if is_mine:
+            self.failed += 1
+            self.crew.failed(future, errors)
+        return is_mine
 
     def wake(self) -> None:
         """Send what is queued, as far as the child has room."""
@@ -174,6 +194,8 @@ class SendingSeat(Seat):
             self.taking = taking
         elif self._is_taken(taking[0]):  # an interrupted thread had come to the end of it
             taking = (taking[0], TAKEN)
+            if taking[0]._status:  # but it may not have told all of that
+                self.crew.callbacks_failed(self.tell(taking[0]))
         future, request = taking
         size = 0
         if request is MISSED or (request is not TAKEN and not future.claim_again()):
@@ -229,12 +251,12 @@ class SendingSeat(Seat):
             outputs = {name: lane.empty(*made) for name, made in wired.missing.items()}
         value = request.result(outputs) if outputs else wired.result
         size = 32 if wired.name in self.defined else 32 + len(wired.data)
-        sent = Sent(next(crew.numbers), future, request, outputs, self, waits)
+        sent = Sent(next(crew.numbers), future, request, outputs, self, waits, wired)
         self.unframed.append(sent)
         if not self.sent:
             self.since = monotonic()
-        future._value = value
         future._number = sent.number
+        future._value = value  # behind its number: who sees it launched may wait for that (`_waits`)
         self.sent[sent.number] = sent
         self.busy = len(self.sent)
         return size
@@ -251,7 +273,7 @@ class SendingSeat(Seat):
             defined = self._entries(fresh, message)
             for sent in fresh:
                 if isinstance(sent.future, TimedFuture):
-                    self.crew.watch_deadline(sent.future, sent.number, self)
+                    self.crew.watch_deadline(sent.future, self)
             link.put(message, fresh[-1].number)
             if defined:
                 self.defined |= defined
@@ -265,7 +287,7 @@ class SendingSeat(Seat):
         """Add requests to a message, and those definitions that the child lacks, whose names are returned."""
         defined: set[int] = set()
         for sent in requests:
-            wired = sent.request.bound
+            wired = sent.wired
             if wired.name not in self.defined and wired.name not in defined:
                 message.append((wire.DEFINE, wired.name, wired.data))
                 defined.add(wired.name)

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import CudaError
-from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed
+from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, words
 from dispatch.isolate import wire
 from dispatch.seat import OPEN, Seat
 from dispatch.worker import IN_FLIGHT
@@ -124,11 +124,11 @@ class Station:
     def leave(self, error: BaseException) -> None:
         """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
         begun = sorted(number for worker in self.workers for number in worker.begun())
-        words = str(self.device.fault or error)
+        why = words(self.device.fault or error, str)
         try:
-            self.tell("lost", words, wire.pack_error(error).hex(), begun)
+            self.tell("lost", why, wire.pack_error(error).hex(), begun)
         except OSError:  # a user's own error may be longer than a message
-            self.tell("lost", words[:WORDS], wire.pack_error(WorkerFailed(words[:WORDS])).hex(), begun)
+            self.tell("lost", why[:WORDS], wire.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
         os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
 
     def opened(self, lane: Any, seat: Seat) -> None:

@@ -96,11 +96,13 @@ class Warden:
 
     def _patience(self) -> float:
         """Seconds that the warden may sleep: who submits does not wake it, so it looks at the clock by itself."""
-        return max(self.deadlines.seconds_left(TICK), 0.001)
+        left = self.deadlines.seconds_left(TICK)
+        return max(left, 0.001) if left > 0 else TICK / 10  # one that is over has been looked at, and may only be late
 
     def _attend(self, seat: RemoteSeat) -> Loss | None:
         """Settle what a worker reports and send what is queued, unless others do; go on where they were interrupted."""
         loss = self._read(seat)
+        seat.tell_rest()
         seat.wake()
         if seat.link is not None:
             self.listen(seat.link, on=not seat.reading.locked())
@@ -149,12 +151,17 @@ class Warden:
         due = self.deadlines.due(now)
         if due is None:
             return None
-        number, seat = due
-        if next(iter(seat.sent)) != number and now - seat.since < self.hang_seconds:
+        future, seat = due
+        number = getattr(future, "_number", None)
+        is_next = number is not None and next(iter(seat.sent), None) == number
+        if seat.sent and not is_next and now - seat.since < self.hang_seconds:
             return None  # it may only be late: another look at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
-        self.give_up(seat.sent[number], DeadlineExceeded(text))
+        if number in seat.sent:
+            self.give_up(seat.sent[number], DeadlineExceeded(text))
+        elif not seat.expire(future) or not seat.sent:
+            return None
         oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
         return Loss("a request hung beyond its deadline", hanging=oldest)
 

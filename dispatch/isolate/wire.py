@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.device import Device
-from dispatch.errors import BadRequest, DispatchError, WorkerFailed
+from dispatch.errors import BadRequest, DispatchError, WorkerFailed, words
 from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
 
 DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
 LENGTH = struct.Struct("<I")
+LARGEST = 1 << 30  # bytes of a request: `marshal` takes no 2 GiB
 ONE_READ = (1 << 16,)  # bytes asked of the socket at once; this and the following are for `map`
 WAITING, AT_ONCE = (0,), (socket.MSG_DONTWAIT,)
 
@@ -141,6 +142,12 @@ class Link:
         """Be done with the frame that `peek` gave."""
         self._come = self._come[self._end :]
 
+    def is_gone(self) -> bool:
+        """Whether the other end has closed, or shut down, the connection."""
+        poll = select.poll()
+        poll.register(self.socket, 0)  # that is told unasked
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self.socket.close()
 
@@ -172,7 +179,7 @@ class _Packer(pickle.Pickler):
 
 
 def pack_request(request: Request, home: Device) -> bytes:
-    """A request as bytes; BadRequest for one that another process cannot rebuild."""
+    """A request as bytes; BadRequest for one that another process cannot rebuild, or that is too long for a message."""
     target = io.BytesIO()
     try:
         _Packer(target, home).dump(request)
@@ -181,6 +188,9 @@ def pack_request(request: Request, home: Device) -> bytes:
     except Exception as error:
         hint = "its class must be importable by name, and its fields picklable"
         raise BadRequest("request", type(request).__name__, f"one that pickles ({error})", hint) from error
+    if target.tell() > LARGEST:
+        hint = "put large arrays into tensors: sup.device.array(x)"
+        raise BadRequest("request", f"one of {target.tell()} bytes", f"one of {LARGEST} bytes at most", hint)
     return target.getvalue()
 
 
@@ -201,16 +211,28 @@ def request_from(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> Re
 
 def pack_error(error: BaseException) -> bytes:
     """An error as bytes, with its cause; one that does not pickle as WorkerFailed in its words."""
+    text = f"{type(error).__name__}: {words(error, str)}"
     try:
         data = pickle.dumps((error, error.__cause__))
-        pickle.loads(data)  # an error whose __init__ takes other arguments than its args fails only here
+        _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
     except Exception:  # noqa: BLE001  # whatever the pickling of a foreign error raises
-        return pickle.dumps((WorkerFailed(f"{type(error).__name__}: {error}"), None))
-    return data
+        data = pickle.dumps((WorkerFailed(text), None))
+    return pickle.dumps((text, data))
 
 
 def error_from(data: bytes) -> BaseException:
+    """The error of `pack_error`; of a class, or with a cause, that cannot be rebuilt here, as WorkerFailed."""
+    text, inner = pickle.loads(data)
+    try:
+        return _unpickled(inner)
+    except Exception as error:  # noqa: BLE001  # its class may be known in the child only
+        failure = WorkerFailed(text)
+        failure.__cause__ = error
+        return failure
+
+
+def _unpickled(data: bytes) -> BaseException:
     error: BaseException
     error, cause = pickle.loads(data)
-    error.__cause__ = cause
+    error.__cause__ = cause  # AttributeError or TypeError for what came out as no error
     return error

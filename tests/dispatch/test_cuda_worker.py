@@ -223,6 +223,27 @@ def test_a_request_that_fails_is_not_in_the_batch_of_the_others(gpu):
     assert gpu.tracks[0].enqueued == 3
 
 
+def test_a_callback_of_what_failed_keeps_no_other_worker_from_enqueueing(gpu):
+    def refuse():
+        raise BadRequest("a", "this", "that")
+
+    def starve():
+        gpu.tracks[0].done = 10**9
+        raise MemoryError("none left")
+
+    with dp.Supervisor(gpu, streams=2) as sup:
+        hold, told = threading.Event(), []
+        sup.submit(Work(lambda: hold.wait(PATIENCE)), worker=0)
+        futures = [sup.submit(Work(action), worker=0) for action in (lambda: 1, refuse, starve)]
+        for future in futures:  # the first ends as memory is looked for
+            future.add_done_callback(lambda _: told.append(sup._crew.turn.locked()))
+        hold.set()
+        assert futures[0].result(PATIENCE) == 1
+        assert isinstance(futures[1].exception(PATIENCE), BadRequest)
+        assert isinstance(futures[2].exception(PATIENCE), OutOfMemory)
+    assert told == [False] * 3
+
+
 def test_a_fault_fails_all_that_was_in_flight_or_queued_on_every_stream(gpu):
     sup = dp.Supervisor(gpu, streams=2, queue_size=10_000)
     futures = sup.submit_many([Work() for _ in range(4 * IN_FLIGHT)])

@@ -1,6 +1,7 @@
 """Supervisors on the host: placing, full queues, restarts, what is raised at the end, and each future's one end."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import dispatch as dp
 from dispatch import crew as crew_module
 from dispatch.errors import BadRequest, Closed, DeviceFault, QueueFull, StaleTensor, Undelivered, WorkerFailed
+from dispatch.future import MISSED, Future, LateFuture
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -334,6 +336,50 @@ def test_a_worker_that_breaks_is_replaced_and_the_queue_goes_on(probe):
         assert sup.stats().restarts == 1
 
 
+class Mute(Exception):
+    """Has no words: what is told of it must not be lost by that."""
+
+    def __repr__(self):
+        raise RuntimeError("it has no words")
+
+    __str__ = __repr__
+
+
+def mute() -> None:
+    raise Mute
+
+
+def test_what_an_error_does_as_it_is_put_into_words_loses_no_future_and_no_failure(probe):
+    sup = dp.Supervisor("host", streams=1)
+    failed = sup.submit(probe(mute))
+    error = failed.exception(PATIENCE)
+    assert (type(error), type(error.__cause__)) == (WorkerFailed, Mute)
+    assert "a Mute that has no words" in str(error)
+    good = sup.submit(probe(lambda: 3))
+    good.add_done_callback(lambda _: mute())
+    assert good.result(PATIENCE) == 3
+    with pytest.raises(Undelivered, match="a Mute that has no words") as told:
+        sup.close()
+    assert [type(error) for error in told.value.exceptions] == [Mute]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), MemoryError("none left"), BadRequest("a", "b", "c")])
+def test_one_that_cannot_be_ordered_behind_another_ends_and_does_not_run(probe, monkeypatch, error):
+    def fail(_):
+        raise error
+
+    with dp.Supervisor("host", streams=2) as sup:
+        seats = sup._crew.seats
+        other = Future(probe())
+        other._seat = seats[1]
+        late = LateFuture(probe(lambda: pytest.fail("it ran")), (other,))
+        worker = seats[0].worker
+        monkeypatch.setattr(worker, "_follow", fail)
+        with contextlib.suppress(ZeroDivisionError, MemoryError):
+            assert worker._unusual(late) is MISSED
+        assert isinstance(late.exception(0), BadRequest if isinstance(error, BadRequest) else WorkerFailed)
+
+
 def test_the_circuit_opens_when_workers_break_too_often(probe):
     hold = Hold()
     with dp.Supervisor("host", streams=2, max_restarts=2, max_seconds=1000) as sup:
@@ -560,3 +606,29 @@ def test_a_forked_child_is_told_that_the_supervisor_stayed_behind():
     )
     done = run_script(script)
     assert (done.stdout, done.stderr) == ("['Closed', 'Closed', True, 3]\nNone\n", "")
+
+
+def test_a_fork_while_another_thread_takes_a_request_back_does_not_hang():
+    script = EXIT.format(conftest=CONFTEST) + (
+        "import os, warnings\n"
+        "from dispatch.waiting import open_waiting\n"
+        "release = threading.Event()\n"
+        "sup.submit(Probe(lambda: (entered.set(), release.wait())), worker=0)\n"
+        "queued = sup.submit(Probe(), worker=0)\n"
+        "entered.wait()\n"
+        "waiting = open_waiting(queued)\n"
+        "waiting.withdrawn.append((None, None))\n"  # as far as the other thread has come
+        "del queued._request\n"
+        "waiting.lock.acquire()\n"
+        "warnings.simplefilter('ignore')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    print(queued.done(), flush=True)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "waiting.lock.release()\n"
+        "release.set()\n"
+        "sup.close()\n"
+    )
+    done = run_script(script)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -7,6 +7,7 @@ import pytest
 
 from cudabind.errors import CudaDriverError
 from dispatch.errors import DeviceFault
+from dispatch.future import Future, LateFuture
 from dispatch.isolate import inquest, wire
 from dispatch.isolate.recovery import Sent
 
@@ -70,6 +71,13 @@ def test_one_that_ends_well_each_time_is_reported_once(alone, runs):
 def test_one_that_ended_before_its_fault_showed_is_not_acquitted(alone, play, why):
     loss, seat = alone(["ends", play], 2)
     assert (loss, seat.reports, list(seat.sent)) == (why, [], [NUMBER])
+
+
+def test_one_that_waits_for_another_is_not_run_alone():
+    future = LateFuture(None, (Future(None),))
+    seat = SimpleNamespace(refusal=lambda _: None)
+    crew = SimpleNamespace(present=lambda: pytest.fail("it would wait for ever"))
+    assert inquest._try(crew, Sent(NUMBER, future, None, {}, seat), may_hang=True, runs=1) is None
 
 
 @pytest.mark.parametrize(("status", "is_late"), [(716, True), (700, False), (719, False), (1, False), (None, False)])

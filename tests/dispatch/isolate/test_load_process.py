@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 
 import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import DependencyFailed, DeviceFault, OutOfMemory, QueueFull
+from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DeviceFault, OutOfMemory, QueueFull
+from dispatch.future import Future
 from dispatch.isolate import sending
 from dispatch.isolate.memory import shared
 
@@ -176,3 +179,88 @@ def test_an_output_that_does_not_fit_fails_its_request_alone(remote, rng, monkey
         with pytest.raises(OutOfMemory, match=f"no {1 << 30}"):
             sup.submit(huge).result(PATIENCE)
         assert np.allclose(sup.submit(good).result(PATIENCE).numpy(), a.numpy() @ a.numpy(), atol=1e-3)
+
+
+def plain(sup, trouble, kind="fine", once=""):
+    return trouble.Trouble(kind, sup.device.array(np.ones(8, np.float32)), sup.device.zeros(8), once)
+
+
+def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trouble):
+    with remote(streams=1, hang_seconds=0.1) as sup:
+        hanging = sup.submit(plain(sup, trouble, "hang"))
+        others = [sup.submit(plain(sup, trouble)) for _ in range(sending.PATIENT - 1)]
+        late = sup.submit(plain(sup, trouble), timeout=0.2)  # with so many in flight it waits for company
+        assert isinstance(late.exception(PATIENCE), DeadlineExceeded)
+        assert isinstance(hanging.exception(PATIENCE), DeadlineExceeded)
+        assert [future.exception(PATIENCE) for future in others] == [None] * len(others)
+
+
+def test_a_deadline_ends_what_may_not_start_yet(remote, trouble, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with remote() as sup:
+        first = sup.submit(plain(sup, trouble, "held", hold.once), worker=0)
+        second = sup.submit(plain(sup, trouble), worker=1)
+        assert second.exception(PATIENCE) is None
+        stuck = Future(plain(sup, trouble))  # of another supervisor's, say
+        late = sup.submit(plain(sup, trouble), worker=1, after=[stuck], timeout=0.1)
+        with pytest.raises(DeadlineExceeded, match="it was not run"):
+            late.result(PATIENCE)
+        hold.release()
+        assert first.exception(PATIENCE) is None
+        assert sup.stats().failed == 1
+
+
+def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(remote, trouble, tmp_path):
+    told = []
+
+    def close(_):
+        told.append(threading.current_thread() is sup._crew._warden)
+        if told[0]:
+            sup.close()
+
+    hold = trouble.Hold(tmp_path)
+    sup = remote(streams=1)
+    futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.PATIENT)]
+    elsewhere = dp.device("host").zeros(8)
+    refused = sup.submit(trouble.Trouble("fine", elsewhere, elsewhere))
+    refused.add_done_callback(close)
+    futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.PATIENT)])  # enough to be sent, here
+    assert isinstance(refused.exception(PATIENCE), BadRequest)
+    hold.release()
+    assert [future.exception(PATIENCE) for future in futures] == [None] * len(futures)
+    sup._crew.join(PATIENCE)
+    assert told == [True]
+    sup.close()
+
+
+def test_who_sees_a_request_launched_sees_its_number(remote, trouble):
+    seen = []
+
+    def look(frame, _event, _argument):
+        if frame.f_code.co_name != "_enter_sent":
+            return None
+        future = frame.f_locals["future"]
+        seen.append((future.is_launched, hasattr(future, "_number")))
+        return look
+
+    with remote(streams=1) as sup:
+        request = plain(sup, trouble)
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            future = sup.submit(request)
+        finally:
+            sys.settrace(before)
+        future.result(PATIENCE)
+    assert len(set(seen)) > 1
+    assert (True, False) not in seen
+
+
+def test_what_is_sent_again_is_what_was_sent_whoever_has_had_the_request_since(remote, trouble, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with remote(streams=1) as sup:
+        request = plain(sup, trouble, "held", hold.once)
+        future = sup.submit(request)
+        object.__setattr__(request, "bound", None)
+        hold.release_behind(sup._crew._child.process.pid, signal.SIGKILL, PATIENCE)
+        assert future.result(PATIENCE) is request.out

@@ -14,6 +14,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
+from dispatch.seat import CLOSING
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -203,6 +204,32 @@ def test_a_supervisor_is_closed_while_its_circuit_rests(supervisor):
     wait_for(lambda: sup._crew.resting)
     sup.close()
     assert not sup._crew._warden.is_alive()
+
+
+def test_a_child_that_is_lost_once_too_often_while_its_supervisor_ends_fails_what_is_left(supervisor, tmp_path):
+    sup = supervisor(max_restarts=0, cooldown=1e6)
+    hold = sys.modules["trouble"].Hold(tmp_path)
+    futures = [sup.submit(trouble_of(sup, "held", once=hold.once)), sup.submit(trouble_of(sup, "fine"))]
+    closing = threading.Thread(target=sup._crew.finish)
+    closing.start()
+    wait_for(lambda: sup._crew.ending)
+    hold.release_behind(child_of(sup).pid, signal.SIGKILL, PATIENCE)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    for future in futures:
+        with pytest.raises(WorkerFailed, match="max_restarts=0"):
+            future.result(0)
+    sup.close()
+
+
+def test_no_cooldown_is_too_long(supervisor):
+    sup = supervisor(max_restarts=0, cooldown=1e9)
+    error = sup.submit(trouble_of(sup, "die")).exception(PATIENCE)
+    with pytest.raises(WorkerFailed, match=r"cooldown=1e\+09"):
+        raise error
+    wait_for(lambda: sup._crew._child is None or sup._crew.ending)
+    sup.close()
+    assert sup._crew.ending == CLOSING, "the warden went on to the end"
 
 
 # -- interrupts that the system itself brings --------------------------------------------------------------------------

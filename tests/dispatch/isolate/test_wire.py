@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import sys
 import threading
 
 import numpy as np
@@ -135,3 +136,34 @@ def test_an_error_that_does_not_pickle_comes_out_in_its_words():
     twin = wire.error_from(wire.pack_error(TwoWords("half", "way")))
     assert isinstance(twin, dp.errors.WorkerFailed)
     assert "TwoWords: half way" in str(twin)
+
+
+def test_a_request_that_no_message_can_hold_is_refused(home, monkeypatch):
+    a = home.array(np.ones((2, 2)))
+    monkeypatch.setattr(wire, "LARGEST", 10)
+    with pytest.raises(dp.errors.BadRequest, match="10 bytes at most"):
+        wire.pack_request(dp.MatmulRequest(a, a), home)
+
+
+class NoError(Exception):
+    """Comes out as something else."""
+
+    def __reduce__(self):
+        return str, ("no error",)
+
+
+def test_what_does_not_come_out_as_an_error_comes_out_in_its_words():
+    twin = wire.error_from(wire.pack_error(NoError("half")))
+    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "NoError: half")
+
+
+def test_an_error_whose_class_is_known_on_one_side_only_comes_out_in_its_words(monkeypatch):
+    class Private(Exception):
+        pass
+
+    Private.__qualname__ = "Private"
+    monkeypatch.setattr(sys.modules[__name__], "Private", Private, raising=False)
+    data = wire.pack_error(Private("of the child"))
+    monkeypatch.undo()
+    twin = wire.error_from(data)
+    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "Private: of the child")

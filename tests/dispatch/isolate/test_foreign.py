@@ -1,0 +1,121 @@
+"""Requests of users' own that raise what nobody expects, in a child: it costs them, no child and no other request."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import DeviceFault, WorkerFailed
+
+PATIENCE = 60  # seconds, on a machine that has other things to do
+# A module of requests that raise; `Private` is an error that only the children know.
+FOREIGN = """
+import os, sys
+import dispatch as dp
+import trouble
+from dispatch.keys import F32, HOST
+from dispatch.request import Plan
+
+if os.getpid() != {parent}:
+    class Private(Exception):
+        pass
+
+class Mute(Exception):
+    def __repr__(self):
+        raise RuntimeError("it has no words")
+    __str__ = __repr__
+
+class Foreign(trouble.Trouble):
+    op = "foreign"
+
+    def describe(self):
+        if self.once == "mute":
+            raise RuntimeError("it cannot be described")
+        return super().describe()
+
+    def missing(self):
+        if self.kind != "outputs":
+            return {{}}
+        if os.getpid() != {parent}:
+            raise RuntimeError("it has no outputs here")
+        return {{"made": ((8,), (1,), F32)}}
+
+class ForeignPlan(Plan):
+    __slots__ = ()
+
+    def run(self, request, outputs):
+        if request.kind == "die":
+            os._exit(3)
+        raise {{
+            "EOFError": lambda: EOFError("no data left in the file"),
+            "ConnectionError": lambda: ConnectionResetError("a server of its own"),
+            "long": lambda: RuntimeError("x" * 2_000_000),
+            "mute": lambda: Mute(),
+            "private": lambda: Private("of the child alone"),
+        }}[request.kind]()
+
+ROW = dp.Row("foreign", (F32,), (), None, *trouble.PLAIN, HOST, HOST, (), "tests", "foreign",
+             lambda request, lane, row: ForeignPlan(row, capture_safe=False))
+dp.register(ROW)
+"""
+
+
+@pytest.fixture
+def foreign(trouble, tmp_path, monkeypatch):
+    """The module, which the children import too."""
+    assert trouble.__name__ == "trouble"  # by which the module finds it
+    (tmp_path / "foreign.py").write_text(FOREIGN.format(parent=os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("foreign")
+    yield module
+    dp.TABLE.unregister(module.ROW)
+    del sys.modules["foreign"]
+
+
+@pytest.fixture
+def sup(foreign):
+    made = dp.Supervisor("host", isolation="process", streams=1, setup=(foreign.__name__,), max_seconds=1000)
+    yield made
+    made._crew.end(3, WorkerFailed("the test is over"))
+    made.close(wait=False)
+    made._crew.join()
+    made.device.close()
+
+
+def operands(sup):
+    return sup.device.array(np.ones(8, np.float32)), sup.device.zeros(8)
+
+
+@pytest.mark.parametrize("kind", ["EOFError", "ConnectionError", "long", "mute", "private"])
+def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, foreign, trouble, kind):
+    child = sup._crew._child
+    guilty = sup.submit(foreign.Foreign(kind, *operands(sup)))
+    others = [sup.submit(trouble.Trouble("fine", *operands(sup))) for _ in range(3)]
+    error = guilty.exception(PATIENCE)
+    assert isinstance(error, WorkerFailed)
+    assert f"broke on trouble({kind})" in str(error)
+    assert [future.exception(PATIENCE) for future in others] == [None] * 3
+    assert sup._crew._child is child
+
+
+def test_a_request_without_words_whose_child_dies_costs_no_other(sup, foreign, trouble):
+    guilty = sup.submit(foreign.Foreign("die", *operands(sup), "mute"))
+    other = sup.submit(trouble.Trouble("fine", *operands(sup)))
+    error = guilty.exception(PATIENCE)
+    assert isinstance(error, DeviceFault)
+    assert "it cannot be described" in str(error)
+    assert other.exception(PATIENCE) is None
+
+
+def test_a_request_that_cannot_say_in_the_child_what_it_makes_fails(sup, foreign, trouble):
+    guilty = sup.submit(foreign.Foreign("outputs", sup.device.array(np.ones(8, np.float32)), sup.device.zeros(8)))
+    other = sup.submit(trouble.Trouble("fine", *operands(sup)))
+    error = guilty.exception(PATIENCE)
+    assert isinstance(error, WorkerFailed)
+    assert "it has no outputs here" in str(error)
+    assert other.exception(PATIENCE) is None
