@@ -71,7 +71,13 @@ def verdicts(
     right = {name: _stored(expected[name], tensor.dtype, *before[name]) for name, tensor in tensors.items()}
     subject = getattr(trial, "subject", trial.request)
     made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
-    of_all = ((name, values) for name, values in shared(expected, tensors) if wanted(name))
+    allowed = getattr(trial, "allowed", None)
+    free = {
+        name: np.isposinf(np.broadcast_to(allowed[name], np.shape(expected[name])))
+        for name in (allowed if isinstance(allowed, dict) else ())
+        if name in tensors
+    }
+    of_all = ((name, values) for name, values in shared(expected, tensors, free) if wanted(name))
     for mutation, values in itertools.chain([("none", {})], made_of, of_all):
         if values is None:
             continue
@@ -110,8 +116,13 @@ def made(request: Any, result: Any) -> dict[str, Tensor]:
     return dict(zip(request.made(), given, strict=True))
 
 
-def shared(expected: Results, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Results]]:
-    """Of each output: 1% too large, not written, and along each axis one line that is its neighbour's."""
+def shared(
+    expected: Results, tensors: Mapping[str, Tensor], free: Results | None = None
+) -> Iterator[tuple[str, Results]]:
+    """Of each output: 1% too large, not written, and along each axis one line that is its neighbour's.
+
+    `free` says where an op leaves open what is there, which is no line to be changed.
+    """
     for name, tensor in tensors.items():
         values = np.asarray(expected[name])
         if not values.size:
@@ -122,18 +133,24 @@ def shared(expected: Results, tensors: Mapping[str, Tensor]) -> Iterator[tuple[s
         yield f"{name} not written", {name: poison(tensor.dtype, values.shape)}
         for axis, extent in enumerate(values.shape):
             if extent > 1:
-                wrong = _one_line(np.moveaxis(values, axis, 0))
+                nobodys = None if free is None or name not in free else np.moveaxis(free[name], axis, 0)
+                wrong = _one_line(np.moveaxis(values, axis, 0), nobodys)
                 yield (
                     f"{name}: a line of axis {axis - values.ndim} is its neighbour's",
                     {name: np.moveaxis(wrong, 0, axis)},
                 )
 
 
-def _one_line(lines: Array) -> Array:
-    """The lines with one that is like the next: a typical one, for two may happen to be alike."""
+def _one_line(lines: Array, nobodys: Array | None) -> Array:
+    """The lines with one that is like the next: a typical one of those that are not free, for two may be alike."""
     with np.errstate(invalid="ignore"):
         apart = np.nan_to_num(np.abs(np.diff(lines.astype(np.result_type(lines, np.float64)), axis=0)))
-    line = typical(apart.reshape(len(lines) - 1, -1).max(axis=1, initial=0))
+    sizes = apart.reshape(len(lines) - 1, -1).max(axis=1, initial=0)
+    if nobodys is not None and not nobodys.all():
+        theirs = np.flatnonzero(~nobodys[:-1].reshape(len(sizes), -1).all(axis=1))
+        line = theirs[typical(sizes[theirs])] if len(theirs) else 0
+    else:
+        line = typical(sizes)
     wrong = lines.copy()
     wrong[line] = lines[line + 1]
     return np.asarray(wrong)

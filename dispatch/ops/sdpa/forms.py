@@ -107,7 +107,7 @@ FORMS = (
     Form("packed wide v",       2, 2, 2, 64, 96, 64, 128, lengths=True, packed="apart"),
     Form("packed of one",       1, 2, 2, 77, 77, 64, lengths=True, packed="apart"),
     Form("head of 12",          4, 4, 4, 64, 64, 12),
-    Form("bottom, fewer keys",  1, 2, 2, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
+    Form("bottom, fewer keys",  2, 4, 4, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
 )
 # fmt: on
 
