@@ -71,11 +71,11 @@ def verdicts(
     right = {name: _stored(expected[name], tensor.dtype, *before[name]) for name, tensor in tensors.items()}
     subject = getattr(trial, "subject", trial.request)
     made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
-    allowed = getattr(trial, "allowed", None)
+    allowed = getattr(trial, "allowed", {})
     free = {
         name: np.isposinf(np.broadcast_to(allowed[name], np.shape(expected[name])))
-        for name in (allowed if isinstance(allowed, dict) else ())
-        if name in tensors
+        for name in tensors
+        if isinstance(allowed, dict) and name in allowed
     }
     of_all = ((name, values) for name, values in shared(expected, tensors, free) if wanted(name))
     for mutation, values in itertools.chain([("none", {})], made_of, of_all):
