@@ -327,17 +327,20 @@ class Crew(Room, Circuit):
                     worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
 
     def abandon(self) -> None:
-        """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock."""
-        if self.ending > OPEN:
-            for seat in self.seats:  # close() may have been interrupted before it had woken all
-                seat.wake()
-            return
-        self.refusal = Closed("the supervisor is gone")
-        self.ending = CANCELLING
+        """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock.
+
+        It may be called again: who ended the crew may have been interrupted before all of it had heard of that.
+        """
+        is_news = self.ending <= OPEN
+        if is_news:
+            self.refusal = Closed("the supervisor is gone")
+            self.ending = CANCELLING
         with suppress(RuntimeError):
             self.rested.release()
         for seat in self.seats:
             seat.wake()
+        if not is_news:
+            return
         warnings.warn(
             f"a supervisor of {self.device} was dropped without close(); what was queued is cancelled",
             ResourceWarning,

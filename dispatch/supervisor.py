@@ -129,7 +129,7 @@ class Supervisor:
         try:
             crew.start(partial(self._describe, journal, isolation, setup))
             self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
-            self._dropped = weakref.finalize(self, crew.abandon)
+            self._dropped = weakref.finalize(self, _drop, crew)
             self._dropped.atexit = False  # `_at_exit` does that
         except BaseException:
             crew.undo()
@@ -331,15 +331,19 @@ class Supervisor:
         if not wait:
             self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
             self._dropped.detach()
-            _unwatch(self._board, self._journal, wait=False)
+            self._unwatch(wait=False)
             return None
         self._crew.finish("when its block was left, or by close()")
         self._dropped.detach()  # only now: what an interrupt leaves undone is done when this is dropped
         try:
-            _unwatch(self._board, self._journal, wait=not self._crew.is_own_thread())
+            self._unwatch(wait=not self._crew.is_own_thread())
         except DispatchError as error:
             self._crew.callbacks_failed([error])
         return None if self._crew.is_own_thread() else self._crew.undelivered()
+
+    def _unwatch(self, *, wait: bool) -> None:
+        _unwatch(self._board, self._journal, wait=wait)
+        self._unseen.detach()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -388,6 +392,15 @@ def _futures(after: Any) -> tuple[Future, ...]:
         if not isinstance(other, Future):
             raise BadRequest("after", shown(other), "futures of requests that were submitted before")
     return others
+
+
+def _drop(crew: Crew) -> None:
+    """End what a supervisor left that was not closed. Ctrl-C in here is heard of by nobody, and must cost no thread."""
+    try:
+        crew.abandon()
+    except BaseException:
+        crew.abandon()
+        raise
 
 
 def _unwatch(board: Board | None, journal: Journal | None, *, wait: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -534,6 +535,28 @@ def test_failures_that_were_asked_for_are_not_kept(probe, monkeypatch):
 
 
 # -- without close() ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_supervisor_that_is_dropped_under_an_interrupt_ends_its_threads(isolation, monkeypatch):
+    sup = dp.Supervisor("host", streams=2, isolation=isolation)
+    crew, device, seat = sup._crew, sup.device, type(sup._crew.seats[0])
+    wake, interrupts, ignored = seat.wake, [KeyboardInterrupt()], []
+
+    def interrupted(self):
+        if interrupts:
+            raise interrupts.pop()
+        wake(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seat, "wake", interrupted)
+        patch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value))
+        del sup
+    crew.join(PATIENCE)
+    assert not [thread.name for thread in threading.enumerate() if re.search("worker|warden", thread.name)]
+    assert [type(error) for error in ignored] == [KeyboardInterrupt]
+    if isolation == "process":
+        device.close()
+
+
 def test_a_supervisor_that_is_dropped_ends_its_threads_and_warns(probe):
     hold = Hold()
     sup = dp.Supervisor("host", streams=2)
