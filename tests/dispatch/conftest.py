@@ -5,6 +5,8 @@ And a stand-in for the driver, in the place of it in all rooms that call it for 
 
 import gc
 import importlib.util
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import dispatch as dp
 from dispatch import callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream
 from dispatch.keys import F32, HOST
 from dispatch.request import Plan, Request, Signature
+
+PATIENCE = 120  # seconds, on a machine that has other things to do
 
 
 class Probe(Request):
@@ -68,6 +72,22 @@ def probe_plan(_request: Probe, _lane: Any, row: dp.Row) -> Plan:
 
 NONE = ((dp.Epilogue.NONE,), ((None, None),), ())  # epilogues, scales, rules
 ROW = dp.Row("probe", (F32,), (), None, *NONE, HOST, HOST, (), "tests", "probe", probe_plan)
+
+
+@pytest.fixture
+def drop() -> Callable[[list[dp.Supervisor]], None]:
+    """`drop([sup])`: let go of a supervisor that was not closed, and see it warn; nothing else may refer to it."""
+
+    def let_go(left: list[dp.Supervisor]) -> None:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            left.clear()
+            ends = time.monotonic() + PATIENCE
+            while not seen and time.monotonic() < ends:  # who asks for its status, from any process, holds it meanwhile
+                time.sleep(0.001)
+        assert any("dropped without close" in str(warning.message) for warning in seen)
+
+    return let_go
 
 
 @pytest.fixture
