@@ -51,12 +51,15 @@ class Recordings:
     """The recordings under way on a device, and the calls that would end them all: those of the whole context.
 
     Guarantees: no block of `with recordings.one():` overlaps one of `with recordings.none():` of another thread.
-    Whoever enters the second waits for the recordings under way, which are short, and no other begins meanwhile.
+    Whoever enters the second waits for the recordings under way, which are short, and no other begins meanwhile. One
+    whose own thread has come to such a call (it ran out of memory) is waited for by nobody: it is lost by that anyway,
+    and two such threads would wait for each other.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of a lock that may be taken again: finalizers may come in between
         self._recording: list[int] = []  # the threads that are
+        self._losing: list[int] = []  # those of them that are at a call that ends it
         self._excluding = 0
 
     @contextmanager
@@ -80,14 +83,17 @@ class Recordings:
         me = threading.get_ident()
         with self._changed:
             self._excluding += 1
+            self._losing.append(me)
+            self._changed.notify_all()
         try:
             with self._changed:
-                while any(thread != me for thread in self._recording):
+                while any(thread not in self._losing for thread in self._recording):
                     self._changed.wait()
             yield
         finally:
             with self._changed:
                 self._excluding -= 1
+                self._losing.remove(me)
                 self._changed.notify_all()
 
 

@@ -90,6 +90,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of tests are many objects; from here on no `gc.collect()` of a test looks through these."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Nothing that a file's tests made is left to another file's in the same process: no thread, no child, no path."""

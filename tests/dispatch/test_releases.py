@@ -31,6 +31,7 @@ from dispatch.request import Plan
 from dispatch.stream import Stream, current, order, relaxed
 from dispatch.tensor import Storage, Tensor
 
+PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
 
 
@@ -927,6 +928,25 @@ def test_who_waits_for_the_device_waits_for_a_recording_to_end(run):
             waiting.result()
 
     run(work)
+
+
+def test_two_recordings_that_run_out_of_memory_do_not_wait_for_each_other():
+    recordings, both, over = Recordings(), threading.Barrier(2), []
+
+    def record():
+        with recordings.one():
+            both.wait(PATIENCE)
+            with recordings.none():
+                over.append(threading.get_ident())
+
+    threads = [threading.Thread(target=record, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(over) == 2
+    with recordings.none():
+        assert not recordings._recording
 
 
 def test_recordings_may_be_made_inside_of_one_another_and_wait_for_no_wait_of_their_own_thread():
