@@ -450,8 +450,7 @@ class CudaDevice(Device):
                     while handles:
                         handle, destroy = handles.pop()
                         destroy(handle)
-                while self.releases.gone:
-                    driver.cuStreamDestroy.unchecked(self.releases.gone.popleft())
+                self.releases.destroy(len(self.releases.gone))
                 driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
                 for event in self._events:
                     driver.cuEventDestroy(int(event.value or 0))

@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudabind import driver
@@ -128,11 +129,14 @@ class Releases:
                 self._unpark()
             if self._device.graphs.known:
                 self._device.graphs.sweep()
-            while gone:  # they were closed before all that was looked at above, so that nobody has their handles
-                gone -= 1
-                driver.cuStreamDestroy.unchecked(self.gone.popleft())
+            self.destroy(gone)  # they were closed before all that was looked at above: nobody has their handles
         finally:
             self._collecting.release()
+
+    def destroy(self, count: int) -> None:
+        """Destroy so many of the streams that are closed, or those that are left; several threads may be about it."""
+        for handle in islice(_taken(self.gone), count):
+            driver.cuStreamDestroy.unchecked(handle)
 
     def _unpark(self) -> None:
         while self._parked:
