@@ -88,7 +88,8 @@ class _Drawing:
             strides = (dims[2] * token, head, token, element)
         elif self.apart and name in RAGGED:
             batch, head, token, element = strides
-            ragged = self._starts(batch)
+            # The only sequence of x[None] has a step of 0, and ends where its operand does.
+            ragged = self._starts(batch if dims[0] > 1 else max(dims[1] * head, dims[2] * token))
             strides = (dims[2] * token, head, token, element)
         elif name.startswith("page_table"):
             dims, strides = (dims[0], 1, dims[1], 1), (dims[1], dims[1], 1, 1)

@@ -537,6 +537,15 @@ def test_padded_sequences_are_described_each_from_its_own_start(op, order, host,
     assert not any(wire.ragged for name, wire in described.items() if name in ("stats", "stats_out", "seq_len_q"))
 
 
+def test_one_padded_sequence_ends_behind_its_tokens(host):
+    """A batch made by `x[None]` steps by 0, and offsets of 0 and 0 would say that it has no token."""
+    q = host.zeros((2, 9, 8), "f16")[None]
+    length = host.array(np.array([5], np.int32))
+    _, _, strides = composed(SdpaFwdRequest(q, q, q, seq_len_q=length, seq_len_kv=length), apart=True)
+    assert q.layout.strides[0] == 0
+    assert strides == (2 * 9 * 8,)
+
+
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, -1e39, 1e400, True, "1", 1j], ids=repr)
 def test_a_scale_is_a_number_that_f32_holds(scale, host):
     q = host.zeros((1, 2, 9, 8), "f16")
