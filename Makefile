@@ -15,7 +15,7 @@ JOBS ?= auto
 PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cu12 test-gpu sanitize check format lint types generated bench gen table
+.PHONY: help demo test test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
@@ -69,9 +69,17 @@ test-gpu: $(READY)  ## the tests that need one
 # Each row with awkward extents and a batch, random trees; C in place, stream-K, memory beside outputs, groups, reductions.
 SANITIZED := awkward or batch or random_tree or d_itself or stream_k or beside or varying or quantized
 SANITIZER := compute-sanitizer --target-processes application-only --error-exitcode 9
-sanitize: $(READY)  ## part of CUTLASS's tests on a GPU under compute-sanitizer: memcheck, then racecheck
+sanitize: $(READY)  ## compute-sanitizer on a GPU: memcheck and racecheck of CUTLASS's tests, memcheck of sequences of calls
 	$(SANITIZER) --tool memcheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
 	$(SANITIZER) --tool racecheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
+	$(SANITIZER) --tool memcheck --report-api-errors no $(PY) tests/differential.py --device cuda:0 --calls 4000
+
+# Ten minutes each, unless ARGS says otherwise. The seeds are fixed: a run is repeated by its own line.
+fuzz: $(READY)  ## long random sequences of calls on a GPU, each held bit by bit against a fresh request
+	$(PY) tests/differential.py --device cuda:0 --calls 200000 --seconds 600 $(ARGS)
+
+soak: $(READY)  ## ten minutes of requests from many threads on a GPU, with faults among them
+	$(PY) tests/chaos.py --device cuda:0 --seconds 600 $(ARGS)
 
 # Four targets rather than four lines: with `make -k check` one failure does not hide the next.
 check: format lint types generated  ## format, lint, types, and the generated bindings against NVIDIA's headers
