@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "HostDevice", "array_kind", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
 
-MAX_EXTERNAL_LANES = 16  # of one thread; each has handles, plans and a workspace
+MAX_LANES = 32  # of one thread on streams of ours, and as many
+MAX_EXTERNAL_LANES = 16  # on those of other libraries; each has handles, plans and a workspace
 _all: weakref.WeakSet[Device] = weakref.WeakSet()
 MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
 
@@ -209,10 +210,10 @@ class Device:
         lane = current.lanes.get(stream)
         if lane is None:
             lane = current.lanes[stream] = type(self).open_lane(stream)
-            if not stream.is_ours:
-                _forget_a_lane()
             with self._lock:
                 self._lanes.add(lane)
+            if len(current.lanes) > MAX_EXTERNAL_LANES:
+                _forget_a_lane(stream)
         if becomes_current and not current.entered:  # no `with stream:` block says otherwise
             current.lane = lane
         return lane
@@ -295,12 +296,13 @@ class Device:
         return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
 
 
-def _forget_a_lane() -> None:
-    """Let the thread's oldest lane on another library's stream go, where there are many: such streams come and go."""
-    others = [stream for stream in current.lanes if not stream.is_ours]
-    if len(others) > MAX_EXTERNAL_LANES:
+def _forget_a_lane(stream: Stream) -> None:
+    """Let the thread's oldest lane on such a stream go, where there are many: streams come and go, often unclosed."""
+    homes = current.homes.values()
+    alike = [other for other in current.lanes if other.is_ours == stream.is_ours and other not in homes]
+    if len(alike) > (MAX_LANES if stream.is_ours else MAX_EXTERNAL_LANES):
         open_blocks = {lane.stream for lane in (current.lane, *current.entered) if lane is not None}
-        oldest = next((stream for stream in others[:-1] if stream not in open_blocks), None)
+        oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)
         if oldest is not None:
             lane: Any = current.lanes.pop(oldest)
             if not lane.prepared:  # else it goes with the calls that were prepared on it

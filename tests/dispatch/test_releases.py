@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ import pytest
 
 from dispatch import callers_graph, cuda, dlpack
 from dispatch.cuda import CudaDevice
-from dispatch.device import _hand_back, from_cuda_array_interface
+from dispatch.device import MAX_LANES, _hand_back, from_cuda_array_interface
 from dispatch.errors import BadRequest
 from dispatch.isolate.chunks import file_chunk
 from dispatch.isolate.memory import SharedCuda
@@ -926,6 +927,27 @@ def test_who_waits_for_the_device_waits_for_a_recording_to_end(run):
             waiting = pool.submit(wait)
             assert dev.lane().capture(enqueue) is not None
             waiting.result()
+
+    run(work)
+
+
+def test_streams_that_are_dropped_unclosed_go_with_their_lanes(run):
+    def work(dev):
+        home, kept = dev.lane(), dev.stream()
+        streams = []
+        for number in range(3 * MAX_LANES):
+            stream = dev.stream()
+            streams.append(weakref.ref(stream))
+            with stream:
+                x = dev.array(np.full(SHAPE, number, np.float32))
+                assert (x.numpy() == number).all()
+            del stream, x
+            with kept:
+                assert not dev.zeros(SHAPE).numpy().any()
+        gc.collect()
+        assert sum(stream() is not None for stream in streams) <= MAX_LANES
+        assert len(dev.lanes()) <= MAX_LANES + 2
+        assert dev.lane() is home
 
     run(work)
 
