@@ -441,6 +441,7 @@ def mapped(pid):
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_supervisor, rng, spare):
+    gc.collect()  # memory of earlier tests' devices is mapped until then
     with open_supervisor(streams=1, spare=spare) as sup:
         request, right = pair(sup.device, rng)
         sup.submit(request).result(PATIENCE)
