@@ -167,8 +167,8 @@ class Device:
             raise BadRequest("tensor", f"one on {layout.device!r}", f"one on {self!r}")
         if layout.readonly:
             raise BadRequest("tensor", "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-        if any(step == 0 and extent > 1 for step, extent in zip(layout.strides, layout.shape, strict=True)):
-            raise BadRequest("tensor", str(layout), "memory of its own for every element", "it is a broadcast view")
+        if layout.meets_itself:
+            raise BadRequest("tensor", f"a view {layout}", "memory of its own for every element", "several share one")
         if array is not None and (array.shape, array.dtype) != (layout.shape, layout.dtype.numpy):
             raise BadRequest("array", f"{array.dtype}{list(array.shape)}", f"{layout.dtype}{list(layout.shape)}")
 

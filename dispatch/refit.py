@@ -64,8 +64,8 @@ def _check(name: str, target: Tensor, source: Any) -> None:
         given = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None is no dtype of ours
     if given != (target.shape, target.dtype):
         raise BadRequest(name, f"{given[1]}{list(given[0])}", f"{target.layout}: a refit changes numbers and no more")
-    if any(step == 0 and extent > 1 for step, extent in zip(target.layout.strides, target.shape, strict=True)):
-        raise BadRequest(name, f"a broadcast view {target.layout}", "memory of its own for every element")
+    if target.layout.meets_itself:
+        raise BadRequest(name, f"a view {target.layout}", "memory of its own for every element")
     if target.layout.readonly:
         raise BadRequest(name, "read-only memory", "memory that may be written, so that it can be refitted")
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Layout", "Storage", "Tensor"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+COUNTED = 1 << 16  # elements of a view whose axes are woven into one another, each of which is looked at
 
 
 class Layout:
@@ -42,7 +43,7 @@ class Layout:
     `high` bound the view in bytes around its pointer: it touches [ptr + low, ptr + high).
     """
 
-    __slots__ = ("alignment", "device", "dtype", "high", "low", "readonly", "shape", "size", "strides")
+    __slots__ = ("_meets", "alignment", "device", "dtype", "high", "low", "readonly", "shape", "size", "strides")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Layout:
     ) -> None:
         self.device, self.dtype, self.shape, self.strides = device, dtype, shape, strides
         self.alignment, self.readonly = alignment, readonly
+        self._meets: bool | None = None
         reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
         self.size = math.prod(shape)
         self.low = sum(r for r in reach if r < 0) * dtype.bits // 8 if self.size else 0
@@ -78,6 +80,31 @@ class Layout:
                 return self.size == 0
             step *= extent
         return step * self.dtype.bits % 8 == 0
+
+    @property
+    def meets_itself(self) -> bool:
+        """Whether two of its elements lie at one address, as in broadcast views and windows that overlap.
+
+        Exact up to `COUNTED` elements; of larger ones those count whose axes are woven into one another, too.
+        """
+        if self._meets is None:
+            self._meets = self._do_meet()
+        return self._meets
+
+    def _do_meet(self) -> bool:
+        axes = [(abs(stride), extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
+        reach, is_nested = 0, True
+        for stride, extent in sorted(axes):
+            is_nested = is_nested and stride > reach
+            reach += (extent - 1) * stride
+        if is_nested or self.size == 0:
+            return False
+        if self.size > COUNTED or any(stride == 0 for stride, _ in axes):
+            return True
+        places = np.zeros(1, np.int64)
+        for stride, extent in axes:
+            places = np.add.outer(places, stride * np.arange(extent)).ravel()
+        return len(np.unique(places)) < len(places)
 
     def frame(self) -> Array:
         """A NumPy array of this shape and these strides over no memory: NumPy's indexing rules without the data."""

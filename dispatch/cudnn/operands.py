@@ -205,8 +205,8 @@ class OperandRequest(Request):
     def _check_written(self, name: str, tensor: Tensor) -> None:
         if tensor.layout.readonly:
             raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-        if any(s == 0 and extent > 1 for s, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
-            raise BadRequest(name, f"a broadcast view {tensor.layout}", "memory of its own for every element")
+        if tensor.layout.meets_itself:
+            raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
         for other_name, other, _ in self.tensors():
             if other_name == name or ((name, other_name) in self.in_place and same_view(tensor, other)):
                 continue

@@ -260,3 +260,34 @@ def test_a_device_is_one_object_until_it_is_closed(dev):
 def test_an_unknown_device_says_what_there_is(name):
     with pytest.raises(DeviceUnavailable, match=r"cuda:0.*host"):
         dispatch.device(name)
+
+
+def test_a_layout_says_whether_its_elements_meet(dev, rng):
+    """Against a count of all addresses, for drawn shapes and strides of up to four axes."""
+    seen = set()
+    for _ in range(2000):
+        rank = int(rng.integers(1, 5))
+        shape = tuple(int(n) for n in rng.integers(0 if rng.random() < 0.05 else 1, 5, rank))
+        strides = tuple(int(n) for n in rng.integers(-8, 30, rank))
+        places = np.array([sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(shape)])
+        layout = dev.layout(F32, shape, strides, 1 << 20)
+        assert layout.meets_itself == (len(np.unique(places)) < len(places)), layout
+        seen.add(layout.meets_itself)
+    assert seen == {True, False}
+
+
+def test_nothing_is_written_to_a_view_whose_elements_share_memory(dev):
+    memory = np.zeros(10, np.float32)
+    windows = dispatch.from_dlpack(np.lib.stride_tricks.as_strided(memory, (4, 4), (8, 4)))
+    wanted = "memory of its own for every element|rows or columns that are dense"
+    with pytest.raises(BadRequest, match=wanted):
+        windows.copy_from(np.ones((4, 4), np.float32))
+    one = dev.array(np.eye(4, dtype=np.float32))
+    for call in (
+        lambda: dispatch.matmul(one, one, out=windows),
+        lambda: dispatch.softmax(one, out=windows),
+        lambda: dispatch.conv_fwd(one[None, None], one[None, None, :1, :1], out=windows[None, None]),
+    ):
+        with pytest.raises(BadRequest, match=wanted):
+            call()
+    assert not memory.any()

@@ -282,8 +282,7 @@ def _validate_memory(request: CutlassGemmRequest) -> None:
             raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is")
         if not written:
             continue
-        strides = zip(tensor.layout.strides, tensor.shape, strict=True)
-        if tensor.layout.readonly or any(stride == 0 and extent > 1 for stride, extent in strides):
+        if tensor.layout.readonly or tensor.layout.meets_itself:
             raise BadRequest(name, str(tensor.layout), "memory that may be written, its own for each element")
         for other_name, other, _ in uses:
             same = name == "out" and other_name == "c" and _same(tensor, other)

@@ -179,8 +179,9 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
     out = request.out
     if out is None:
         return
-    if out.shape != request.shape or out.layout.readonly:
-        raise BadRequest("out", str(out.layout), f"shape {request.shape} in memory that may be written")
+    if out.shape != request.shape or out.layout.readonly or out.layout.meets_itself:
+        wanted = f"shape {request.shape} in memory that may be written, its own for each element"
+        raise BadRequest("out", str(out.layout), wanted)
     for name, tensor, written in request.tensors():
         if not written and overlap(out, tensor):
             raise BadRequest("out", f"memory that overlaps {name}", "memory of its own")

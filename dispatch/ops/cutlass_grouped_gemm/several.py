@@ -188,8 +188,9 @@ def _validate_memory(request: CutlassSeveralGemmRequest) -> None:
         if tensor.device is not request.device:
             raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {request.device!r}, as a is")
     for place, (out, (m, n, _)) in enumerate(zip(request.out or (), request.extents, strict=False)):
-        if out.shape != (m, n) or out.layout.readonly:
-            raise BadRequest(f"out[{place}]", str(out.layout), f"shape ({m}, {n}) in memory that may be written")
+        if out.shape != (m, n) or out.layout.readonly or out.layout.meets_itself:
+            wanted = f"shape ({m}, {n}) in memory that may be written, its own for each element"
+            raise BadRequest(f"out[{place}]", str(out.layout), wanted)
     for place, out in enumerate(request.out or ()):
         for name, tensor, _ in uses:
             if name != f"out[{place}]" and overlap(out, tensor):

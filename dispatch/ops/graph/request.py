@@ -65,6 +65,8 @@ class GraphRequest(Request):
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}")
             if is_written and tensor.layout.readonly:
                 raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+            if is_written and tensor.layout.meets_itself:
+                raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
             for other_name, other, _ in self.tensors():
                 if is_written and other_name != name and overlap(tensor, other):
                     raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")

@@ -225,8 +225,8 @@ def _check_out(request: MatmulRequest) -> None:
             continue
         if tensor.layout.readonly:
             raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-        if any(s == 0 and extent > 1 for s, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
-            raise BadRequest(name, f"a broadcast view {tensor.layout}", "memory of its own for every element")
+        if tensor.layout.meets_itself:
+            raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
         for other_name, other, _ in operands:
             if other_name == name or (name == "out" and other_name == "c" and same_view(tensor, other)):
                 continue
