@@ -243,7 +243,9 @@ class Future:
     @property
     def _condition(self) -> Any:
         waiting = open_waiting(self)
-        if self._status and not waiting.told:  # it ended while nobody waited
+        # It ended while nobody waited. But `concurrent.futures` asks for this to let go of the lock, too: by then
+        # whoever settles it meanwhile tells as soon as that is free, and the calling thread must not wait for itself.
+        if self._status and not waiting.told and not waiting.lock.locked():
             waiting.tell(self)
         return waiting.lock
 

@@ -189,6 +189,23 @@ def test_concurrent_futures_can_wait_for_them():
     assert not pending
 
 
+def test_concurrent_futures_let_go_of_what_ends_while_they_hold_it():
+    """They ask for the condition once more to release it; who settles the future waits for that."""
+    future, over = Future(Operand()), threading.Event()
+
+    def hold():
+        future._condition.acquire()
+        future._status = DONE  # as whoever settles it, who comes to telling of it only when the lock is free
+        future._condition.release()
+        over.set()
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert over.wait(PATIENCE)
+    assert future._condition.acquire(blocking=False)
+    assert future._waiting.told
+    future._condition.release()
+
+
 @pytest.mark.parametrize("when", ["FIRST_COMPLETED", "ALL_COMPLETED"])
 def test_concurrent_futures_wait_while_they_are_settled(when):
     for _ in range(50):
