@@ -213,3 +213,13 @@ def test_torch_on_the_cpu_both_ways(name):
     assert tuple(stride * source.element_size() for stride in source.stride()) == tensor.strides
     back = torch.from_dlpack(tensor)
     assert (back.data_ptr(), back.dtype, back.stride()) == (source.data_ptr(), source.dtype, source.stride())
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [(None, "dltensor"), ((0, 8), "dltensor"), ((1, 0), "dltensor_versioned"), ((2, 0), "dltensor_versioned")],
+)
+def test_a_consumer_is_given_the_struct_that_it_knows(asked, name):
+    """One of before DLPack 1.0 knows no version; a later one is told it, and refuses what it does not read."""
+    capsule = dispatch.device("host").zeros((2, 3)).__dlpack__(max_version=asked)
+    assert f'"{name}"' in repr(capsule)

@@ -67,6 +67,19 @@ def test_no_level_waits_for_ever_behind_the_others():
     assert {order[0] for order in ORDERS} == {0, 1, 2}
 
 
+def test_no_level_waits_for_ever_where_requests_are_sent_before_they_are_taken_out():
+    levels = Levels(deque(), None)
+    for priority in (-1, 0, 1):
+        levels.put([Future(priority) for _ in range(100)], priority)
+    taken = []
+    for _ in range(64):
+        taken.append(levels.first())
+        levels.remove(taken[-1])
+    assert [sum(future._request == priority for future in taken) for priority in (-1, 0, 1)] == [56, 4, 4]
+    levels.clear()
+    assert (len(levels), list(levels)) == (0, [])
+
+
 def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_released():
     levels = Levels(deque(), lambda late: late.after == ())
     waiting = LateFuture("waits", (Future("first"),))

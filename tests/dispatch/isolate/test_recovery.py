@@ -83,6 +83,19 @@ def test_a_reversed_operand_is_where_its_elements_are(memory: dp.Tensor) -> None
         assert (1 in unsafe_to_repeat(sent)) is is_unsafe
 
 
+def test_one_that_is_unsafe_by_itself_hides_no_other(memory: dp.Tensor) -> None:
+    sent = [product(1, operand(), operand(), operand(), beta=1.0), product(2, memory[:N], operand())]
+    assert list(unsafe_to_repeat([*sent, product(3, operand(), operand(), memory[:N])])) == [1, 2]
+
+
+def test_operands_are_looked_at_wherever_outputs_stand_among_them(memory: dp.Tensor) -> None:
+    request: Any = SimpleNamespace(
+        repeatable=True, tensors=lambda: [("out", operand(), True), ("x", memory[:N], False)]
+    )  # matmul names its outputs last
+    sent = product(1, operand(), operand())._replace(request=request, outputs={})
+    assert list(unsafe_to_repeat([sent, product(2, operand(), operand(), memory[:N])])) == [1]
+
+
 def test_other_memory_at_the_same_rows_does_not_count(memory: dp.Tensor) -> None:
     other = dp.device("host").array(np.ones((4 * N, N), np.float32))
     assert unsafe_to_repeat([product(1, memory[:N], operand()), product(2, operand(), operand(), other[:N])]) == {}

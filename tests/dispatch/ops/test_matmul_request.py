@@ -9,6 +9,7 @@ import dispatch
 from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales, aux_shape
 from dispatch.errors import BadRequest, NoRow, StaleTensor
 from dispatch.keys import BF16, F8E4M3, F16, F32, I32, U8, Compute
+from dispatch.ops.matmul.validate import overlap
 
 E = Epilogue
 
@@ -132,6 +133,21 @@ def test_out_may_be_c_but_no_part_of_anything_else():
     ):
         with pytest.raises(BadRequest, match="overlaps"):
             MatmulRequest(**operands)
+
+
+def test_views_of_which_it_is_too_hard_to_tell_count_as_overlapping():
+    memory = np.zeros(1 << 17, np.float32)
+    strides = (10007, 1009, 101, 11)
+    one, other = (
+        dispatch.from_dlpack(
+            np.lib.stride_tricks.as_strided(memory[at:], (6,) * 4, [4 * (s + 2 * at) for s in strides])
+        )
+        for at in (0, 1)
+    )
+    lent = [np.from_dlpack(each) for each in (one, other)]
+    with pytest.raises(np.exceptions.TooHardError):
+        np.shares_memory(*lent, max_work=10_000)
+    assert overlap(one, other)
 
 
 def test_views_that_interleave_without_sharing_an_element_do_not_overlap():
