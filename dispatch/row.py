@@ -14,7 +14,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRow
+from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
 
 if TYPE_CHECKING:
@@ -121,13 +121,6 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
 
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as raised:  # noqa: BLE001  # it is of a class that we do not know
-        return f"its words raised {type(raised).__name__}"
-
-
 def _check_all(rows: Iterable[Row]) -> None:
     """`_check` each row against those before it."""
     # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
@@ -226,8 +219,8 @@ class Table:
                 self._loaded = True
             finally:
                 self._loading = False
-        for words in self.broken:
-            warnings.warn(words, RuntimeWarning, stacklevel=3)
+        for text in self.broken:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _enter(self, room: str) -> None:
         """Add the rows of a room, behind the others."""
@@ -259,8 +252,8 @@ class Table:
             raise
         except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
             self._set(before)
-            words = f"{type(error).__name__}: {_words(error)}"
-            self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {words}",)
+            text = f"{type(error).__name__}: {words(error, str)}"
+            self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {text}",)
 
     @property
     def ops(self) -> tuple[str, ...]:
