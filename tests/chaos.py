@@ -398,10 +398,18 @@ def addresses() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def children_of(thread: str) -> list[str]:
+    """The processes that a thread of this process has started."""
+    try:
+        return Path(f"/proc/self/task/{thread}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+        return []
+
+
 def left_over() -> dict[str, Any]:
     """What a process holds that a supervisor might leave behind."""
     gc.collect()
-    children = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+    children = [children_of(thread) for thread in os.listdir("/proc/self/task")]
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "children": sorted(itertools.chain(*children)),

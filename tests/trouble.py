@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import select
 import signal
 import tempfile
 import time
@@ -150,15 +151,15 @@ class Hold:
         self._file.unlink()
 
     def release_behind(self, pid: int, sent: int, patience: float) -> None:
-        """Send a signal to the process that holds one, and let go once that is dead."""
-        os.kill(pid, sent)
-        ends = time.monotonic() + patience
-        while (
-            Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        ):
-            assert time.monotonic() < ends, f"process {pid} lives on"
-            time.sleep(0.005)
-        self.release()
+        """Send a signal to the process that holds one, and let go once that is dead, whoever reaps it."""
+        handle = os.pidfd_open(pid)
+        try:
+            os.kill(pid, sent)
+            died, _, _ = select.select([handle], [], [], patience)
+            assert died, f"process {pid} lives on {patience} s after signal {sent}"
+        finally:  # whatever failed: what is held still would keep the supervisor's end waiting
+            os.close(handle)
+            self.release()
 
 
 def cubin(arch: int) -> bytes:
