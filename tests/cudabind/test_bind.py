@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from enum import IntEnum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import cudabind
@@ -28,6 +29,7 @@ const void *TINY_KIND = &TINY_KIND;
 int tinyVersion(int *value) { *value = VERSION; return 0; }
 int tinyDo(int status) { return status; }
 long long tinyAdd(long long a, int b) { return a + b; }
+unsigned long tinySize(unsigned long a, unsigned char b) { return a + b; }
 const char *tinyText(int status) { return status == 3 ? "it is three" : 0; }
 void tinyNothing(void) {}
 double tinySum(const tinyPair *pair) { return pair->x + pair->n; }
@@ -48,7 +50,8 @@ from __future__ import annotations
 from ctypes import c_int32
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Callback, Handle, IntEnum, Structure, lazy
-from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, float64, int32_t, int64_t, void_p
+from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, float64, int32_t, int64_t, size_t
+from cudabind._types import uint8_t, void_p
 from cudabind.errors import CudaError
 
 SINCE = {"tinyLate": "3.1", "tinyNew": "3.0"}
@@ -103,6 +106,8 @@ _lib = SysLibrary("tiny", "tinyStatus", CudaError, "tinyText")
 def tinyDo(status: int32_t, /) -> tinyStatus: ...
 @_lib.value
 def tinyAdd(a: int64_t, b: int32_t, /) -> int64_t: ...
+@_lib.value
+def tinySize(a: size_t, b: uint8_t, /) -> size_t: ...
 @_lib.value
 def tinyText(status: tinyStatus, /) -> str: ...
 @_lib.value
@@ -243,6 +248,51 @@ def test_what_is_only_read_may_be_bytes(tiny: ModuleType) -> None:
     assert tiny.tinyLook(b"\x05\0\0\0", b"\x02") == tiny.tinyLook(ctypes.byref(ctypes.c_int32(5)), b"\x02") == 7
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("tinyAdd", (2**63, 0)),
+        ("tinyAdd", (-(2**63) - 1, 0)),
+        ("tinyAdd", (0, 2**31)),
+        ("tinyAdd", (0, -(2**31) - 1)),
+        ("tinyAdd", (np.uint64(2**63), 0)),
+        ("tinyAdd", (0, np.int64(2**32 + 1))),
+        ("tinyAdd", (0, SimpleNamespace(_as_parameter_=2**32 + 1))),
+        ("tinyAdd", (10**40, 0)),
+        ("tinyDo", (2**32,)),
+        ("tinyText", (2**32 + 3,)),
+        ("tinyText", (-(2**31) - 1,)),
+        ("tinySize", (-1, 0)),
+        ("tinySize", (2**64 + 5, 0)),
+        ("tinySize", (0, -1)),
+        ("tinySize", (0, 2**8)),
+    ],
+)
+def test_an_integer_that_its_type_cannot_hold_is_refused(
+    tiny: ModuleType, name: str, arguments: tuple[object, ...]
+) -> None:
+    for _ in range(2):  # the first call binds
+        with pytest.raises(ctypes.ArgumentError, match=r"OverflowError: -?\d+ is not between -?\d+ and \d+"):
+            getattr(tiny, name)(*arguments)
+
+
+def test_integers_are_given_in_every_way_up_to_the_ends_of_their_types(tiny: ModuleType) -> None:
+    for kind, low, high in ((ctypes.c_int64, -(2**63), 2**63 - 1), (ctypes.c_int32, -(2**31), 2**31 - 1)):
+        for number in (low, -1, 0, high):
+            ways = (number, kind(number), np.int64(number), SimpleNamespace(_as_parameter_=number))
+            for given in ways:
+                arguments = (given, 0) if kind is ctypes.c_int64 else (0, given)
+                assert tiny.tinyAdd(*arguments) == number
+    for number in (0, 2**31, 2**32 - 1, 2**64 - 256):
+        assert tiny.tinySize(number, 255) == tiny.tinySize(ctypes.c_size_t(number), True) + 254 == number + 255
+    assert tiny.tinyText(tiny.tinyStatus.TINY_BAD) == tiny.tinyText(3) == "it is three"
+    assert tiny.tinyText(2**32 - 1) is tiny.tinyText(-1) is None  # an enum may be signed or not, as its members want
+    for wrong in (1.0, "1", b"1", None, [1], np.float64(1), np.arange(2), ctypes.c_double(1), ctypes.c_int16(1)):
+        for arguments in ((wrong, 0), (0, wrong)):
+            with pytest.raises(ctypes.ArgumentError, match="TypeError"):
+                tiny.tinyAdd(*arguments)
+
+
 @pytest.mark.parametrize("way", ["checked", "unchecked"])
 def test_a_handle_is_a_handle_a_number_or_nothing(tiny: ModuleType, way: str) -> None:
     read = tiny.tinyRead if way == "checked" else tiny.tinyRead.unchecked
@@ -274,7 +324,7 @@ def test_a_function_that_was_removed_says_both_versions(tiny: ModuleType) -> Non
 
 def test_a_module_tells_which_functions_a_version_has(module: ModuleType) -> None:
     everywhere = {"tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinySum", "tinyEach", "tinyRead", "tinyOnce"}
-    everywhere |= {"tinyFill", "tinyLook"}
+    everywhere |= {"tinyFill", "tinyLook", "tinySize"}
     assert _bind.expected(module, "1.2") == everywhere | {"tinyGoneForGood"}
     assert _bind.expected(module, "2.1") == everywhere
     assert _bind.expected(module, "3.10") == everywhere | {"tinyLate"}

@@ -20,7 +20,7 @@ def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
     layouts = [request.layout_of(request.reads[0]), request.layout_of("out")]
     if reason := describable(*layouts):
         return reason
-    axes = merge(layouts, [0] * len(layouts[0].shape))
+    axes = merge(layouts, [0] * len(layouts[0].shape)) if layouts[0].size else []
     if len(axes) > 1 or any(step != 1 for axis in axes for step in axis.strides):
         return f"needs {request.reads[0]} and out dense and laid out alike, has {layouts[0]} and {layouts[1]}"
     return ""

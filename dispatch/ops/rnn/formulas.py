@@ -126,7 +126,7 @@ def forward(
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
-            kept["x"][...] = x
+            kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
             for step in _order(len(x), number, network):
                 active = (step < lengths)[:, None]
                 made = _kept(forward_step(network, weights, x[step], hy[number], cy[number]), kept_as)

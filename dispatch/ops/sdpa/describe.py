@@ -158,12 +158,16 @@ class _Drawing:
         return self.builder.pointwise("BINARY_SELECT", value, self.builder.scalar(-math.inf, FOUR), choice)
 
     def _masks(self, value: Wire) -> Wire:
-        """The bounds to the right and to the left of the diagonal."""
+        """The bounds to the right and to the left of the diagonal; none further than all queries and keys together.
+
+        Those hide nothing either way, and what is added to them in i32 must not wrap around.
+        """
         request = self.request
+        furthest = sum(request.scores[2:])
         if request.right_bound is not None:
-            value = self._right(value, request.right_bound)
+            value = self._right(value, min(request.right_bound, furthest))
         if request.left_bound is not None:
-            value = self._left(value, request.left_bound)
+            value = self._left(value, min(request.left_bound, furthest))
         return value
 
     def _shifted(self, index: Wire, sign: int) -> Wire:
