@@ -136,6 +136,13 @@ def test_tensors_with_gaps_have_no_row(dev):
         dropout(dev.zeros((4, 6))[:, :5], dropout_states(dev, 1))
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5), (2, 3, 0)], ids=str)
+def test_tensors_without_elements_have_a_row(shape, dev):
+    y, reserve = dropout(dev.zeros(shape), dropout_states(dev, 1))
+    assert (y.shape, reserve.shape) == (shape, (0,))
+    assert dropout_bwd(y, reserve).shape == shape
+
+
 def test_a_case_notices_a_mask_of_another_share_and_a_wrong_scale(dev, rng):
     row = next(row for row in ROWS if row.op == "dropout_fwd" and row.dtypes == (F32, F32))
     trial = next(case for case in cases(row) if case.name == "large").trial(dev, rng)

@@ -153,6 +153,26 @@ def test_all_gradients_are_those_of_finite_differences(network, dev, rng, slope_
         np.testing.assert_allclose(gradient, slope, **close, err_msg=name)
 
 
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_what_x_holds_behind_the_end_of_a_sequence_reaches_nothing(network, dev, rng):
+    """Neither results nor gradients, those of the weights among them."""
+    drawn = Drawn(network, dev, rng)
+    plain, filled = drawn.x.copy(), drawn.x.copy()
+    for number, length in enumerate(LENGTHS):
+        plain[length:, number], filled[length:, number] = 0, np.nan
+    weights = pack_weights(network, drawn.named, dev)
+
+    def passes(values):
+        x = dev.array(values)
+        y, *last, reserve = rnn(x, weights, network, training=True, **drawn.states(), lengths=LENGTHS)
+        made = rnn_bwd_data(y, y, weights, reserve, network, **drawn.states(), lengths=LENGTHS)
+        dweights = rnn_bwd_weights(x, y, reserve, network, hx=drawn.states()["hx"], lengths=LENGTHS)
+        return [tensor.numpy() for tensor in (y, *last, *made, dweights)]
+
+    for found, expected in zip(passes(filled), passes(plain), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_sequences_may_come_first_in_memory(dev, rng):
     network = NETWORKS["gru"]
     weights = pack_weights(network, Drawn(network, dev, rng).named, dev)

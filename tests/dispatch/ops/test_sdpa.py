@@ -11,7 +11,7 @@ import dispatch as dp
 from dispatch.cudnn.reference import evaluate
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST, Arch
+from dispatch.keys import F32, HOST, Arch
 from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, cases, ragged_offsets, reference
 from dispatch.ops.sdpa.describe import composed
 from dispatch.ops.sdpa.packed import OFFSETS, unpacked
@@ -544,6 +544,32 @@ def test_one_padded_sequence_ends_behind_its_tokens(host):
     _, _, strides = composed(SdpaFwdRequest(q, q, q, seq_len_q=length, seq_len_kv=length), apart=True)
     assert q.layout.strides[0] == 0
     assert strides == (2 * 9 * 8,)
+
+
+@pytest.mark.parametrize("bound", [100, 2**31 - 1, 2**32, 2**40])
+@pytest.mark.parametrize("diagonal", list(Diagonal))
+@pytest.mark.parametrize("name", ["left_bound", "right_bound"])
+@pytest.mark.parametrize("op", ["sdpa_fwd", "sdpa_bwd"])
+def test_a_bound_beyond_every_score_hides_nothing_and_stays_within_i32(op, name, diagonal, bound, host, rng):
+    """The graph's indices are i32, and so are the numbers that are added to them: 2**32 would be 0 there."""
+    arrays, _, fields = padded(host, rng)
+    tensors = {key: host.array(array) for key, array in arrays.items()}
+    masks = {name: bound, "diagonal": diagonal}
+
+    def ask(**masks):
+        if op == "sdpa_bwd":
+            return SdpaBwdRequest(**tensors, **fields, **masks)
+        return SdpaFwdRequest(*(tensors[key] for key in "qkv"), **fields, **masks)
+
+    request, whole = ask(**masks), reference(ask())
+    for key, expected in reference(request).items():
+        np.testing.assert_array_equal(expected, whole[key])
+    sq, skv = request.scores[2:]
+    graph = composed(request).graph
+    numbers = [wire.value for wire in graph.wires if wire.value is not None and wire.dtype is not F32]
+    assert all(number == np.int32(min(number, sq + skv)) for number in numbers)
+    masked = [node for node in graph.nodes if node.has("MODE") and node.get("MODE") in ("CMP_GE", "CMP_GT")]
+    assert len(masked) == 1
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, -1e39, 1e400, True, "1", 1j], ids=repr)
