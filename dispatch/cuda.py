@@ -19,6 +19,7 @@ from dispatch.callers_graph import CallersGraphs
 from dispatch.checks import converted
 from dispatch.context import Context
 from dispatch.device import Device, array_kind
+from dispatch.dlpack import lent, take_back
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.external import ExternalStream, ExternalStreams
 from dispatch.keys import Arch
@@ -234,6 +235,7 @@ class CudaDevice(Device):
         kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         if not self.alive or self.fault is not None:
             return None
+        take_back(everything=True)
         with relaxed():
             self.releases.collect()
             if driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
@@ -266,6 +268,8 @@ class CudaDevice(Device):
             return self._allocate_on(nbytes, stream)
 
     def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
+        if lent:
+            take_back()
         ptr = ctypes.c_uint64()
         size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
         mode = ctypes.byref(ctypes.c_int(RELAXED))  # what `relaxed` does, which as a block took 0.3 us longer
@@ -301,6 +305,7 @@ class CudaDevice(Device):
 
     def trim(self) -> None:
         """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
+        take_back(everything=True)
         with relaxed():
             self.releases.collect()
             self.synchronize()

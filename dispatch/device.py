@@ -181,6 +181,7 @@ class Device:
 
     def close(self) -> None:
         """Wait for the work (of supervisors too), close all lanes, end this generation; a second call does nothing."""
+        dlpack.take_back(everything=True)
         for supervisor in list(self.supervisors):
             supervisor.finish()
         with _registry:
@@ -338,6 +339,8 @@ class HostDevice(Device):
         return self._stream
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if dlpack.lent:
+            dlpack.take_back()
         # 256 bytes of slack so that host tensors are aligned as device memory is.
         memory = _host_memory(nbytes + 256, np.uint8)
         base = (memory.ctypes.data + 255) // 256 * 256

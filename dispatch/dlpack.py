@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import itertools
 import sys
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.tensor import Tensor
 
-__all__ = ["cuda_array_interface", "device_of", "export", "take"]
+__all__ = ["cuda_array_interface", "device_of", "export", "lent", "take", "take_back"]
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 LEGACY_DEFAULT_STREAM = 1
@@ -93,15 +96,43 @@ capsule_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_obj
 capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
-# What a consumer holds, by number: the struct, the tensor, and what its memory lives in, until the struct's deleter is
-# called with the number.
-_lent: dict[int, tuple[Any, ...]] = {}
+# What consumers hold, by number. A consumer lets go by calling the struct's deleter: from any thread, with or without
+# the interpreter's lock, while another exception is on its way, even after the end of Python. No Python function may
+# be called so: the user's own error would be lost, and the memory kept. The deleter is libc's `time`, which writes to
+# where its argument points and nowhere else. What a struct begins with is a version or an address and no time of day:
+# that it has changed is seen later.
+lent: dict[int, _Lent] = {}
 _numbers = itertools.count(1)
+_uses = 0  # of memory, since all of `lent` was looked at
 
-# Capsules that nobody has consumed yet. They have no destructor: a Python function cannot be one, for a consumer that
-# refuses a capsule drops it with its exception already set. What was dropped unconsumed is let go at the next export.
-# There is no lock, which a destructor or a forked child could find held: each step is one of a dictionary.
+# Capsules that nobody has consumed yet. They have no destructor, for the same reason: what was dropped unconsumed is
+# taken back with the rest. There is no lock, which a destructor or a forked child could find held: each step is one
+# of a dictionary.
 _offered: dict[int, Any] = {}
+
+
+class _Lent:
+    """A struct that a consumer was given, and what its memory lives in."""
+
+    __slots__ = ("_begins", "_first", "_managed", "keeps")
+
+    def __init__(self, managed: Managed, *keeps: object) -> None:
+        self._managed, self.keeps = managed, keeps
+        self._first = ctypes.c_int64.from_buffer(managed)
+        self._begins = self._first.value
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))  # it is written to whenever the consumer lets go
+
+    @property
+    def is_over(self) -> bool:
+        return self._first.value != self._begins
+
+    def let_go(self) -> None:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._managed))
+
+
+@cache
+def _deleter() -> int | None:
+    return ctypes.cast(ctypes.CDLL(None).time, ctypes.c_void_p).value
 
 
 def _references(capsules: dict[int, Any], number: int) -> int:
@@ -112,8 +143,16 @@ def _references(capsules: dict[int, Any], number: int) -> int:
 UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
 
 
-def _sweep() -> None:
-    """Forget the capsules that were consumed, and take back what was offered with those that were dropped."""
+def take_back(*, everything: bool = False) -> None:
+    """Let go of what consumers have let go of: called wherever memory is made, lent or counted, and by the collector.
+
+    Not all is looked at each time where much is lent: eight a call on average, or `everything`.
+    """
+    global _uses
+    _uses += 1  # two threads at once may count one: then it is looked at a call later
+    if _uses * 8 < len(lent) and not everything:
+        return
+    _uses = 0
     for number in list(_offered):
         capsule = _offered.get(number)
         if capsule is None:  # another thread was quicker
@@ -123,7 +162,24 @@ def _sweep() -> None:
             continue
         del capsule
         if _references(_offered, number) <= UNHELD and _offered.pop(number, None) is not None:
-            _lent.pop(number, None)
+            lent.pop(number).let_go()
+    for number, each in list(lent.items()):
+        if each.is_over and lent.pop(number, None) is not None:
+            each.let_go()
+
+
+def _after_collection(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and lent:
+        take_back(everything=info["generation"] == 2)  # the collector has looked at all there is, too
+
+
+gc.callbacks.append(_after_collection)
+
+
+@atexit.register
+def _leave() -> None:
+    with suppress(ValueError):  # another library may have emptied the list
+        gc.callbacks.remove(_after_collection)
 
 
 def device_of(tensor: Tensor) -> tuple[int, int]:
@@ -151,13 +207,13 @@ def export(
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
     if not tensor.device.is_host and stream != -1:
         _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
-    _sweep()
+    take_back()
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
     if kind is DLManagedTensor and tensor.layout.readonly:
         raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
     number = next(_numbers)
-    managed = _managed(tensor, kind, number)
-    _lent[number] = managed, tensor, tensor.storage.keep
+    managed = _managed(tensor, kind)
+    lent[number] = _Lent(managed, tensor, tensor.storage.keep)
     capsule = capsule_new(ctypes.addressof(managed), kind.capsule, None)
     _offered[number] = capsule
     return capsule
@@ -174,7 +230,7 @@ def _lend(tensor: Tensor, handle: int) -> None:
     tensor.storage.lend(stream)
 
 
-def _managed(tensor: Tensor, kind: type[Managed], number: int) -> Managed:
+def _managed(tensor: Tensor, kind: type[Managed]) -> Managed:
     layout = tensor.layout
     ndim = len(layout.shape)
     managed = kind()
@@ -188,27 +244,8 @@ def _managed(tensor: Tensor, kind: type[Managed], number: int) -> Managed:
     # A ctypes pointer keeps its array alive, and the struct keeps the pointer.
     inner.shape = ctypes.cast((ctypes.c_int64 * ndim)(*layout.shape), ctypes.POINTER(ctypes.c_int64))
     inner.strides = ctypes.cast((ctypes.c_int64 * ndim)(*layout.strides), ctypes.POINTER(ctypes.c_int64))
-    managed.manager_ctx = number
-    deleter = _delete_versioned if kind is DLManagedTensorVersioned else _delete
-    managed.deleter = ctypes.cast(deleter, ctypes.c_void_p).value
+    managed.deleter = _deleter()
     return managed
-
-
-def _give_back(managed: Any) -> None:
-    _lent.pop(managed.contents.manager_ctx, None)
-
-
-@atexit.register
-def _leave() -> None:
-    """Let consumers keep what they hold: a deleter that they call after the end of Python must be none of Python's."""
-    harmless = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value  # which may be called at any time
-    for managed, *_ in list(_lent.values()):
-        managed.deleter = harmless
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))
-
-
-_delete = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensor))(_give_back)
-_delete_versioned = ctypes.CFUNCTYPE(None, ctypes.POINTER(DLManagedTensorVersioned))(_give_back)
 
 
 class Taken:

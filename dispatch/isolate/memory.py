@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cudabind import driver
 from dispatch.cuda import CudaDevice
 from dispatch.device import Device, HostDevice
+from dispatch.dlpack import lent, take_back
 from dispatch.errors import BadRequest, Closed, OutOfMemory, TaintedTensor
 from dispatch.isolate.arena import Arena, Block
 from dispatch.isolate.chunks import file_chunk, gpu_chunk
@@ -94,6 +95,8 @@ class _Memory(Device):
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if lent:
+            take_back()
         arena = self.arena
         block = self._take(arena, nbytes)
         chunk = self.chunks.get(block.chunk)
@@ -110,6 +113,7 @@ class _Memory(Device):
             return arena.take(nbytes)
         except OutOfMemory:
             gc.collect()  # tensors in cycles hold memory, too
+            take_back(everything=True)
         try:
             return arena.take(nbytes, growth=0)
         except OutOfMemory:
@@ -119,6 +123,7 @@ class _Memory(Device):
     def trim(self) -> None:
         """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
         gc.collect()  # tensors in cycles hold memory, too
+        take_back(everything=True)
         held = list(self.chunks)
         self.arena.empty_chunks()
         used = (
@@ -132,6 +137,7 @@ class _Memory(Device):
             _close_all(gone)
 
     def bytes_in_use(self) -> int | None:
+        take_back(everything=True)
         return self.arena.bytes_in_use()
 
     def lane(self, stream: Stream | None = None) -> Any:

@@ -1,6 +1,9 @@
 """DLPack on the host: NumPy, and torch where it is installed, both ways and without a copy."""
 
+import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 
 import ml_dtypes
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 import dispatch
+from dispatch import dlpack
 from dispatch.errors import BadRequest, StaleTensor
 
 SHARED = ["f64", "f32", "f16", "i8", "u8", "i32", "u32", "i64", "u64", "bool", "c64", "c128"]
@@ -111,17 +115,117 @@ def test_the_producer_lives_as_long_as_the_tensor():
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_lent_tensor_lives_as_long_as_its_borrower(dev, taken):
+@pytest.mark.parametrize("version", [None, (1, 1)])
+def test_a_lent_tensor_lives_as_long_as_its_borrower(dev, taken, version):
     tensor = dev.zeros((5,))
     storage = weakref.ref(tensor.storage)
-    borrower = np.from_dlpack(tensor) if taken else tensor.__dlpack__(max_version=(1, 1))
+    borrower = tensor.__dlpack__(max_version=version)
+    if taken:
+        borrower = dispatch.from_dlpack(Given(borrower))
     del tensor
     gc.collect()
     assert storage() is not None
     del borrower
     gc.collect()
-    dev.zeros((1,)).__dlpack__()  # what was dropped unconsumed is taken back at the next export, and so is this one
     assert storage() is None
+
+
+class Given:
+    """A producer of the host with a capsule that is there already."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_options):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+# Calls of consumers in which what they borrowed dies while an exception is on its way.
+FAILING = [
+    ("numpy", ZeroDivisionError, lambda np, x: np.add(np.from_dlpack(x), 1 / 0)),
+    ("numpy", ValueError, lambda np, x: np.from_dlpack(x).reshape(7, 7)),
+    ("numpy", ValueError, lambda np, x: np.shares_memory(np.from_dlpack(x), 5, max_work="x")),
+    ("torch", TypeError, lambda torch, x: torch.add(torch.from_dlpack(x), "x")),
+    ("torch", RuntimeError, lambda torch, x: torch.from_dlpack(x) @ torch.zeros(3, 3)),
+]
+
+
+@pytest.mark.parametrize(("library", "error", "call"), FAILING)
+def test_an_error_beside_a_borrower_stays_as_it_is_and_the_memory_comes_back(dev, library, error, call):
+    consumer = pytest.importorskip(library, reason=f"{library} is not installed")
+    tensor = dev.zeros((4, 4))
+    storage = weakref.ref(tensor.storage)
+    with pytest.raises(error) as raised:
+        call(consumer, tensor)
+    assert raised.value.__cause__ is None
+    del tensor, raised
+    gc.collect()
+    assert storage() is None
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_memory_comes_back_where_memory_is_made_or_counted(isolation):
+    """A loop that only lends makes nothing that the garbage collector would be called for."""
+    with dispatch.Supervisor("host", streams=1, isolation=isolation) as sup:
+        kept = [np.from_dlpack(sup.device.zeros((4,))) for _ in range(64)]  # are looked at, too: eight at a time
+        gc.disable()
+        try:
+            lost = []
+            for _ in range(256):
+                tensor = sup.device.zeros((4,))
+                lost.append(weakref.ref(tensor.storage))
+                np.from_dlpack(tensor)
+                del tensor
+            assert sum(storage() is not None for storage in lost) <= 64 // 8 + 1
+            if isolation == "process":
+                before = sup.device.bytes_in_use()
+                kept.pop()
+                assert sup.device.bytes_in_use() < before
+        finally:
+            gc.enable()
+        assert all(not array.any() for array in kept)
+    sup.device.close()
+
+
+def test_a_borrower_may_let_go_on_a_thread_that_python_does_not_know(dev):
+    """And with neither the interpreter's lock nor Python: the deleter is a function of C that marks the struct."""
+    tensor = dev.zeros((5,))
+    storage = weakref.ref(tensor.storage)
+    capsule = tensor.__dlpack__(max_version=(1, 1))
+    managed = dlpack.DLManagedTensorVersioned.from_address(
+        dlpack.capsule_pointer(capsule, dlpack.DLManagedTensorVersioned.capsule)
+    )
+    dlpack.capsule_rename(capsule, dlpack.DLManagedTensorVersioned.used)
+    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+    started = libc.pthread_create(
+        ctypes.byref(thread), None, ctypes.c_void_p(managed.deleter), ctypes.c_void_p(ctypes.addressof(managed))
+    )
+    assert started == 0
+    assert libc.pthread_join(thread, None) == 0
+    del tensor, capsule
+    gc.collect()
+    assert storage() is None
+
+
+LEAVE = """
+import atexit, sys
+import numpy, dispatch
+library = __import__(sys.argv[1])
+atexit.register(lambda: kept.append(library.from_dlpack(tensor)))  # behind what dispatch does at exit
+tensor = dispatch.device("host").zeros((4, 4))
+kept = sys.kept = [library.from_dlpack(dispatch.device("host").zeros((4, 4))) for _ in range(3)]
+print("leaving")
+"""
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_process_ends_well_with_lent_memory(library):
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    ran = subprocess.run([sys.executable, "-c", LEAVE, library], capture_output=True, text=True, timeout=600)
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "leaving", "")
 
 
 def test_a_round_trip_is_the_same_memory(dev):

@@ -6,6 +6,7 @@ would read what was there before it.
 
 import gc
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -126,6 +127,18 @@ def test_memory_lent_to_torch_is_not_reused_while_torch_reads_it(dev, torch):
     side.synchronize()
     assert len(junk) == 8
     assert bool((copied == 2.0).all())
+
+
+def test_an_error_of_torch_stays_as_it_is_and_the_memory_comes_back(dev, torch):
+    """What is borrowed for the call alone dies while torch's exception is on its way."""
+    tensor = dev.zeros((N, N))
+    storage = weakref.ref(tensor.storage)
+    with pytest.raises(TypeError) as raised:
+        torch.add(torch.from_dlpack(tensor), "x")
+    assert raised.value.__cause__ is None
+    del tensor, raised
+    gc.collect()
+    assert storage() is None
 
 
 def test_working_on_torchs_own_stream_needs_no_exchange_of_order(dev, torch):
