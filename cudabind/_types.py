@@ -10,6 +10,7 @@ import ctypes
 from _ctypes import CFuncPtr
 from ctypes import Array
 from enum import IntEnum
+from operator import index
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 T = TypeVar("T", bound=Any)
@@ -96,8 +97,37 @@ class Writable:
             raise TypeError(f"{type(value).__name__} is no address; pass one, {hint}") from None
 
 
+class Whole:
+    """How a checked call takes an integer: as ctypes does, but for what does not fit, of which that drops bits."""
+
+    def __init__(self, kind: Any, low: int, high: int) -> None:
+        by_itself = ctypes.sizeof(kind) <= ctypes.sizeof(ctypes.c_int)  # ctypes passes an int as one of C: no object
+
+        def from_param(value: Any) -> Any:
+            if type(value) is kind:
+                return value
+            if isinstance(value, int):
+                if low <= value <= high:
+                    return value if by_itself else kind(value)
+                raise OverflowError(f"{int(value)} is not between {low} and {high}, which the library can take")
+            if hasattr(value, "__index__"):  # a number of NumPy's
+                return from_param(index(value))
+            if hasattr(value, "_as_parameter_"):
+                return from_param(value._as_parameter_)
+            return kind.from_param(value)
+
+        self.from_param = from_param
+
+
 SHARED = (bytes, str, ctypes.c_char_p, ctypes.c_wchar_p)  # the last two point into the first
 PREBUILT = frozenset({ctypes.c_void_p, type(ctypes.byref(ctypes.c_int()))})
+
+SIGNED = (ctypes.c_int8, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64)
+UNSIGNED = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64)
+WHOLE: dict[Any, Whole] = {kind: Whole(kind, 0, 256 ** ctypes.sizeof(kind) - 1) for kind in UNSIGNED}
+WHOLE |= {kind: Whole(kind, -(256 ** ctypes.sizeof(kind)) // 2, 256 ** ctypes.sizeof(kind) // 2 - 1) for kind in SIGNED}
+# A compiler gives an enum a signed or an unsigned int, by its members; a newer library may have others.
+ENUM = Whole(ctypes.c_int, -(2**31), 2**32 - 1)
 
 
 class Symbol(CFuncPtr):
@@ -133,7 +163,10 @@ def argument(hint: Any) -> Any:
 
 def converter(hint: Any) -> Any:
     """The type by which a checked call takes an argument."""
-    return Writable if hint is ctypes.c_void_p else argument(hint)
+    if hint is ctypes.c_void_p:
+        return Writable
+    kind = argument(hint)
+    return WHOLE.get(kind, kind) if kind is not ctypes.c_int or get_origin(hint) is Annotated else ENUM
 
 
 def field(hint: Any) -> tuple[Any, ...]:
