@@ -8,7 +8,6 @@ with --quick. Only the 16 arguments of cuBLAS need a GPU; nvmath-python needs a 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import statistics
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import binding_calls as calls
 from binding_imports import import_times
-from report import Report, Target, environment, judge, say, table
+from command import command
+from report import Report, Target, judge, say, table
 from timing import attempt, host_race, summary
 
-import dispatch as dp
 from cudabind import LIBRARIES
 from cudabind.errors import CudaError
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from binding_calls import Row
+
+    import dispatch as dp
 
 WITH_STATUS = [f"counted{count}" for count in calls.COUNTS]
 TARGETS = (
@@ -134,25 +135,13 @@ def _bind_all(module: Any) -> list[float]:
     return took
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
-    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
-    try:
-        chosen = dp.device() if device == "auto" else dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_bindings cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure everything and print it with the targets."""
     figures = import_times(report, 1 if quick else 15)
-    figures |= races(chosen, report, quick)
+    figures |= races(device, report, quick)
     binding(report)
     judge(TARGETS, figures, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__, device="auto")

@@ -8,12 +8,12 @@ Repeat: `python tests/benchmarks/bench_completion.py [--quick] [--device cuda:0|
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from report import Report, environment, say, table
+from command import command
+from report import Report, say, table
 
 import dispatch as dp
 
@@ -89,18 +89,11 @@ def measure(device: dp.Device, way: Literal["poll", "block", "callback"], quick:
     }
 
 
-def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
-    """Measure all three, print them, and write them to `json_path` as they come."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_completion cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure all three and print them."""
     figures = {}
     for way in WAYS:
-        figures[way] = measure(chosen, way, quick)
+        figures[way] = measure(device, way, quick)
         report.put("completion", figures)
     say(f"\n{SIZE}^3 products, {STREAMS} workers")
     names = list(figures["poll"])
@@ -109,9 +102,4 @@ def main(device: str, quick: bool = False, json_path: str | None = None) -> None
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

@@ -7,12 +7,12 @@ Repeat: `python tests/benchmarks/bench_copies.py [--quick] [--device cuda:0|host
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from report import Report, Target, environment, judge, say, table
+from command import command
+from report import Report, Target, judge, say, table
 
 import dispatch as dp
 from cudabind import driver
@@ -79,34 +79,22 @@ def race(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float
     return {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
 
 
-def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
-    """Measure all, print them with the targets, and write them to `json_path`."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_copies cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure all and print them with the targets."""
     size = BYTES // 64 if quick else BYTES
-    with dp.Supervisor(device, streams=1, isolation="process") as sup:
-        works = {} if chosen.is_host else plain(chosen, size)
-        works |= ours(chosen, size, "") | ours(sup.device, size, ", parent of a child")
+    with dp.Supervisor(device.name, streams=1, isolation="process") as sup:
+        works = {} if device.is_host else plain(device, size)
+        works |= ours(device, size, "") | ours(sup.device, size, ", parent of a child")
         seconds = race(works, 5 if quick else 30)
     rates = {name: size / value / 1e9 for name, value in seconds.items()}
     say(f"\n{size / 2**20:g} MiB, median of copies that are waited for")
     table(("", "us", "GB/s"), [(name, f"{seconds[name] * 1e6:,.1f}", f"{rates[name]:.2f}") for name in seconds])
     report.put("copies", {"bytes": size, "seconds": seconds, "GB/s": rates})
-    if chosen.is_host:
+    if device.is_host:
         say("\nno verdicts: the targets are for a GPU")
     else:
         judge(TARGETS, rates, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

@@ -9,15 +9,13 @@ events, in turns with the others; medians of the rounds. Results are compared fi
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from report import Report, Target, environment, judge, say, table
+from command import command, empty_cache
+from report import Report, Target, judge, say, table
 from timing import attempt, geometric_mean, gpu_race, host_race, reason, statement, summary
 
 import dispatch as dp
@@ -372,30 +370,17 @@ def on_host(device: dp.Device, report: Report) -> None:
     report.put("host", medians)
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
-    """Measure, print the tables and the targets, and write everything to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_cudnn cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    if chosen.is_host:
-        on_host(chosen, report)
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure and print the tables and the targets."""
+    if device.is_host:
+        on_host(device, report)
     elif no_torch is not None:
         say(f"bench_cudnn needs torch to compare with: {no_torch}")
         report.put("missing", {"torch": no_torch})
     else:
-        with tempfile.TemporaryDirectory() as folder:  # what was tuned before would not be measured
-            os.environ["CUDABIND_CACHE"] = folder
-            on_gpu(chosen, quick, report)
+        with empty_cache():
+            on_gpu(device, quick, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json")
-    arguments = parser.parse_args()
-    main(arguments.device, arguments.quick, arguments.json)
+    command(main, __doc__)

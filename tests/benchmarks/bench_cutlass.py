@@ -11,15 +11,15 @@ the kernels are in the cache. On `host` a small product runs in NumPy: whether i
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from typing import Any
 
 import numpy as np
+from command import command
 from conv_contenders import SHAPES, convolution
-from report import Report, Target, environment, judge, say, table
+from report import Report, Target, judge, say, table
 from timing import attempt, gpu_race
 
 import dispatch as dp
@@ -335,32 +335,20 @@ def side_figures(device: dp.Device, report: Report) -> None:
     judge(TARGETS, report.figures["ratios"] | side, report)
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
-    """Measure, print the tables and the targets, and write everything to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_cutlass cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    if chosen.is_host:
-        on_host(chosen, report)
-    elif chosen.arch != 90:
-        say(f"bench_cutlass cannot run on {device}: its kernels are for sm_90, this is {chosen.arch}")
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure and print the tables and the targets."""
+    if device.is_host:
+        on_host(device, report)
+    elif device.arch != 90:
+        say(f"bench_cutlass cannot run on {device}: its kernels are for sm_90, this is {device.arch}")
     else:
         import torch
 
         side = torch.cuda.Stream()  # the default one cannot be recorded
-        with torch.cuda.stream(side), dp.Stream.from_handle(chosen, side.cuda_stream):
+        with torch.cuda.stream(side), dp.Stream.from_handle(device, side.cuda_stream):
             on_gpu(quick, report)
-        side_figures(chosen, report)
+        side_figures(device, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

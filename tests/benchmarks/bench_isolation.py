@@ -9,7 +9,6 @@ Repeat: `python tests/benchmarks/bench_isolation.py [--quick] [--device cuda:0|h
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import isolation_peers as peers
 import numpy as np
 from bench_supervisor import STREAMS, Product, timed, verified
-from report import Report, Target, environment, judge, say, table
+from command import command
+from report import Report, Target, judge, say, table
 from timing import Contender, attempt, host_race, summary
 
 import dispatch as dp
@@ -218,26 +218,14 @@ def ready(sup: dp.Supervisor, spare: int) -> None:
     pause.wait(1.0)  # what they do next, importing and making a context, tells nobody when it is over
 
 
-def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
-    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_isolation cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    figures = rates(chosen, report, quick) | recovery(chosen, report, quick)
-    if chosen.is_host:
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure everything and print it with the targets."""
+    figures = rates(device, report, quick) | recovery(device, report, quick)
+    if device.is_host:
         say("\nno verdicts: the targets are for a GPU")
     else:
         judge(TARGETS, figures, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

@@ -10,17 +10,15 @@ H200, at most 4; under 1 with --quick. On `host` a few small products run in f32
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
-import os
-import tempfile
 import time
 from typing import Any
 
 import numpy as np
+from command import command, empty_cache
 from llm_products import PRODUCTS, Product, spread
-from report import Report, Target, environment, judge, mapped, say, table
+from report import Report, Target, judge, mapped, say, table
 from timing import attempt, geometric_mean, gpu_race, host_race, reason, statement, summary
 
 import dispatch as dp
@@ -198,37 +196,18 @@ def on_host(device: dp.Device, report: Report) -> None:
         report.put("host", found)
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
-    """Measure, print the table and the targets, and write everything to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_matmul cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    if chosen.is_host:
-        on_host(chosen, report)
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure and print the table and the targets."""
+    if device.is_host:
+        on_host(device, report)
         return
     if no_torch is not None:
         say(f"bench_matmul cannot run on {device}: torch, the peer, is missing: {no_torch}")
         report.put("missing", {"torch": no_torch})
         return
-    before = os.environ.get("CUDABIND_CACHE")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["CUDABIND_CACHE"] = folder  # autotune measures anew, and the user's cache stays as it is
-        try:
-            on_gpu(chosen, quick, report)
-        finally:
-            del os.environ["CUDABIND_CACHE"]
-            if before is not None:
-                os.environ["CUDABIND_CACHE"] = before
+    with empty_cache():
+        on_gpu(device, quick, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

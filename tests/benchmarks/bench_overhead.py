@@ -11,7 +11,6 @@ machine, 20 s with --quick. On `host` only this project's own calls run, in f32:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import overhead_peers as peers
 import unseen_shapes
+from command import command
 from import_time import import_time
-from report import Report, Target, environment, judge, mapped, say, table
+from report import Report, Target, judge, mapped, say, table
 from timing import Contender, attempt, host_race, statement, summary
 
 import dispatch as dp
@@ -184,28 +184,16 @@ def first_calls(device: dp.Device, report: Report, quick: bool) -> dict[str, flo
     return {name: f["median"] for name, f in figures.items()}
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
-    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_overhead cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure everything and print it with the targets."""
     figures = import_time(report, 3 if quick else 7)
-    figures |= race(chosen, report, quick)
-    figures |= first_calls(chosen, report, quick)
-    if chosen.is_host:
+    figures |= race(device, report, quick)
+    figures |= first_calls(device, report, quick)
+    if device.is_host:
         say("\nno verdicts: the targets are for a GPU")
     else:
         judge(TARGETS, figures, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

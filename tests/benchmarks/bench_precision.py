@@ -8,16 +8,14 @@ Repeat: `python tests/benchmarks/bench_precision.py [--quick] [--device cuda:0|h
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import statistics
-import tempfile
 import time
 from typing import Any
 
+from command import command, empty_cache
 from llm_products import PRODUCTS, spread
-from report import Report, environment, say, table
+from report import Report, say, table
 from timing import attempt, geometric_mean, gpu_race, reason, summary
 
 import dispatch as dp
@@ -190,35 +188,16 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def main(device: str, quick: bool, json_path: str | None) -> None:
+def main(device: dp.Device, quick: bool, report: Report) -> None:
     """Measure and print; NumPy rounds once in any case, so that on the host there is nothing to measure."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_precision cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    if chosen.is_host or no_torch is not None:
-        why = "it rounds once in any case" if chosen.is_host else f"torch, whose events it uses, is missing: {no_torch}"
+    if device.is_host or no_torch is not None:
+        why = "it rounds once in any case" if device.is_host else f"torch, whose events it uses, is missing: {no_torch}"
         say(f"bench_precision has nothing to measure on {device}: {why}")
         report.put("nothing to measure", why)
         return
-    before = os.environ.get("CUDABIND_CACHE")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["CUDABIND_CACHE"] = folder  # autotune measures anew, and the user's cache stays as it is
-        try:
-            on_gpu(chosen, quick, report)
-        finally:
-            del os.environ["CUDABIND_CACHE"]
-            if before is not None:
-                os.environ["CUDABIND_CACHE"] = before
+    with empty_cache():
+        on_gpu(device, quick, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

@@ -8,14 +8,14 @@ Repeat: `python tests/benchmarks/bench_supervisor.py [--quick] [--device cuda:0|
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from report import Report, Target, environment, judge, say, table
+from command import command
+from report import Report, Target, judge, say, table
 from timing import Contender, attempt, host_race, summary
 
 import dispatch as dp
@@ -193,26 +193,14 @@ def show(figures: dict[str, dict[str, float]], rates: dict[str, float], title: s
     table(("", "median", "p25", "p75", "best", "per second", "of direct", "of the pool"), rows)
 
 
-def main(device: str, quick: bool = False, json_path: str | None = None) -> None:
-    """Measure everything, print it with the targets, and write it to `json_path` as it comes."""
-    try:
-        chosen = dp.device(device)
-    except dp.errors.DispatchError as error:
-        say(f"bench_supervisor cannot run on {device}: {error}")
-        return
-    report = Report(json_path)
-    report.put("environment", environment(chosen))
-    rates = race(chosen, report, quick)
-    if chosen.is_host:
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure everything and print it with the targets."""
+    rates = race(device, report, quick)
+    if device.is_host:
         say("\nno verdicts: the targets are for a GPU")
     else:
         judge(TARGETS, rates, report)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    main(options.device, options.quick, options.json)
+    command(main, __doc__)

@@ -1,0 +1,49 @@
+"""What each benchmark's command begins with: its options, its device and its report, or one line why it cannot run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from report import Report, environment, say
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def command(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, *, device: str = "cuda:0") -> None:
+    """Run `measure(device, quick, report)` as the command line says; "auto" is the GPU if there is one."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=device, help=f"cuda:N, host, or auto: the GPU if there is one ({device})")
+    parser.add_argument("--quick", action="store_true", help="few repeats: whether it runs, not how fast")
+    parser.add_argument("--json", metavar="FILE", help="keep the figures there, from the first one on")
+    options = parser.parse_args()
+    try:
+        chosen = dp.device(None if options.device == "auto" else options.device)
+    except dp.errors.DispatchError as error:
+        say(f"{Path(sys.argv[0]).stem} cannot run on {options.device}: {error}")
+        return
+    report = Report(options.json)
+    report.put("environment", environment(chosen))
+    measure(chosen, options.quick, report)
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Autotune measures anew in here, and the user's cache stays as it is."""
+    before = os.environ.get("CUDABIND_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUDABIND_CACHE"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["CUDABIND_CACHE"]
+            if before is not None:
+                os.environ["CUDABIND_CACHE"] = before
