@@ -23,16 +23,6 @@ MODES = ["global", "thread_local", "relaxed"]
 OPS = sorted({row.op for row in dp.TABLE if row.arch != HOST and row.library != "cutlass" and row.op != "cudnn_graph"})
 
 
-@pytest.fixture
-def dev():
-    return dp.device("cuda:0")
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
 def capture(stream, work):
     """What `work()` returned, and the executable graph of what it enqueued; both of a capture in the default mode."""
     handle = ctypes.c_void_p(stream.handle)

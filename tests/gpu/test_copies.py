@@ -10,18 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import dispatch as dp
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60
 LONG = 4096
-
-
-@pytest.fixture
-def dev() -> dp.Device:
-    return dp.device("cuda:0")
 
 
 def test_copies_come_and_go_behind_the_work_they_belong_to(dev, rng):

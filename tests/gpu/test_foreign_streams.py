@@ -32,21 +32,6 @@ extern "C" __global__ void spin_then_add(const float* x, float* y, long long n, 
 
 
 @pytest.fixture
-def dev():
-    return dp.device("cuda:0")
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
-@pytest.fixture
 def add(cupy):
     kernel = cupy.RawKernel(ADD, "spin_then_add")
 

@@ -21,21 +21,6 @@ DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "int32", "complex
 
 
 @pytest.fixture
-def dev():
-    return dispatch.device("cuda:0")
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="torch is not installed")
-
-
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
-@pytest.fixture
 def jax():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     try:

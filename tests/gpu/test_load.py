@@ -15,11 +15,6 @@ N = 64
 LONG = 4096  # a product of these takes some 0.2 ms in bf16: longer than it takes to enqueue a dozen others
 
 
-@pytest.fixture
-def dev() -> dp.Device:
-    return dp.device("cuda:0")
-
-
 def close(result: dp.Tensor, expected: np.ndarray, tolerance: float = 1e-4) -> bool:
     """Within a share of the largest element: f32 sums of 64 products differ by some 1e-7 of it, a wrong one by all."""
     return float(np.abs(result.numpy() - expected).max()) <= tolerance * float(np.abs(expected).max())

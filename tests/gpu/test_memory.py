@@ -23,11 +23,6 @@ VIEWS = {
 }
 
 
-@pytest.fixture
-def dev() -> dp.Device:
-    return dp.device("cuda:0")
-
-
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f8e4m3", "i64", "c128", "bool"])
 def test_a_view_copies_out_and_in_what_numpy_has(dev, rng, view, dtype):

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 N = 64
 
 
-@pytest.fixture
-def dev() -> dp.Device:
-    return dp.device("cuda:0")
-
-
 def operand(dev: dp.Device, rng: np.random.Generator, *shape: int, dtype: str = "f32") -> dp.Tensor:
     return dev.array(rng.standard_normal(shape), dtype)
 

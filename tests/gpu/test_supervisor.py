@@ -27,11 +27,6 @@ ROOT = Path(__file__).parents[2]
 N = 64
 
 
-@pytest.fixture
-def dev() -> dp.Device:
-    return dp.device("cuda:0")
-
-
 def operand(dev: dp.Device, rng: np.random.Generator, *shape: int, dtype: str = "f32") -> dp.Tensor:
     return dev.array(rng.standard_normal(shape), dtype)
 

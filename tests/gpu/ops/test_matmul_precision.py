@@ -30,11 +30,6 @@ SHAPES = [
 BENT = [e for e in E if e.adds_bias or e.activation == "gelu"]  # where rounding first shows
 
 
-@pytest.fixture
-def dev():
-    return dp.device("cuda:0")
-
-
 def laid(dev, values, order):
     return dev.array(values) if order == "n" else dev.array(np.ascontiguousarray(values.T)).T
 
