@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
 from dispatch.keys import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8
+from dispatch.tensor import c_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,10 +69,14 @@ def tensor(dtype: Dtype, extents: Sequence[int], strides: Sequence[int]) -> Desc
 
 
 def tensor_3d(layout: Layout) -> Descriptor:
-    """The descriptor of a tensor of three axes, which the recurrent networks and CTC want to be no more."""
+    """The descriptor of a tensor of three axes, which the recurrent networks and CTC want to be no more.
+
+    Axes of one element step as in a dense tensor: a view may have any stride there, such as the 0 of `x[:, None]`.
+    """
     made = Descriptor("Tensor")
     kind = ctypes.c_int32 * 3
-    dims, steps = kind(*layout.shape), kind(*layout.strides)
+    own = zip(layout.shape, layout.strides, c_strides(layout.shape), strict=True)
+    dims, steps = kind(*layout.shape), kind(*(step if extent > 1 else dense for extent, step, dense in own))
     cudnn.cudnnSetTensorNdDescriptor(made.handle, DTYPES[layout.dtype], 3, dims, steps)
     return made
 

@@ -40,6 +40,14 @@ def test_a_tensor_of_three_axes_keeps_them():
     assert read(tensor_3d(layout))[1:] == ([2, 3, 5], [15, 5, 1])
 
 
+@pytest.mark.parametrize(("shape", "added", "steps"), [((5, 4), 1, [4, 4, 1]), ((3, 4), 0, [12, 4, 1])])
+def test_axes_of_one_element_step_as_in_a_dense_tensor(shape, added, steps):
+    """A view has 0 there, which says of one sequence, or of one step, that all of them are the first."""
+    view = dispatch.device("host").zeros(shape)[(slice(None),) * added + (None,)]
+    assert view.layout.strides[added] == 0
+    assert read(tensor_3d(view.layout))[1:] == (list(view.shape), steps)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_descriptor_is_destroyed_once(kind):
     made, calls = Descriptor(kind), []
