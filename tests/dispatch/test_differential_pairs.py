@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.keys import Dtype, Epilogue
+from dispatch.keys import Compute, Dtype, Epilogue
 from dispatch.ops import matmul
+from dispatch.ops.matmul.lower import lower
 from dispatch.ops.matmul.request import MatmulRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -117,6 +118,15 @@ def carry_out(device, specs, way="function"):
                 runner.call(live)
         runner.compare()
         return runner
+
+
+def test_an_empty_sum_is_zero_in_every_product_of_a_batch(gpu):
+    """Zeros stand for both operands, also where batches are called one after the other; nobody reads a or b."""
+    filled = gpu.array(np.full((2, 3, 32, 32), 7, np.float32))
+    a, b, c = filled[:, :, :8, :0], filled[:, :, :0, :8], gpu.zeros((3, 2, 8, 8), "f32").transpose(1, 0, 2, 3)
+    lowered = lower(MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_32F)
+    assert (lowered.empty_k, len(lowered.offsets)) == (True, 2)
+    assert not np.asarray(dp.matmul(a, b, c=c)).any()
 
 
 @pytest.mark.parametrize("way", ["function", "request", "prepared with"])

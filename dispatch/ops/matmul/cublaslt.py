@@ -241,9 +241,10 @@ class CublasLtPlan(Plan):
         for offsets in self.lowered.offsets:
             if self._vectors:
                 self._point(arguments, offsets)
-            if offsets is not NO_OFFSETS:
-                operands = [address and address + step for address, step in zip(arguments, offsets, strict=False)]
-            self._call(operands)
+            if offsets is NO_OFFSETS:
+                self._call(operands)
+            else:
+                self._call([address and address + step for address, step in zip(operands, offsets, strict=True)])
 
     def _call(self, operands: Sequence[int]) -> None:
         """Call the library for the operands at these addresses."""

@@ -122,8 +122,10 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     extents, steps = _merge(dims, batch)
     if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
         m, extents, steps = m * extents[0], [], []
-    inner, outer = (extents[-1:], extents[:-1]) if extents else ([1], [])
-    stride = dict(zip(NO_STRIDES, steps[-1], strict=True)) if steps else NO_STRIDES
+    # Of a bias that steps back from product to product cuBLASLt says nothing: those are called one by one.
+    together = bool(extents) and min(steps[-1]) >= 0
+    inner, outer = (extents[-1:], extents[:-1]) if together else ([1], extents)
+    stride = dict(zip(NO_STRIDES, steps[-1], strict=True)) if together else NO_STRIDES
     problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
     lowered = Lowered(problem, (NO_OFFSETS,), exchanged=not d.trans, empty_k=k == 0)
     if not outer:

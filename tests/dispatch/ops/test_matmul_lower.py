@@ -335,6 +335,18 @@ def test_batch_axes_that_do_not_join_become_calls_of_their_own(rng):
     assert [offsets[A] for offsets in lowered.offsets] == [0, 3 * 5 * 8]
 
 
+@pytest.mark.parametrize("batch", [(3,), (2, 3)])
+def test_products_whose_bias_steps_back_are_called_one_by_one(batch, rng):
+    """No document says that cuBLASLt takes a batch stride below 0."""
+    a, b = (HOST.array(rng.standard_normal((*batch, *shape))) for shape in ((4, 5), (5, 7)))
+    bias = HOST.array(rng.standard_normal((*batch, 7)))[..., ::-1, :]
+    request = MatmulRequest(a=a, b=b, bias=bias, epilogue=E.BIAS)
+    check(Trial.of("back", request, Compute.COMPUTE_64F, ()))
+    lowered = lower(request, Compute.COMPUTE_64F)
+    assert (len(lowered.offsets), lowered.problem.batch, lowered.problem.bias_stride) == (math.prod(batch), 1, 0)
+    assert [offsets[BIAS] for offsets in lowered.offsets][:3] == [0, -7 * 8, -14 * 8]
+
+
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_an_empty_sum_reads_no_operand(batch, rng):
     a, b = HOST.empty((*batch[:1], *(1,) * (len(batch) - 1), 4, 0), "f64"), HOST.empty((*batch, 0, 5), "f64")
