@@ -199,8 +199,8 @@ class SysLibrary:
         self._status = status
         self._error = error
         self._text = text
-        self._lock = threading.Lock()
-        anew(self, "_lock", threading.Lock)
+        self._lock = threading.RLock()  # finalizers may come in between, and bind what they destroy with
+        anew(self, "_lock", threading.RLock)
 
     def status(self, signature: Callable[P, IntEnum]) -> StatusFunction[P]:
         """Decorator: the signature of a function that returns a status."""
@@ -244,7 +244,8 @@ class SysLibrary:
                 symbol.argtypes = tuple(argument(hint) for hint in hints.values())
                 again: Any = Symbol(cast(symbol, c_void_p).value or 0)
                 again.argtypes, again.restype = tuple(map(converter, hints.values())), symbol.restype
-                function.publish(symbol, again)
+                if function._bare is None:  # a finalizer may have bound this very one
+                    function.publish(symbol, again)
             bound: Callable[..., Any] = function._bare
             return bound
 

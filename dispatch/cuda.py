@@ -7,6 +7,7 @@ them. Memory comes from a pool of this device's own; releases.py frees it behind
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import defaultdict, deque
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +27,7 @@ from dispatch.keys import Arch
 from dispatch.pieces import pieces, whole
 from dispatch.pinned import Copy, PinnedPool
 from dispatch.releases import Releases
-from dispatch.replay import Recordings
+from dispatch.replay import LOST, Recordings
 from dispatch.stream import RELAXED, QuietStream, Stream, current, exchange_mode, relaxed
 from dispatch.tensor import Array, Storage, Tensor, check_dense, unpacked
 
@@ -91,6 +92,8 @@ class CudaDevice(Device):
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         self._pool = self._make_pool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # that were made here
+        self._retained = deque([self.handle])  # until `close` has given its hold on the primary context back
         self._pinned = PinnedPool(self)
         self.recordings = Recordings()
         self.externals = ExternalStreams(self)
@@ -134,7 +137,10 @@ class CudaDevice(Device):
         """A new stream that does not wait for the legacy default stream."""
         with self.here:
             handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        return Stream(self, int(handle), owned=True)
+        stream = Stream(self, int(handle), owned=True)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
 
     def external(self, handle: int) -> ExternalStream:
         return self.externals.named(handle)
@@ -446,22 +452,45 @@ class CudaDevice(Device):
                 self.graphs.keep(stream, tensor.storage)
 
     def close(self) -> None:
-        was_alive = self.alive
+        """As every device does; where that was interrupted, or a capture was in its way, another call goes on there."""
         super().close()
-        if was_alive and self.fault is None:
-            with self.recordings.none(), relaxed(), self.here:
-                driver.cuCtxSynchronize()
-                for handles in self.idle.values():
-                    while handles:
-                        handle, destroy = handles.pop()
-                        destroy(handle)
-                self.releases.destroy(len(self.releases.gone))
-                driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
-                for event in self._events:
-                    driver.cuEventDestroy(int(event.value or 0))
-            self._events.clear()
-            if not self._pinned.in_use:  # else arrays of the users would go with the context
-                driver.cuDevicePrimaryCtxRelease(self.handle)
+        if self.fault is not None:
+            return
+        try:
+            handle = self._retained.pop()
+        except IndexError:  # it is done, or another thread is about it
+            return
+        try:
+            self._give_back()
+        except BaseException:
+            self._retained.append(handle)
+            raise
+        if not self._pinned.in_use:  # else arrays of the users would go with the context
+            driver.cuDevicePrimaryCtxRelease(handle)
+
+    def _give_back(self) -> None:
+        """Destroy what this device has made, once all work is done; nothing that is left of it names a handle then."""
+        with self.recordings.none(), relaxed(), self.here:
+            status = driver.cuCtxSynchronize.unchecked()
+            if status in LOST:
+                hint = "close it again once that has ended"
+                raise BadRequest("close", f"{self}, on which another library captures", "one without captures", hint)
+            if status:
+                self.fail(status, "cuCtxSynchronize")
+            self.releases.abandon()
+            for handles in self.idle.values():
+                while handles:
+                    handle, destroy = handles.pop()
+                    destroy(handle)
+            self.releases.destroy(len(self.releases.gone))
+            with self._lock:
+                streams = [stream for stream in self._streams if not stream.closed]
+            for stream in streams:
+                stream.closed = True
+                driver.cuStreamDestroy.unchecked(stream.c_handle)
+            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+            while self._events:
+                driver.cuEventDestroy.unchecked(self._events.pop())
 
 
 def _release(storage: Storage) -> None:

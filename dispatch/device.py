@@ -53,8 +53,8 @@ class Device:
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._lanes: weakref.WeakSet[Any] = weakref.WeakSet()
         self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
-        self._lock = threading.Lock()
-        anew(self, "_lock", threading.Lock)
+        self._lock = threading.RLock()  # finalizers may come in between, and close streams or see a fault
+        anew(self, "_lock", threading.RLock)
         _all.add(self)
 
     def after_fork(self) -> None:
@@ -199,14 +199,18 @@ class Device:
 
         One that is asked for by its stream becomes the current one only where the thread has none that is open.
         """
-        here = current.lane
+        here: Any = current.lane
         if stream is None and here is not None and here.stream.device is self:
-            return here
+            if not here.closed:
+                return here
+            if current.entered:  # in a `with` block of a stream that was closed: its handle is gone
+                here.check()
         becomes_current = stream is None or ((here is None or here.closed) and stream.is_ours)
         if stream is None:
             stream = current.homes.get(self)
             if stream is None:
                 self.check()
+                _forget_closed_devices()
                 stream = current.homes[self] = self.stream()
         lane = current.lanes.get(stream)
         if lane is None:
@@ -295,6 +299,14 @@ class Device:
     def __repr__(self) -> str:
         state = "" if self.alive else ", closed" if self.fault is None else ", lost"
         return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
+
+
+def _forget_closed_devices() -> None:
+    """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
+    for device in [device for device in current.homes if not device.alive]:
+        del current.homes[device]
+    for stream in [stream for stream in current.lanes if not stream.device.alive]:
+        del current.lanes[stream]
 
 
 def _forget_a_lane(stream: Stream) -> None:

@@ -222,8 +222,9 @@ def export(
 def _lend(tensor: Tensor, handle: int) -> None:
     """Let a consumer's stream wait for all users of the memory; freeing the memory will wait for that stream."""
     stream: Any = tensor.device.external(handle)
-    for user in tensor.storage.users():
-        stream.wait_for_uses(user)
+    with tensor.storage.ordering:
+        for user in tensor.storage.users():
+            stream.wait_for_uses(user)
     if stream.waiting and stream.identity >= 0:  # memory that it was given before, and that has been let go of since
         stream.claim()  # which lets go of that
         stream.unclaim()
@@ -315,9 +316,10 @@ def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
     if tensor.dtype.numpy.kind == "V" or tensor.dtype.numpy.isbuiltin != 1:
         raise AttributeError(f"__cuda_array_interface__ has no type string for {tensor.dtype}; use from_dlpack")
     stream = tensor.device.lane().stream  # one that is there as long as this thread; those of the users may be gone
-    for user in tensor.storage.users():
-        stream.wait_for_uses(user)
-    tensor.storage.lend(None)
+    with tensor.storage.ordering:
+        for user in tensor.storage.users():
+            stream.wait_for_uses(user)
+        tensor.storage.lend(None)
     return {
         "version": 3,
         "shape": tensor.shape,

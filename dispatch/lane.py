@@ -26,7 +26,7 @@ from dispatch.replay import Replay, capture
 from dispatch.select import ANY_VERSION, Versions, candidates, no_row
 from dispatch.stream import NOWHERE, RELAXED, QuietStream, exchange_mode, order, relaxed
 from dispatch.table import TABLE
-from dispatch.tensor import NOBODY, Tensor
+from dispatch.tensor import NOBODY, Storage, Tensor
 from dispatch.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ APART = 256  # bytes; no kernel asks for more, and what the device allocates beg
 
 class Lane:
     """One thread's way to run requests on one stream; `plans` is empty once the device is closed or lost."""
+
+    closed = True  # until it is made
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -282,13 +284,14 @@ class CudaLane(Lane):
             what, hint = "a call that waits for the GPU, or writes memory of its own", "run it outside of the capture"
             raise BadRequest("stream", "a stream under capture", f"another for {plan.row.name}: {what}", hint)
         storages = {tensor.storage for tensor in (*reads, *writes)}
-        for storage in storages:
-            for user in storage.users():
-                self.stream.wait_for_uses(user)
-        for storage in storages:
-            storage.owner = storage.writer = self.stream
-            storage.readers = NOBODY
-        order.epoch += 1
+        with Storage.ordering:  # a use on another stream between the two would be forgotten
+            for storage in storages:
+                for user in storage.users():
+                    self.stream.wait_for_uses(user)
+            for storage in storages:
+                storage.owner = storage.writer = self.stream
+                storage.readers = NOBODY
+            order.epoch += 1
         ours = [storage for storage in storages if storage.keep is None]
         made = (self._workspace, *self._pages, *self._zeros)
         self.device.graphs.keep(self.stream, plan, *made, *ours)

@@ -20,12 +20,12 @@ from cudabind.errors import CudaError
 from dispatch.errors import DispatchError
 from dispatch.external import ExternalStream
 from dispatch.stream import Stream, relaxed
+from dispatch.tensor import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dispatch.cuda import CudaDevice
-    from dispatch.tensor import Storage
 
 __all__ = ["Held", "Releases"]
 
@@ -129,7 +129,13 @@ class Releases:
                 self._unpark()
             if self._device.graphs.known:
                 self._device.graphs.sweep()
-            self.destroy(gone)  # they were closed before all that was looked at above: nobody has their handles
+            # They were closed before all that was looked at above, so nobody here has their handles. Who orders uses
+            # may have found one open, and be about to name it.
+            if gone and Storage.ordering.acquire(blocking=False):
+                try:
+                    self.destroy(gone)
+                finally:
+                    Storage.ordering.release()
         finally:
             self._collecting.release()
 
@@ -276,6 +282,14 @@ class Releases:
             self._held.append(held)
         with relaxed():
             self.collect()
+
+    def abandon(self) -> None:
+        """The device was waited for and is closed: its memory goes with the pool, and other libraries have theirs."""
+        self._dead.clear()
+        for queue in (self._held, self._orphans, *(stream.waiting for stream in tuple(self._awaited))):
+            queue.clear()
+        self._awaited.clear()
+        self._parked.clear()
 
     def put_back(self, gathered: Iterable[Held]) -> None:
         """Nothing was waited for."""

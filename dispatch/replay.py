@@ -53,21 +53,21 @@ class Recordings:
     Guarantees: no block of `with recordings.one():` overlaps one of `with recordings.none():` of another thread.
     Whoever enters the second waits for the recordings under way, which are short, and no other begins meanwhile. One
     whose own thread has come to such a call (it ran out of memory) is waited for by nobody: it is lost by that anyway,
-    and two such threads would wait for each other.
+    and two such threads would wait for each other. Nor does a thread wait for itself that records within the second, as
+    a finalizer may.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of a lock that may be taken again: finalizers may come in between
         self._recording: list[int] = []  # the threads that are
-        self._losing: list[int] = []  # those of them that are at a call that ends it
-        self._excluding = 0
+        self._losing: list[int] = []  # those that are at a call that ends recordings
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Record in here."""
         me = threading.get_ident()
         with self._changed:
-            while self._excluding and me not in self._recording:
+            while me not in self._recording and any(thread != me for thread in self._losing):
                 self._changed.wait()
             self._recording.append(me)
         try:
@@ -82,7 +82,6 @@ class Recordings:
         """Make calls in here that end captures."""
         me = threading.get_ident()
         with self._changed:
-            self._excluding += 1
             self._losing.append(me)
             self._changed.notify_all()
         try:
@@ -92,7 +91,6 @@ class Recordings:
             yield
         finally:
             with self._changed:
-                self._excluding -= 1
                 self._losing.remove(me)
                 self._changed.notify_all()
 

@@ -247,14 +247,17 @@ class Stream:
         """Wait until all that this library has enqueued here is done; raises what it ended in."""
         self.synchronize()
 
+    def check(self) -> None:
+        """Raise Closed where it was closed: its handle is gone."""
+        if self.closed:
+            raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
+
     def close(self) -> None:
         """Wait for the stream and destroy it (a foreign handle is only let go); a second call does nothing."""
-        if self.closed:
+        if self.closed or self.device.is_host:  # there is but one on the host
             return
         self.synchronize()
         self.closed = True
-        if self.device.is_host:
-            return
         for lane in self.device.lanes():
             if lane.stream is self:
                 lane.close()  # what it remembers would be launched on a handle that is gone
@@ -264,8 +267,7 @@ class Stream:
 
     def __enter__(self) -> Self:
         self.device.check()
-        if self.closed:
-            raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
+        self.check()
         current.entered.append(current.lane)
         try:
             current.lane = self.device.lane(self)

@@ -163,7 +163,9 @@ class Storage:
     """
 
     __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
-    _lock = threading.RLock()  # what is collected meanwhile may be a user's, and use tensors as it goes
+    # Held while uses are noted, and ordered behind streams that must not be destroyed meanwhile. What is collected in
+    # between may be a user's, and use tensors as it goes.
+    ordering = threading.RLock()
 
     def __init__(
         self, device: Device, base: int, nbytes: int, stream: Stream, free: Callable[[Storage], None], keep: Any = None
@@ -179,7 +181,7 @@ class Storage:
         """Order a use on `stream` behind the uses on other streams it conflicts with."""
         if self.owner is stream or (not write and self.is_behind(stream)):
             return
-        with self._lock:
+        with self.ordering:
             if write:
                 for other in self.users():
                     stream.wait_for_uses(other)
@@ -201,7 +203,7 @@ class Storage:
 
     def lend(self, stream: ExternalStream | None) -> None:
         """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
-        with self._lock:
+        with self.ordering:
             lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity
             if lent.get(stream, identity) != identity:
                 lent[None] = 0  # the handle meant another stream then, which has work and no name any more
@@ -212,7 +214,7 @@ class Storage:
             self.free(self)
 
 
-anew(Storage, "_lock", threading.RLock)
+anew(Storage, "ordering", threading.RLock)
 
 
 class Tensor:

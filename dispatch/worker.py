@@ -22,6 +22,7 @@ from dispatch.future import CANCELLED, DONE, FAILED, MISSED, LateFuture
 from dispatch.request import Request
 from dispatch.seat import CANCELLING, again
 from dispatch.stream import NOT_READY, current
+from dispatch.tensor import Storage
 
 if TYPE_CHECKING:
     import ctypes
@@ -400,7 +401,8 @@ class CudaWorker(Worker):
     def _follow(self, seat: Seat) -> None:
         other = seat.worker
         if other is not None and other.lane is not None:
-            self.lane.stream.wait_for(other.lane.stream)
+            with Storage.ordering:  # or its handle may go between the look at it and the wait, where that worker ends
+                self.lane.stream.wait_for(other.lane.stream)
 
     def _record(self, flight: Flight) -> None:
         if not flight.futures:

@@ -107,8 +107,8 @@ class Handle:
 
 
 _handles: weakref.WeakKeyDictionary[CudaLane, Handle] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-anew(sys.modules[__name__], "_lock", threading.Lock)
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def handle_of(lane: CudaLane) -> Handle:

@@ -144,9 +144,10 @@ class _Memory(Device):
         """The calling thread's lane, which dies with the device; others outlive theirs only with the thread."""
         here = current.lane
         if stream is None and here is not None and here.stream.device is self:
+            here.stream.check()
             return here
         lane = getattr(self._local, "lane", None)
-        if lane is None or (stream is not None and lane.stream is not stream):
+        if lane is None or lane.stream.closed or (stream is not None and lane.stream is not stream):
             self.check()
             lane = CopyLane(stream or self.stream())
             self._local.lane = lane

@@ -378,6 +378,27 @@ def test_threads_that_race_to_bind_get_one_and_the_same_function(tiny: ModuleTyp
     assert len(set(map(id, race(bind)))) == 1
 
 
+@pytest.mark.parametrize("name", ["tinyDo", "tinyAdd"])
+def test_a_finalizer_that_comes_in_as_a_function_is_bound_may_bind_another_and_the_same(
+    tiny: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[object] = []
+
+    def collected(hint: object) -> Any:
+        if not seen:
+            seen.append(None)
+            seen.append(getattr(tiny, name).unchecked)
+        return argument(hint)
+
+    argument = _bind.argument
+    monkeypatch.setattr(_bind, "argument", collected)
+    thread = threading.Thread(target=lambda: seen.append(tiny.tinyAdd(1, 1)), daemon=True)
+    thread.start()
+    thread.join(120)  # it may wait for itself for ever
+    assert seen[2:] == [2]
+    assert getattr(tiny, name).unchecked is seen[1]
+
+
 @pytest.mark.parametrize("name", ["tinyMode", "tinyBox", "tinyObject_t", "tinyEach_t"])
 def test_threads_that_race_for_a_type_get_one_and_the_same(tiny: ModuleType, name: str) -> None:
     assert len(set(map(id, race(lambda: getattr(tiny, name))))) == 1

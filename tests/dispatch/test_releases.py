@@ -912,7 +912,7 @@ def test_who_waits_for_the_device_waits_for_a_recording_to_end(run):
 
         def enqueue():
             started.set()
-            while not dev.recordings._excluding and not ended.is_set():
+            while not dev.recordings._losing and not ended.is_set():
                 time.sleep(0)  # until the other thread is there
 
         def wait():

@@ -178,8 +178,8 @@ def launches(epilogue: Epilogue, work: Work, found: Functions, lane: CudaLane) -
 
 
 _scratches: WeakKeyDictionary[CudaLane, WeakValueDictionary[int, Storage]] = WeakKeyDictionary()
-_lock = threading.Lock()
-anew(sys.modules[__name__], "_lock", threading.Lock)
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def _shared(lane: CudaLane, nbytes: int) -> Storage:

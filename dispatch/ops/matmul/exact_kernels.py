@@ -193,8 +193,8 @@ def _launch_function() -> Any:
 
 
 _loaded: WeakKeyDictionary[CudaDevice, dict[Dtype, tuple[Any, Functions]]] = WeakKeyDictionary()
-_lock = threading.Lock()
-anew(sys.modules[__name__], "_lock", threading.Lock)
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def functions(lane: CudaLane, dtype: Dtype) -> Functions:

@@ -81,8 +81,8 @@ def kernels(lane: CudaLane, call: Callable[[], int]) -> tuple[str, ...] | None:
 
 
 _recorders: WeakKeyDictionary[CudaLane, Stream] = WeakKeyDictionary()
-_lock = threading.Lock()
-anew(sys.modules[__name__], "_lock", threading.Lock)
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def _recorder(lane: CudaLane) -> Stream:

@@ -1,0 +1,362 @@
+"""What is closed while something still refers to it: streams, their lanes, and devices.
+
+No handle is used when it is gone, and no finalizer that comes in between waits for its own thread. The stand-in for the
+driver notes handles that are touched when their stream is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.cuda import CudaDevice
+from dispatch.cudnn import handle
+from dispatch.device import _hand_back
+from dispatch.dlpack import _lend
+from dispatch.errors import BadRequest, Closed, StaleTensor
+from dispatch.isolate.chunks import file_chunk
+from dispatch.isolate.memory import SharedCuda
+from dispatch.keys import F32
+from dispatch.ops.matmul import exact, exact_kernels, launched
+from dispatch.replay import Recordings
+from dispatch.request import Plan
+from dispatch.stream import Stream, current
+from dispatch.tensor import Storage, Tensor
+from dispatch.worker import CudaWorker
+
+PATIENCE = 120  # seconds, on a machine that has other things to do
+SHAPE = (4, 8)
+
+
+@pytest.fixture
+def driver(stand_in):
+    return stand_in(1)
+
+
+@pytest.fixture
+def run(driver):
+    """Run on a thread of its own, which has no lanes yet; afterwards nothing that must never happen has happened."""
+
+    def run(work):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: work(CudaDevice(0, 1))).result()
+        assert (driver.touched, driver.early) == ([], [])
+
+    return run
+
+
+class Shared(SharedCuda):
+    """A GPU's memory that children map, out of the host's: of the driver's own the stand-in has none."""
+
+    def __init__(self):
+        CudaDevice.__init__(self, 0, 1)
+        self._begin()
+
+    def _make_chunk(self, nbytes):
+        return file_chunk(nbytes)
+
+
+# -- streams --------------------------------------------------------------------------------------------------------
+def test_a_thread_whose_current_stream_was_closed_goes_on_on_its_own(driver, run):
+    def work(dev):
+        stream = dev.stream()
+        lane = dev.lane(stream)
+        assert current.lane is lane, "as in a worker's thread"
+        stream.close()
+        dev.bytes_in_use()
+        assert stream.c_handle.value not in driver.streams
+        assert not dev.zeros(SHAPE).numpy().any()
+        assert current.lane is dev.lane() is not lane
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_in_a_block_of_a_stream_that_was_closed_nothing_is_enqueued(run, is_shared):
+    def work(dev):
+        dev = Shared() if is_shared else dev
+        kept = dev.empty(SHAPE)
+        with dev.stream() as stream:
+            stream.close()
+            dev.releases.collect()
+            with pytest.raises(Closed):
+                dev.empty(SHAPE)
+            with pytest.raises(Closed):
+                kept.numpy()
+        assert dev.lane().stream is not stream
+
+    run(work)
+
+
+def test_a_thread_that_copied_on_a_stream_copies_on_another_once_that_is_closed(run):
+    def work(_):
+        dev = Shared()
+        with dev.stream() as stream:
+            dev.empty(SHAPE)
+        assert dev.lane().stream is stream, "the thread had none of its own"
+        stream.close()
+        assert not dev.lane().stream.closed
+
+    run(work)
+
+
+def test_the_hosts_only_stream_cannot_be_closed():
+    dev = dp.device("host")
+    stream = dev.stream()
+    stream.close()
+    with dev.stream():
+        assert not dev.zeros(SHAPE).numpy().any()
+
+
+@pytest.mark.parametrize("order", ["use", "lend", "show", "follow"])
+def test_a_stream_that_is_closed_while_another_thread_orders_work_behind_it(driver, run, order):
+    def work(dev):
+        dev.lane()
+        stream, event = dev.stream(), dev.event
+        with stream:
+            x = dev.zeros(SHAPE)
+
+        def close():
+            stream.close()
+            dev.bytes_in_use()
+
+        def event_later():  # the stream was found open, and its handle is about to be named
+            with ThreadPoolExecutor(1) as other:
+                other.submit(close).result()
+            return event()
+
+        dev.event = event_later
+        if order == "use":
+            dev.fill_zero(x)
+        elif order == "lend":
+            _lend(x, driver.begin_theirs())
+        elif order == "follow":
+            own, other = (SimpleNamespace(lane=SimpleNamespace(stream=one)) for one in (dev.lane().stream, stream))
+            CudaWorker._follow(own, SimpleNamespace(worker=other))
+        else:
+            assert x.__cuda_array_interface__["data"][0] == x.ptr
+        del dev.event
+        assert stream.closed
+        dev.bytes_in_use()
+        assert stream.c_handle.value not in driver.streams
+
+    run(work)
+
+
+# -- devices --------------------------------------------------------------------------------------------------------
+def test_a_device_that_is_closed_beside_a_capture_is_closed_by_the_next_call(driver, run, monkeypatch):
+    def work(dev):
+        released, destroyed = [], []
+        monkeypatch.setattr(driver, "_cuDevicePrimaryCtxRelease", lambda one: (0, released.append(one)), raising=False)
+        monkeypatch.setattr(driver, "_cuMemPoolDestroy", lambda one: (0, destroyed.append(one)), raising=False)
+        dev.zeros(SHAPE)
+        handle = driver.begin_theirs()
+        driver.begin_capture(handle)
+        with pytest.raises(BadRequest, match="once that has ended"):
+            dev.close()
+        with pytest.raises(StaleTensor):
+            dev.zeros(SHAPE)
+        driver.end_capture(handle)
+        assert (released, destroyed) == ([], [])
+        dev.close()
+        dev.close()
+        assert (released, destroyed) == ([0], [dev._pool.value])
+
+    run(work)
+
+
+def test_a_device_is_closed_once_by_two_threads(driver, run, monkeypatch):
+    def work(dev):
+        destroyed, both = [], threading.Barrier(2)
+        monkeypatch.setattr(driver, "_cuMemPoolDestroy", lambda one: (0, destroyed.append(one)), raising=False)
+
+        class Supervisor:
+            def finish(self):  # both threads have found the device open
+                both.wait(PATIENCE)
+
+        supervisor = Supervisor()
+        dev.supervisors.add(supervisor)
+        with ThreadPoolExecutor(2) as pool:
+            for one in [pool.submit(dev.close) for _ in range(2)]:
+                one.result()
+        assert destroyed == [dev._pool.value]
+
+    run(work)
+
+
+def test_streams_of_a_closed_device_are_destroyed_before_its_context_goes(driver, run, monkeypatch):
+    def work(dev):
+        context, late = [True], []
+        destroy = driver._cuStreamDestroy
+
+        def destroyed(handle):
+            if not context:
+                late.append(handle)
+            return destroy(handle)
+
+        monkeypatch.setattr(driver, "_cuStreamDestroy", destroyed)
+        monkeypatch.setattr(driver, "_cuDevicePrimaryCtxRelease", lambda _: (0, context.clear()), raising=False)
+        stream = dev.stream()
+        with stream:
+            x = dev.zeros(SHAPE)
+        assert dev.lane().capture(lambda: None) is not None  # has a recorder
+        dev.close()
+        assert not context
+        assert not driver.streams
+        stream.synchronize()
+        stream.close()
+        del stream, x, dev
+        current.lanes.clear()
+        current.homes.clear()
+        current.lane = None
+        gc.collect()
+        assert not late
+
+    run(work)
+
+
+def test_what_copies_and_other_libraries_wait_for_goes_back_as_the_device_is_closed(driver, run, monkeypatch):
+    def work(dev):
+        released = []
+        monkeypatch.setattr(driver, "_cuDevicePrimaryCtxRelease", lambda one: (0, released.append(one)), raising=False)
+        driver.is_slow = True
+
+        class Lender:
+            pass
+
+        lender = Lender()
+        gone, memory = weakref.ref(lender), dev.empty(SHAPE)
+        storage = Storage(dev, memory.ptr, 0, dev.lane().stream, _hand_back, (memory, lender))
+        borrowed = Tensor(storage, memory.ptr, memory.layout)
+        dev.fill_zero(borrowed)
+        dev.empty(SHAPE).copy_from_async(np.ones(SHAPE, np.float32))  # from memory of the pool, which nobody waits for
+        del lender, memory, storage, borrowed
+        assert gone() is not None
+        dev.close()
+        assert gone() is None
+        assert released == [0]
+
+    run(work)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_thread_keeps_no_device_that_was_closed():
+    gone = []
+
+    def work():
+        for generation in range(4):
+            dev = CudaDevice(0, generation)
+            dev.zeros(SHAPE)
+            gone.append(weakref.ref(dev))
+            dev.close()
+            del dev
+        CudaDevice(0, 4).zeros(SHAPE)
+        gc.collect()
+        assert [dev() for dev in gone] == [None] * 4
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+# -- finalizers -----------------------------------------------------------------------------------------------------
+def within_patience(work):
+    """Run on a thread, which may wait for itself for ever."""
+    over = []
+    thread = threading.Thread(target=lambda: over.append(work()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert over
+
+
+def test_a_finalizer_may_record_while_its_thread_waits_for_the_device():
+    recordings = Recordings()
+
+    def work():
+        with recordings.none(), recordings.one():
+            return True
+
+    within_patience(work)
+    within_patience(lambda: recordings.none().__enter__() is None)
+
+
+def test_a_finalizer_may_open_a_lane_while_its_thread_opens_one(run):
+    def work(dev):
+        class Lanes(weakref.WeakSet):
+            def add(self, lane):
+                if not opened:
+                    opened.append(dev.stream())
+                    dev.lane(opened[-1])  # as a finalizer would, for the set allocates memory
+                super().add(lane)
+
+        opened = []
+        dev._lanes = Lanes()
+        within_patience(lambda: dev.zeros(SHAPE))
+
+    run(work)
+
+
+@pytest.mark.parametrize("room", ["handle", "exact", "exact_kernels", "launched"])
+def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, monkeypatch, room):
+    def work(dev):
+        lane = dev.lane()
+        monkeypatch.setattr(handle, "Handle", lambda _: SimpleNamespace(close=lambda: None))
+        exact_kernels._loaded[dev] = {F32: (None, {})}
+        found, ask = {
+            "handle": (handle, lambda: handle.handle_of(lane)),
+            "exact": (exact, lambda: exact._shared(lane, 64)),
+            "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(lane, F32) == {}),
+            "launched": (launched, lambda: launched._recorder(lane)),
+        }[room]
+
+        def look():
+            with found._lock:
+                return ask()
+
+        within_patience(look)
+
+    run(work)
+
+
+def test_a_lane_that_could_not_be_made_is_none_to_be_closed(run, monkeypatch):
+    def work(dev):
+        with monkeypatch.context() as patch:
+            patch.setattr(dev, "activate", lambda: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                dev.lane()
+        gc.collect()  # its finalizer finds nothing that it could not close
+        assert not dev.lanes()
+
+    run(work)
+
+
+# -- captures -------------------------------------------------------------------------------------------------------
+def test_no_use_comes_between_as_a_captured_call_takes_its_operands(driver, run, monkeypatch):
+    """It would be forgotten: by who frees the memory, and by who writes it next."""
+
+    def work(dev):
+        with dev.stream():
+            x = dev.zeros(SHAPE)
+        handle, waits = driver.begin_theirs(), Stream.wait_for_uses
+        driver.begin_capture(handle)
+        could_use = []
+
+        def wait(stream, other):
+            with ThreadPoolExecutor(1) as pool:
+                could_use.append(pool.submit(Storage.ordering.acquire, blocking=False).result())
+            waits(stream, other)
+
+        with Stream.from_handle(dev, handle) as stream, monkeypatch.context() as patch:
+            patch.setattr(Stream, "wait_for_uses", wait)
+            patch.setattr(Plan, "enqueue", lambda *_: None)
+            dev.lane().enqueue(Plan(None, capture_safe=True), (), (x,), ())
+        assert could_use == [False]
+        assert x.storage.owner is stream
+
+    run(work)
