@@ -17,7 +17,7 @@ from dispatch.cutlass.evt import Reduce, Store, walk
 from dispatch.cutlass.treed import Given, Treed, check_tree, pairs_of
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
-from dispatch.ops.matmul.validate import broadcast, overlap
+from dispatch.ops.matmul.validate import broadcast, check_extents, overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor, c_strides
 
@@ -246,6 +246,7 @@ def _validate_shapes(request: CutlassGemmRequest) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim < 2:
             raise BadRequest(name, str(tensor.layout), "two axes or more", "x[None] and x[:, None] add an axis")
+        check_extents(name, tensor)
     if a.shape[-1] != b.shape[-2]:
         raise BadRequest("b", str(b.layout), f"{a.shape[-1]} rows, the columns of a {a.layout}", "transpose with .mT")
     try:

@@ -102,7 +102,9 @@ def lines_by_16(name: str, tensor: Tensor) -> str:
         return f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}"
     if not dense_line(tensor):
         return f"{name} with dense rows or columns, has {tensor.layout}"
-    steps = [s for s, e in zip(tensor.layout.strides, tensor.shape, strict=True) if e > 1 and s != 1]
+    dense = tensor.ndim - (1 if order_of(tensor) == "row" else 2)
+    axes = enumerate(zip(tensor.layout.strides, tensor.shape, strict=True))
+    steps = [step for axis, (step, extent) in axes if extent > 1 and axis != dense]
     if any(step * tensor.dtype.bits % 128 for step in steps):
         return f"{name} with lines at multiples of 16 bytes, has {tensor.layout}"
     return ""

@@ -19,7 +19,7 @@ from dispatch.cutlass.treed import check_tree
 from dispatch.cutlass.visitors import operands_of
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, I32, Dtype
-from dispatch.ops.matmul.validate import overlap
+from dispatch.ops.matmul.validate import check_extents, overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
 
@@ -169,6 +169,8 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
     a, b, ends = request.a, request.b, request.ends
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
         raise BadRequest("b", f"{b.layout} with a {a.layout}", "a (total, k) and b (groups, k, n)")
+    for name, tensor in request.matrices:
+        check_extents(name, tensor)
     if ends.dtype is not I32 or ends.shape != (b.shape[0],) or not ends.layout.is_contiguous:
         raise BadRequest("ends", str(ends.layout), f"i32[{b.shape[0]}], where each group ends", "np.cumsum(sizes)")
     validate_choices(request)

@@ -15,7 +15,7 @@ from dispatch.cutlass.evt import Node, accumulator, scalar
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, FP8, Dtype
 from dispatch.ops.cutlass_grouped_gemm.request import padded, validate_choices
-from dispatch.ops.matmul.validate import overlap
+from dispatch.ops.matmul.validate import check_extents, overlap
 from dispatch.request import Argument, Operands, Request, Signature, Use
 from dispatch.tensor import Tensor
 
@@ -171,6 +171,7 @@ def _validate(request: CutlassSeveralGemmRequest) -> None:
         if not isinstance(given, Tensor) or given.ndim != 2:
             said = str(given.layout) if isinstance(given, Tensor) else f"a {type(given).__name__}"
             raise BadRequest(name, said, "a Tensor of two axes")
+        check_extents(name, tensor)
         first = getattr(request, name.partition("[")[0])[0]
         if tensor.dtype is not first.dtype:
             raise BadRequest(name, str(tensor.dtype), f"{first.dtype}, as the first one is")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["Lowered", "Matrix", "Problem", "lower"]
+__all__ = ["Lowered", "Matrix", "Problem", "begins", "lower"]
 
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
@@ -102,24 +102,14 @@ class _View(NamedTuple):
 def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     """The problem of a request with non-empty D; BadRequest for an order of D that an epilogue cannot follow."""
     m, n, k = request.m, request.n, request.k
-    dims = request.batch
-    a = _view(request.a.layout, m, k, len(dims), prefer_trans=False)
-    b = _view(request.b.layout, k, n, len(dims), prefer_trans=True)
-    if k == 0:  # the zeros that stand for both have no batches
-        a, b = (_View(view.trans, view.ld, (0,) * len(dims)) for view in (a, b))
-    d_layout = request.out.layout if request.out is not None else None
-    d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
-    c_layout = request.c.layout if request.c is not None else None
-    c = d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans)
-    if c.trans != d.trans:
-        raise BadRequest("c", str(c_layout), "the same order (row- or column-major) as out", "copy one of them")
-    if not dims:
+    a, b, c, d = views = _views(request)
+    if request.c is not None and c.trans != d.trans:
+        given = str(request.c.layout)
+        raise BadRequest("c", given, "the same order (row- or column-major) as out", "copy one of them")
+    if not request.batch:
         problem = _problem(request, compute, (m, n, k), (a, b, c, d), 1, NO_STRIDES)
         return Lowered(problem, (NO_OFFSETS,), not d.trans, k == 0)
-    made = request.missing()
-    vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
-    batch = [a.batch, b.batch, c.batch, *vectors, d.batch]
-    extents, steps = _merge(dims, batch)
+    extents, steps = _axes(request, views)
     if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
         m, extents, steps = m * extents[0], [], []
     # Of a bias that steps back from product to product cuBLASLt says nothing: those are called one by one.
@@ -130,8 +120,42 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     lowered = Lowered(problem, (NO_OFFSETS,), exchanged=not d.trans, empty_k=k == 0)
     if not outer:
         return lowered
-    offsets = tuple(_offsets(request, made, outer, steps[: len(outer)]))
+    offsets = tuple(_offsets(request, request.missing(), outer, steps[: len(outer)]))
     return lowered._replace(problem=_aligned(lowered, offsets), offsets=offsets)
+
+
+def begins(request: MatmulRequest, name: str) -> int:
+    """The bytes at a multiple of which bias, aux or bgrad begins at each call of a request, up to 256."""
+    tensor, made = getattr(request, name), request.missing().get(name)
+    whole = 256 if tensor is None else tensor.layout.alignment
+    if (tensor is None and made is None) or 0 in request.shape or sum(extent > 1 for extent in request.batch) < 2:
+        return whole  # all products of one axis are one call
+    dtype = made[2] if made is not None else tensor.dtype
+    _, steps = _axes(request, _views(request))
+    place = list(NO_STRIDES).index(name)
+    return gcd(whole, *(step[place] * dtype.itemsize for step in steps[:-1]))
+
+
+def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:
+    """How a, b, c and D lie."""
+    m, n, k = request.m, request.n, request.k
+    dims = request.batch
+    a = _view(request.a.layout, m, k, len(dims), prefer_trans=False)
+    b = _view(request.b.layout, k, n, len(dims), prefer_trans=True)
+    if k == 0:  # the zeros that stand for both have no batches
+        a, b = (_View(view.trans, view.ld, (0,) * len(dims)) for view in (a, b))
+    d_layout = request.out.layout if request.out is not None else None
+    d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
+    c_layout = request.c.layout if request.c is not None else None
+    return a, b, d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans), d
+
+
+def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The batch axes once they are merged: extents, and the steps of each operand in the order of NO_STRIDES."""
+    a, b, c, d = views
+    made, dims = request.missing(), request.batch
+    vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
+    return _merge(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
 
 
 def _aligned(lowered: Lowered, offsets: tuple[tuple[int, ...], ...]) -> Problem:
@@ -283,7 +307,7 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
 
 
 def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Join batch axes that every operand steps through as one, and drop those of one element."""
+    """Join batch axes that every operand steps through as one and cuBLASLt can count, and drop those of one element."""
     extents: list[int] = []
     merged: list[tuple[int, ...]] = []
     for axis, extent in enumerate(dims):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.keys import Epilogue
+from dispatch.ops.matmul.lower import begins
 from dispatch.ops.matmul.scales import NO_SCALES
 
 if TYPE_CHECKING:
@@ -36,18 +37,21 @@ ALIGNED = 16  # bytes, which kernels read at once of what their epilogue takes
 
 
 def aligned_vectors(request: MatmulRequest) -> str:
-    """What an epilogue reads or writes beside C and D starts at a multiple of 16 bytes.
+    """What an epilogue reads or writes beside C and D starts at a multiple of 16 bytes, at each call of a batch.
 
     Kernels read these 16 bytes at once where they may. On an H200, products of random layouts ended in
     CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device, where these could be anywhere; of 180,000 with these aligned
     none did. The heuristic hears of their alignment too (cublaslt.py); that it obeys in every kernel is not documented.
     """
-    wrong = []
+    wrong, hint = [], "copy it"
     for name in ("bias", "aux", "bgrad"):
         tensor: Tensor | None = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.alignment < ALIGNED:
             wrong.append(f"{name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}")
-    return f"needs {' and '.join(wrong)}: copy it" if wrong else ""
+        elif (found := begins(request, name)) < ALIGNED:
+            wrong.append(f"{name} at multiples of {ALIGNED} bytes along the outer batch axis, has {found}")
+            hint = "give one with such steps"
+    return f"needs {' and '.join(wrong)}: {hint}" if wrong else ""
 
 
 def k_dense(request: MatmulRequest) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["TENSORS", "broadcast", "may_overlap", "overlap", "validate"]
+__all__ = ["TENSORS", "broadcast", "check_extents", "may_overlap", "overlap", "validate"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
@@ -109,20 +109,27 @@ def _check_operands(request: MatmulRequest) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim < 2:
             raise BadRequest(name, str(tensor.layout), "two axes or more", "x[None] and x[:, None] add an axis")
-        if max(tensor.shape) > MAX_EXTENT:
-            raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
+        check_extents(name, tensor)
     if a.shape[-1] != b.shape[-2]:
         raise BadRequest("b", f"{b.layout}", f"{a.shape[-1]} rows, the columns of a {a.layout}", "transpose with .mT")
     try:
-        broadcast(a.shape[:-2], b.shape[:-2])
+        products = math.prod(broadcast(a.shape[:-2], b.shape[:-2]))
     except ValueError:
         raise BadRequest("b", str(b.layout), f"batch axes that broadcast with those of a {a.layout}") from None
+    if products > MAX_EXTENT:
+        raise BadRequest("a", f"{products} products of {a.layout} and {b.layout}", f"up to {MAX_EXTENT}", "take slices")
     _check_shape("c", request.c, request.shape)
     _check_shape("out", request.out, request.shape)
     for name in ("a", "b", "c", "out"):
         tensor = getattr(request, name)
         if tensor is not None:
             _check_steps(name, tensor)
+
+
+def check_extents(name: str, tensor: Tensor) -> None:
+    """Libraries count rows, columns and products in an int."""
+    if max(tensor.shape, default=0) > MAX_EXTENT:
+        raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
 
 
 def _check_steps(name: str, tensor: Tensor) -> None:

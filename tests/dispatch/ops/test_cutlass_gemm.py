@@ -77,6 +77,12 @@ def test_the_rest_is_clipped_and_rounded_on_the_way_to_few_bits(dev):
     assert cutlass_gemm(a, b, out_dtype="f8e4m3").numpy()[0].astype(float).tolist() == [96, 352, -448, 2.5]
 
 
+def apart(dev, shape, strides, dtype="bf16"):
+    """A view of little memory, of extents and steps that only a large one could have."""
+    whole = dev.zeros(256, dtype)
+    return Tensor(whole.storage, whole.ptr, dev.layout(whole.dtype, shape, strides, whole.ptr))
+
+
 def small(dev, **options):
     fields = {"a": dev.zeros((16, 32), "bf16"), "b": dev.zeros((32, 16), "bf16")} | options
     return CutlassGemmRequest(**fields)
@@ -87,6 +93,9 @@ def small(dev, **options):
     [
         (lambda d: {"b": d.zeros((16, 32), "bf16")}, "32 rows"),
         (lambda d: {"a": d.zeros(32, "bf16")}, "two axes"),
+        (lambda d: {"a": apart(d, (2**31, 32), (32, 1))}, "a: .*; expected extents up to 2147483647"),
+        (lambda d: {"b": apart(d, (32, 2**31), (1, 32))}, "b: .*; expected extents up to 2147483647"),
+        (lambda d: {"a": apart(d, (2**32 + 2, 16, 32), (0, 32, 1))}, "a: .*; expected extents up to 2147483647"),
         (lambda _: {"a": np.zeros((16, 32))}, "a dispatch Tensor"),
         (lambda _: {"epilogue": "relu"}, "a tree of"),
         (lambda d: {"operands": {"bias": d.zeros(16)}}, "the tree's names"),
@@ -123,6 +132,7 @@ def test_an_output_over_an_operand_is_refused(dev):
         (lambda d: {"a": d.zeros((16, 33), "bf16")[:, :32]}, "a with lines of and at multiples of 4 bytes"),
         (lambda d: {"a": d.zeros((16, 64), "bf16")[:, ::2]}, "a with dense rows or columns"),
         (lambda d: {"out": d.zeros((16, 32), "bf16")[:, ::2]}, "out with dense rows"),
+        (lambda d: {"b": d.zeros((32, 8), "bf16").T[..., None]}, "b with lines at multiples of 16 bytes"),
         (lambda d: {"a": d.zeros((0, 32), "bf16")}, "extents of 1 or more"),
         (lambda _: {"fast_accum": True}, "needs fast_accum=False"),
         (lambda d: {"a": d.zeros((2, 2, 16, 32), "bf16"), "b": d.zeros((2, 2, 32, 16), "bf16")}, "one batch axis"),

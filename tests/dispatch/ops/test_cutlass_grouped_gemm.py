@@ -56,6 +56,12 @@ def test_the_output_is_made_where_none_is_given(dev):
     assert (out.numpy() == 8).all()
 
 
+def apart(dev, shape, strides, dtype="bf16"):
+    """A view of little memory, of extents and steps that only a large one could have."""
+    whole = dev.zeros(256, dtype)
+    return dp.Tensor(whole.storage, whole.ptr, dev.layout(whole.dtype, shape, strides, whole.ptr))
+
+
 def small(dev, **options):
     fields = {"a": dev.zeros((6, 16), "bf16"), "b": dev.zeros((2, 16, 8), "bf16"), "ends": dev.array([2, 6], "i32")}
     return CutlassGroupedGemmRequest(**(fields | options))
@@ -66,6 +72,11 @@ def small(dev, **options):
     [
         (lambda d: {"b": d.zeros((2, 15, 8), "bf16")}, r"b \(groups, k, n\)"),
         (lambda d: {"b": d.zeros((16, 8), "bf16")}, r"b \(groups, k, n\)"),
+        (
+            lambda d: {"a": apart(d, (6, 2**32 + 16), (0, 1)), "b": apart(d, (2, 2**32 + 16, 8), (0, 0, 1))},
+            "a: .*; expected extents up to 2147483647",
+        ),
+        (lambda d: {"b": apart(d, (2, 16, 2**31), (0, 1, 16))}, "b: .*; expected extents up to 2147483647"),
         (lambda d: {"ends": d.array([2, 6], "i64")}, "where each group ends"),
         (lambda d: {"ends": d.array([2, 4, 6], "i32")}, "where each group ends"),
         (lambda _: {"ends": [2, 6]}, "a dispatch Tensor"),
@@ -118,6 +129,12 @@ def test_alpha_is_any_number(alpha, dev):
     [
         (lambda d: {"a": d.zeros((6, 17), "bf16")[:, :16]}, "a with lines at multiples of 16 bytes"),
         (lambda d: {"a": d.zeros((16, 8), "bf16").T[:, :16][:8], "b": d.zeros((2, 16, 8), "bf16")}, "dense columns"),
+        # Groups one element apart: only the first begins at a multiple of 16 bytes.
+        (lambda d: {"b": d.zeros((16, 2), "bf16").T[..., None]}, "b with lines at multiples of 16 bytes"),
+        (
+            lambda d: {"b": d.zeros((16, 8), "bf16").T[..., None], "ends": d.array(range(8), "i32")},
+            "b with lines at multiples of 16 bytes",
+        ),
         (lambda _: {"fast_accum": True}, "needs fast_accum=False"),
         (lambda d: {"a": d.zeros((6, 16), "f8e4m3"), "b": d.zeros((2, 16, 16), "f8e4m3")}, "b column-major"),
         (lambda d: {"a": d.zeros((0, 16), "bf16"), "ends": d.array([0, 0], "i32")}, "extents of 1 or more"),

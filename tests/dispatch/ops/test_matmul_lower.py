@@ -14,11 +14,12 @@ import pytest
 
 import dispatch as dp
 from dispatch import MatmulRequest, Scales, device
-from dispatch.errors import BadRequest
-from dispatch.keys import BF16, F8E4M3, F32, F64, Compute, Epilogue, ScaleMode
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import BF16, F8E4M3, F32, F64, Arch, Compute, Epilogue, ScaleMode
 from dispatch.ops.matmul import cases
 from dispatch.ops.matmul.lower import lower
 from dispatch.ops.matmul.trial import Trial
+from dispatch.select import select
 
 E = Epilogue
 NOTHING = (None, None)
@@ -428,3 +429,67 @@ def test_the_alignment_of_an_operand_holds_for_every_call_of_a_batch():
     assert (problem.a.alignment, problem.b.alignment, problem.d.alignment) == (256, 2, 2)
     for place, matrix in ((0, problem.b), (1, problem.a), (6, problem.d)):
         assert all(offsets[place] % matrix.alignment == 0 for offsets in lowered.offsets)
+
+
+@pytest.mark.parametrize("batch", [(65536, 65537), (2**31 - 1, 1, 2), (2, 2**30), (2**16, 2**15)], ids=str)
+def test_no_request_has_more_products_than_cublaslt_can_count(batch):
+    """It counts them in an int: of 2**32 + 65536 it would do 65536, and say nothing."""
+    host = dp.device("host")
+    whole, steps = host.zeros((64,), "bf16"), np.cumprod((1, *batch[:0:-1]), dtype=np.int64)[::-1].tolist()
+    layout = host.layout(whole.dtype, (*batch, 1, 1), (*steps, 1, 1), whole.ptr)  # of memory that is not there
+    a, b = dp.Tensor(whole.storage, whole.ptr, layout), host.zeros((1, 1), "bf16")
+    for operands in ((a, b), (b, a)):
+        with pytest.raises(BadRequest, match=rf"{math.prod(batch)} products .* up to 2147483647"):
+            MatmulRequest(*operands)
+
+
+def outer(host, name, step, dtype, *, given=True):
+    """A request of two batch axes that do not merge, two calls of three products, whose vectors are `step` apart."""
+    m, n = 3, 5
+    a, b = host.zeros((2, 1, m, 4), dtype), host.zeros((1, 3, 4, n), dtype)
+    whole = host.zeros((2000,), dtype)
+
+    def lay(*layout):
+        return dp.Tensor(whole.storage, whole.ptr, host.layout(whole.dtype, *layout, whole.ptr))
+
+    fields = {}
+    if name != "bias":
+        aux_step = step if name == "aux" else 3 * m * 8
+        fields["aux"] = lay((2, 3, m, n), (aux_step, m * 8, 8, 1))
+    if name != "aux" and given:
+        fields[name] = lay((2, 3, n), (step, 8, 1)) if name == "bias" else host.zeros((2, 3, step), dtype)[..., :n]
+    return MatmulRequest(a, b, epilogue=VECTORS[name] if name != "aux" else E.DGELU, reduced_precision=True, **fields)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_outer_products_are_aligned_or_refused(dtype, name):
+    """Batch axes that do not merge are calls of their own: a vector must begin as the kernels want it at each."""
+    host, item = dp.device("host"), dp.Dtype.of(dtype).itemsize
+    for step in range(72, 90):  # of bgrad, 3 products further on
+        request = outer(host, name, step, dtype)
+        offsets = lower(request, Compute.COMPUTE_64F if dtype == "f64" else Compute.COMPUTE_32F).offsets
+        place = {"bias": BIAS, "aux": AUX, "bgrad": BGRAD}[name]
+        second = step * item * (3 if name == "bgrad" else 1)
+        assert [each[place] for each in offsets] == [0, second]
+        if second % 16:
+            text = f"{name} at multiples of 16 bytes along the outer batch axis, has {math.gcd(second, 16)}"
+            with pytest.raises(NoRow, match=text):
+                select(request, Arch(90))
+        else:
+            assert select(request, Arch(90)).function == "cublasLtMatmul"
+
+
+def test_a_bias_gradient_that_is_made_is_aligned_at_each_call_or_refused():
+    with pytest.raises(NoRow, match="bgrad at multiples of 16 bytes along the outer batch axis, has 2"):
+        select(outer(dp.device("host"), "bgrad", 5, "bf16", given=False), Arch(90))
+
+
+def test_vectors_of_one_call_may_be_any_step_apart():
+    """Along the inner axis the library knows the steps."""
+    host = dp.device("host")
+    for batch in ((3,), (2, 3), (2, 1, 3)):
+        a, b, bias = (host.zeros(shape, "bf16") for shape in ((*batch, 5, 4), (4, 7), (*batch, 7)))
+        request = MatmulRequest(a, b, bias=bias, epilogue=E.BIAS)
+        assert len(lower(request, Compute.COMPUTE_32F).offsets) == 1
+        assert select(request, Arch(90)).function == "cublasLtMatmul"
