@@ -111,6 +111,7 @@ class Crew(Room, Circuit):
         self._up = allocate_lock()  # held until the workers have begun, or cannot
         self._up.acquire()
         self._starters: list[int] = []  # the thread that starts the others, once it has begun
+        self._starter: threading.Thread | None = None  # the one that does it for that
         self._is_up = False
         self._start_error: BaseException | None = None
         self._failures: list[Future] = []
@@ -152,7 +153,8 @@ class Crew(Room, Circuit):
         """On a bare thread, whose making is one step: a full one, which may log, does the work."""
         try:
             name = f"dispatch {self.device} starter"
-            threading.Thread(target=self._begin, args=(then,), name=name, daemon=True).start()
+            self._starter = threading.Thread(target=self._begin, args=(then,), name=name, daemon=True)
+            self._starter.start()
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
             self._is_up = True
@@ -319,12 +321,19 @@ class Crew(Room, Circuit):
         if self.is_own_thread():
             return
         deadline = None if seconds is None else monotonic() + seconds
+        self._join_starter(seconds)
         for seat in self.seats:
             worker = None
             while worker is not seat.worker and seat.worker is not None:
                 worker = seat.worker
                 if worker.thread.ident is not None:  # or it was never started
                     worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
+
+    def _join_starter(self, seconds: float | None) -> None:
+        """Wait for the thread that has started the others: whoever it let go on may be here before it has ended."""
+        starter = self._starter
+        if starter is not None and starter.ident is not None and starter is not threading.current_thread():
+            starter.join(seconds)
 
     def abandon(self) -> None:
         """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock.

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,8 +209,8 @@ class Storm:
         for future in mine:
             future.exception(PATIENCE)  # TimeoutError where it never ended
 
-    def on_interrupt(self, *_: Any) -> None:
-        if self.is_exposed:
+    def on_interrupt(self, _number: int, frame: Any) -> None:
+        if self.is_exposed and not in_destructor(frame):
             self.is_exposed = False
             raise KeyboardInterrupt
 
@@ -387,6 +388,19 @@ def watch(during: Callable[[Storm], None], made: Storm) -> None:
         made.over.set()
 
 
+def in_destructor(frame: Any) -> bool:
+    """Whether a signal came in a destructor or a callback of a weak reference: what is raised there reaches nobody.
+
+    The interpreter prints it and goes on, and what was to be given back is not.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or os.path.basename(code.co_filename) in ("weakref.py", "_weakrefset.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def first_free_descriptor() -> int:
     """The smallest number from 16 on that no open file has."""
     taken = set(map(int, os.listdir("/proc/self/fd")))
@@ -406,6 +420,21 @@ def children_of(thread: str) -> list[str]:
         return []
 
 
+def targets() -> list[str]:
+    """What the descriptors of this process lead to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself, or another thread's, is closed by now
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def named_shared_memory() -> set[str]:
+    """What this process holds or maps of /dev/shm, where all processes of the machine make and remove files."""
+    mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {path for path in (*mapped, *targets()) if path.startswith("/dev/shm/")}
+
+
 def left_over() -> dict[str, Any]:
     """What a process holds that a supervisor might leave behind."""
     gc.collect()
@@ -415,7 +444,7 @@ def left_over() -> dict[str, Any]:
         "children": sorted(itertools.chain(*children)),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "memory files": sum("memfd:dispatch" in line for line in Path("/proc/self/maps").read_text().splitlines()),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": sorted(named_shared_memory()),
     }
 
 

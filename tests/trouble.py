@@ -12,6 +12,7 @@ import select
 import signal
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ import dispatch as dp
 from dispatch.keys import F32, HOST, Arch
 from dispatch.request import Plan, Request, Signature
 
+LONGEST_HOLD = 300  # seconds: longer than any test waits, so that one that fails before it lets go does end
 ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "held", "hook", "fine")
 ON_GPU = ("illegal address", "misaligned", "trap", "assert", "hang", *ON_HOST)
 KERNEL = r"""
@@ -79,7 +81,10 @@ class Trouble(Request):
 def happen(kind: str, once: str) -> None:
     """Do to this process what a request asks for."""
     if kind == "held":  # until who waits for it takes the file away: how long that takes must not matter
+        ends = time.monotonic() + LONGEST_HOLD
         while Path(once).exists():
+            if time.monotonic() > ends:
+                raise RuntimeError(f"nobody let go of {once} in {LONGEST_HOLD} s")
             time.sleep(0.005)
         return
     if once:
@@ -140,26 +145,34 @@ def on_host(_request: Trouble, _lane: Any, row: dp.Row) -> Plan:
 
 
 class Hold:
-    """Has requests of the kind "held" go on no sooner than this says so; `once` is what they are to be made with."""
+    """Has requests of the kind "held" go on no sooner than this says so; `once` is what they are to be made with.
+
+    As a block behind a supervisor's it lets go before that one waits for its work, whatever has failed in it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "hold"
         self._file.touch()
         self.once = str(self._file)
 
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def release(self) -> None:
-        self._file.unlink()
+        self._file.unlink(missing_ok=True)
 
     def release_behind(self, pid: int, sent: int, patience: float) -> None:
         """Send a signal to the process that holds one, and let go once that is dead, whoever reaps it."""
-        handle = os.pidfd_open(pid)
-        try:
+        with self, ExitStack() as stack:
+            handle = os.pidfd_open(pid)
+            stack.callback(os.close, handle)
             os.kill(pid, sent)
-            died, _, _ = select.select([handle], [], [], patience)
-            assert died, f"process {pid} lives on {patience} s after signal {sent}"
-        finally:  # whatever failed: what is held still would keep the supervisor's end waiting
-            os.close(handle)
-            self.release()
+            gone = select.poll()  # which, unlike select(), takes a descriptor of any number
+            gone.register(handle, select.POLLIN)
+            assert gone.poll(patience * 1000), f"process {pid} lives on {patience} s after signal {sent}"
 
 
 def cubin(arch: int) -> bytes:

@@ -104,7 +104,10 @@ class ProcessCrew(Warden, Crew):
         return threading.current_thread() is self._warden
 
     def join(self, seconds: float | None = None) -> None:
-        if not self.is_own_thread() and self._warden.ident is not None:
+        if self.is_own_thread():
+            return
+        self._join_starter(seconds)
+        if self._warden.ident is not None:
             self._warden.join(seconds)
 
     def after_fork(self) -> None:

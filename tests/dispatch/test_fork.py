@@ -20,8 +20,10 @@ import faulthandler, gc, itertools, os, signal, socket, sys, tempfile, threading
 warnings.simplefilter("ignore")
 import numpy as np
 import dispatch as dp
+from dispatch import status
 from dispatch.errors import Closed, DispatchError
 
+status.PATIENCE = 120.0  # seconds that an answer may take: how busy the machine is must not matter
 ALARM = 60  # seconds that a forked process has, which needs a fraction of one
 host = dp.device("host")
 faulthandler.register(signal.SIGALRM, chain=True)  # says where a forked process hangs, which ends by it
@@ -68,7 +70,6 @@ def run(program):
 STORM = """
 from cudabind import _lazy
 from cudabind.sys import cublasLt, cudnn
-from dispatch import status
 from dispatch.isolate.memory import SharedHost
 from dispatch.tuning import AlgorithmCache, Algorithm
 

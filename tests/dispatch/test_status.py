@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -21,6 +20,12 @@ from dispatch.__main__ import main
 from dispatch.cli.top import with_rates
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
+
+
+@pytest.fixture(autouse=True)
+def _time_to_answer(monkeypatch):
+    """Whether an answer comes must not depend on how busy the machine is."""
+    monkeypatch.setattr(status, "PATIENCE", float(PATIENCE))
 
 
 def test_counts_are_kept_by_worker(probe):
@@ -287,7 +292,9 @@ def test_a_defect_in_an_answer_costs_that_answer(monkeypatch):
 EXHAUSTED = """
 import os, resource, socket, threading, time
 import dispatch as dp
+from dispatch import status
 from dispatch.status import ask
+status.PATIENCE = 120.0
 sup = dp.Supervisor("host", streams=1)
 askers = [socket.socket(socket.AF_UNIX) for _ in range(20)]
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -366,6 +373,7 @@ FORK = """
 import os, warnings
 import dispatch as dp
 from dispatch import status
+status.PATIENCE = 120.0
 warnings.simplefilter("ignore")
 with dp.Supervisor("host", streams=1) as sup:
     pid = os.fork()
@@ -451,11 +459,10 @@ def test_an_answer_that_comes_in_drops_is_not_waited_for(monkeypatch):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        begun = monotonic()
-        timer = threading.Timer(20, ended.set)
+        timer = threading.Timer(PATIENCE, ended.set)
         timer.start()
         assert status.ask(os.getpid()) == []
-        assert monotonic() - begun < 10
+        assert not ended.is_set(), "it was waited for until there came no more"
         ended.set()
         timer.cancel()
         thread.join(PATIENCE)

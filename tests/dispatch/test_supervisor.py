@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -271,6 +272,22 @@ def test_an_exception_that_leaves_the_block_carries_them(probe):
     assert isinstance(caught.value.__context__, Undelivered)
     if sys.version_info >= (3, 11):
         assert "BadRequest: a: got this" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_supervisor_that_is_closed_has_left_no_thread_behind(isolation, monkeypatch):
+    begin, before = crew_module.Crew._begin, set(threading.enumerate())
+
+    def slow(self, then):
+        begin(self, then)
+        time.sleep(0.3)  # whom it has let go on is faster
+
+    monkeypatch.setattr(crew_module.Crew, "_begin", slow)
+    with dp.Supervisor("host", streams=1, isolation=isolation) as sup:
+        pass
+    assert not [thread.name for thread in set(threading.enumerate()) - before]
+    if isolation == "process":
+        sup.device.close()
 
 
 def test_close_without_waiting_cancels_what_has_not_started(probe):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -63,9 +64,9 @@ def test_a_failure_in_a_child_fails_what_waits_for_it(remote, trouble):
 def test_a_queue_before_a_child_has_priorities_and_drops_the_oldest(remote, trouble, monkeypatch, tmp_path):
     monkeypatch.setattr(sending, "WINDOW", 1)
     ended = []
-    with remote(streams=1, queue_size=3, when_full="drop_oldest") as sup:
+    hold = trouble.Hold(tmp_path)
+    with remote(streams=1, queue_size=3, when_full="drop_oldest") as sup, hold:
         x = sup.device.zeros(8)
-        hold = trouble.Hold(tmp_path)
         make = [trouble.Trouble("held", x, sup.device.zeros(8), once=hold.once) for _ in range(6)]
         running = sup.submit(make[0])
         futures = [
@@ -139,6 +140,15 @@ class Cycle:
         self.tensor, self.me = tensor, self
 
 
+@pytest.fixture
+def no_collections():
+    """None but those that are asked for."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_a_device_that_is_short_of_memory_collects_garbage_and_takes_no_more_than_it_needs(monkeypatch):
     device = shared("host")
     asked = []
@@ -197,7 +207,7 @@ def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trou
 
 def test_a_deadline_ends_what_may_not_start_yet(remote, trouble, tmp_path):
     hold = trouble.Hold(tmp_path)
-    with remote() as sup:
+    with remote() as sup, hold:
         first = sup.submit(plain(sup, trouble, "held", hold.once), worker=0)
         second = sup.submit(plain(sup, trouble), worker=1)
         assert second.exception(PATIENCE) is None
@@ -220,13 +230,13 @@ def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(re
 
     hold = trouble.Hold(tmp_path)
     sup = remote(streams=1)
-    futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.PATIENT)]
-    elsewhere = dp.device("host").zeros(8)
-    refused = sup.submit(trouble.Trouble("fine", elsewhere, elsewhere))
-    refused.add_done_callback(close)
-    futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.PATIENT)])  # enough to be sent, here
-    assert isinstance(refused.exception(PATIENCE), BadRequest)
-    hold.release()
+    with hold:
+        futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.PATIENT)]
+        elsewhere = dp.device("host").zeros(8)
+        refused = sup.submit(trouble.Trouble("fine", elsewhere, elsewhere))
+        refused.add_done_callback(close)
+        futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.PATIENT)])  # enough to be sent, here
+        assert isinstance(refused.exception(PATIENCE), BadRequest)
     assert [future.exception(PATIENCE) for future in futures] == [None] * len(futures)
     sup._crew.join(PATIENCE)
     assert told == [True]

@@ -28,7 +28,7 @@ from dispatch.errors import (
     Undelivered,
     WorkerFailed,
 )
-from dispatch.isolate import sending
+from dispatch.isolate import memory, sending
 from dispatch.isolate.launch import Reserve
 
 ROOT = Path(__file__).parents[3]
@@ -353,7 +353,11 @@ def test_a_request_that_hangs_before_one_with_a_deadline_is_ended_too(open_super
     with open_supervisor(streams=1) as sup:
         request, right = pair(sup.device, rng)
         hung = sup.submit(trouble_of(sup, "hang"))
-        late = sup.submit(request, timeout=0.2)
+        late = sup.submit(request, timeout=PATIENCE)
+        while not late.is_launched:
+            threading.Event().wait(0.001)
+        late.deadline = 0.0  # it is over only now that the child has it, however long that took
+        sup._crew.watch_deadline(late, sup._crew.seats[0])
         with pytest.raises(DeadlineExceeded):
             late.result(PATIENCE)
         again = sup.submit(request, timeout=PATIENCE)
@@ -364,7 +368,7 @@ def test_a_request_that_hangs_before_one_with_a_deadline_is_ended_too(open_super
 
 def test_a_request_is_taken_back_before_it_starts(open_supervisor, rng, hold, monkeypatch):
     monkeypatch.setattr(sending, "WINDOW", 1)
-    with open_supervisor(streams=1) as sup:
+    with open_supervisor(streams=1) as sup, hold:
         request, _ = pair(sup.device, rng)
         first, last = sup.submit(trouble_of(sup, "held", once=hold.once)), sup.submit(request)
         assert last.cancel()
@@ -395,8 +399,8 @@ def test_closing_without_waiting_cancels_what_was_not_sent(open_supervisor, rng,
     sup = open_supervisor(streams=1)
     request, _ = pair(sup.device, rng)
     futures = [sup.submit(trouble_of(sup, "held", once=hold.once)), *sup.submit_many([request] * 1000)]
-    sup.close(wait=False)
-    hold.release()
+    with hold:
+        sup.close(wait=False)
     done, left = concurrent.futures.wait(futures, PATIENCE)
     assert not left
     assert any(future.cancelled() for future in done)
@@ -440,7 +444,8 @@ def mapped(pid):
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_supervisor, rng, spare):
+def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_supervisor, rng, spare, monkeypatch):
+    monkeypatch.setattr(memory, "LET_GO_SECONDS", PATIENCE)  # they are looked at once they all have let go
     gc.collect()  # memory of earlier tests' devices is mapped until then
     with open_supervisor(streams=1, spare=spare) as sup:
         request, right = pair(sup.device, rng)
