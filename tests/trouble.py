@@ -12,7 +12,7 @@ import select
 import signal
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -144,7 +144,7 @@ def on_host(_request: Trouble, _lane: Any, row: dp.Row) -> Plan:
     return HostTrouble(row, capture_safe=False)
 
 
-class Hold:
+class Hold(AbstractContextManager):
     """Has requests of the kind "held" go on no sooner than this says so; `once` is what they are to be made with.
 
     As a block behind a supervisor's it lets go before that one waits for its work, whatever has failed in it.
@@ -154,9 +154,6 @@ class Hold:
         self._file = folder / "hold"
         self._file.touch()
         self.once = str(self._file)
-
-    def __enter__(self) -> Hold:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
