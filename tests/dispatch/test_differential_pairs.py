@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.errors import NoRow
 from dispatch.keys import Compute, Dtype, Epilogue
 from dispatch.ops import matmul
 from dispatch.ops.matmul.lower import lower
@@ -127,6 +128,16 @@ def test_an_empty_sum_is_zero_in_every_product_of_a_batch(gpu):
     lowered = lower(MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_32F)
     assert (lowered.empty_k, len(lowered.offsets)) == (True, 2)
     assert not np.asarray(dp.matmul(a, b, c=c)).any()
+
+
+def test_the_largest_of_several_calls_is_none_that_the_library_gives(gpu):
+    """Each call of cuBLASLt sets amax: behind the last one it would be the largest of a part of the batch."""
+    a, b, amax = gpu.zeros((2, 1, 32, 32), "f8e4m3"), gpu.zeros((1, 3, 32, 32), "f8e4m3").mT, gpu.zeros((1,), "f32")
+    scales = dp.Scales(a=1.0, b=1.0, d=1.0, amax_d=amax)
+    with pytest.raises(NoRow, match="2 calls, each of which sets amax anew: give one batch axis"):
+        dp.matmul(a, b, out_dtype="f8e4m3", scales=scales)
+    for choices in ({"a": a, "scales": dp.Scales(a=1.0, b=1.0, d=1.0)}, {"a": a[:1], "scales": scales}):
+        assert dp.matmul(**choices, b=b, out_dtype="f8e4m3").shape[1] == 3
 
 
 @pytest.mark.parametrize("way", ["function", "request", "prepared with"])

@@ -33,7 +33,8 @@ class ConvFwdRequest(ConvRequest):
         x: (N, C, spatial…).
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
         bias: (K,), dense; f32 with an i8 convolution.
-        z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0.
+        z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0. Z is read with a beta of 0, too:
+            NaN of it stays NaN.
         out: Y, (N, K, spatial…); lies as x does where it is left out.
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
         stride, dilation: numbers, or one for each spatial axis.

@@ -69,6 +69,9 @@ def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
         return EmptyPlan(request, lane, row)
     compute = row.compute or Compute.COMPUTE_32F
     lowered = lower(request, compute)
+    if len(lowered.offsets) > 1 and {"amax_d", "amax_aux"}.intersection(lowered.problem.factors):
+        calls = f"{len(lowered.offsets)} calls, each of which sets amax anew"
+        raise Refused(f"batch axes that do not join take {calls}: give one batch axis, or leave amax out")
     scale = scale_dtype(request.a.dtype, compute)
     limit = workspace_limit(request, lane)
     try:

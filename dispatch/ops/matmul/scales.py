@@ -41,7 +41,8 @@ class Scales:
     also, by mode: OUTER_VEC_32F f32 (m,) for A and (n,) for B; VEC128_32F f32 (ceil(k/128), m) for A and
     (ceil(k/128), n) for B; BLK128x128_32F f32 (ceil(m/128), 4·ceil(k/512)) for A and (ceil(n/128), 4·ceil(k/512)) for
     B, of which the first ceil(k/128) columns are read.
-    `amax_d` and `amax_aux` are f32 tensors of one element that receive the largest magnitude before scaling.
+    `amax_d` and `amax_aux` are f32 tensors of one element that receive the largest magnitude before scaling; a GPU has
+    no row for them where the batch axes of the operands do not join to one.
     """
 
     a: Tensor | float | None = None
