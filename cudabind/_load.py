@@ -146,19 +146,19 @@ def _find(row: Library) -> tuple[ctypes.CDLL, str]:
 
 
 def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
-    file = Path(override)
+    file, shown = Path(override), os.fsencode(override).decode(errors="replace")  # bytes that are no text, too
     if not file.is_absolute():
-        raise _not_found(row, [f"{variable}={override} is not an absolute path"], f"set {variable} to an absolute path")
-    if file.is_dir():
-        names = row.sonames.split()
-        file /= next((name for name in names if (file / name).exists()), names[0])
-    if not row.module.startswith("cudabind.sys."):
-        _refuse_second_copy(row, variable, file)
+        raise _not_found(row, [f"{variable}={shown} is not an absolute path"], f"set {variable} to an absolute path")
     try:
+        if file.is_dir():
+            names = row.sonames.split()
+            file /= next((name for name in names if (file / name).exists()), names[0])
+        if not row.module.startswith("cudabind.sys."):
+            _refuse_second_copy(row, variable, file)
         return ctypes.CDLL(str(file))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:  # the second where the loader names a path that is no text
         _raise_unmet(row, error)
-        raise _not_found(row, [f"{variable}={override}: {error}"], f"correct {variable} or unset it") from error
+        raise _not_found(row, [f"{variable}={shown}: {error}"], f"correct {variable} or unset it") from error
 
 
 def _refuse_second_copy(row: Library, variable: str, file: Path) -> None:

@@ -104,6 +104,16 @@ def test_an_override_that_leads_nowhere_is_an_error_and_not_a_suggestion(
         _load.open("fakeA")
 
 
+@pytest.mark.parametrize("override", [b"/" + 300 * b"x", b"/" + 5000 * b"x/", b"/\xff/libfakeA.so.1", b"\xff"], ids=len)
+@pytest.mark.usefixtures("fakes")
+def test_an_override_that_no_file_can_have_is_named(monkeypatch: pytest.MonkeyPatch, override: bytes) -> None:
+    monkeypatch.setenv("CUDABIND_FAKEA_PATH", os.fsdecode(override))
+    with pytest.raises(LibraryNotFound, match="CUDABIND_FAKEA_PATH=") as caught:
+        _load.open("fakeA")
+    assert override.decode(errors="replace") in str(caught.value)
+    str(caught.value).encode()  # it can be printed
+
+
 @pytest.mark.usefixtures("fakes")
 def test_a_relative_override_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDABIND_FAKEA_PATH", "libfakeA.so.1")
