@@ -112,15 +112,14 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     extents, steps = _axes(request, views)
     if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
         m, extents, steps = m * extents[0], [], []
-    # Of a bias that steps back from product to product cuBLASLt says nothing: those are called one by one.
-    together = bool(extents) and min(steps[-1]) >= 0
-    inner, outer = (extents[-1:], extents[:-1]) if together else ([1], extents)
+    outer = _outer(steps)
+    together = len(outer) < len(steps)
     stride = dict(zip(NO_STRIDES, steps[-1], strict=True)) if together else NO_STRIDES
-    problem = _problem(request, compute, (m, n, k), (a, b, c, d), inner[0], stride)
+    problem = _problem(request, compute, (m, n, k), (a, b, c, d), extents[-1] if together else 1, stride)
     lowered = Lowered(problem, (NO_OFFSETS,), exchanged=not d.trans, empty_k=k == 0)
     if not outer:
         return lowered
-    offsets = tuple(_offsets(request, request.missing(), outer, steps[: len(outer)]))
+    offsets = tuple(_offsets(request, request.missing(), extents[: len(outer)], outer))
     return lowered._replace(problem=_aligned(lowered, offsets), offsets=offsets)
 
 
@@ -128,12 +127,20 @@ def begins(request: MatmulRequest, name: str) -> int:
     """The bytes at a multiple of which bias, aux or bgrad begins at each call of a request, up to 256."""
     tensor, made = getattr(request, name), request.missing().get(name)
     whole = 256 if tensor is None else tensor.layout.alignment
-    if (tensor is None and made is None) or 0 in request.shape or sum(extent > 1 for extent in request.batch) < 2:
-        return whole  # all products of one axis are one call
+    if (tensor is None and made is None) or 0 in request.shape or not request.batch:
+        return whole
     dtype = made[2] if made is not None else tensor.dtype
     _, steps = _axes(request, _views(request))
     place = list(NO_STRIDES).index(name)
-    return gcd(whole, *(step[place] * dtype.itemsize for step in steps[:-1]))
+    return gcd(whole, *(step[place] * dtype.itemsize for step in _outer(steps)))
+
+
+def _outer(steps: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The steps of the batch axes that are calls of their own: all but the last.
+
+    Of a bias that steps back from product to product cuBLASLt says nothing: those are called one by one.
+    """
+    return steps[:-1] if steps and min(steps[-1]) >= 0 else steps
 
 
 def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:

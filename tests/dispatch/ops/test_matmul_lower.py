@@ -493,3 +493,18 @@ def test_vectors_of_one_call_may_be_any_step_apart():
         request = MatmulRequest(a, b, bias=bias, epilogue=E.BIAS)
         assert len(lower(request, Compute.COMPUTE_32F).offsets) == 1
         assert select(request, Arch(90)).function == "cublasLtMatmul"
+
+
+@pytest.mark.parametrize(("n", "found"), [(7, 2), (4, 8), (8, 16), (24, 16)])
+def test_a_bias_that_steps_back_is_aligned_at_each_call_or_refused(n, found):
+    host = dp.device("host")
+    a, b, bias = (host.zeros(shape, "bf16") for shape in ((3, 5, 4), (4, n), (4, n)))
+    # The first product's begins at a multiple of 16 bytes, wherever the others do.
+    layout = host.layout(bias.dtype, (3, n), (-n, 1), at := -(-(bias.ptr + 4 * n) // 16) * 16)
+    request = MatmulRequest(a, b, bias=dp.Tensor(bias.storage, at, layout), epilogue=E.BIAS)
+    assert len(lower(request, Compute.COMPUTE_32F).offsets) == 3
+    if found < 16:
+        with pytest.raises(NoRow, match=f"bias at multiples of 16 bytes along the outer batch axis, has {found}"):
+            select(request, Arch(90))
+    else:
+        assert select(request, Arch(90)).function == "cublasLtMatmul"
