@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from cudabind import driver
 from dispatch.cutlass.params import ALIGNED, Template, stand_ins
+from dispatch.errors import Refused
 from dispatch.keys import U8
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = ["Launch", "Module", "module"]
 MAX_PARAMS = 4096  # what a kernel may take by value
 FACTS = 9  # what `fill` tells beside the parameters, 8 bytes each
 PAIR = 2  # blocks of a cluster, of which every multiprocessor of a GPU finds a partner
+MOST_BLOCKS = 65535  # of a grid along y and z
 STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
 
 
@@ -85,6 +87,9 @@ class Launch:
             values = {**values, "clusters": self._at_once(facts, cluster)}
             _, facts = module.images(lane, values, 0)
         _, shared, threads, *grid, _, barriers, workspace = facts
+        if max(grid[1:]) > MOST_BLOCKS:  # those of multistage kernels have the columns along y, the batch along z
+            blocks = " x ".join(map(str, grid))
+            raise Refused(f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: take slices")
         # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
         self._workspace = lane.empty((workspace,), (1,), U8) if workspace else None
         self._barriers = (self._workspace.ptr + barriers, workspace - barriers) if self._workspace else (0, 0)

@@ -9,9 +9,10 @@ import pytest
 
 from cudabind.errors import CudaDriverError
 from dispatch.cutlass import headers, im2col, params
+from dispatch.cutlass.launch import Launch
 from dispatch.cutlass.params import IM2COL_MAGIC, MAGIC, Im2colMap, Template, TensorMap, stand_ins
 from dispatch.cutlass.visitors import Word
-from dispatch.errors import WorkerFailed
+from dispatch.errors import Refused, WorkerFailed
 
 WORDS = (Word("m"), Word("a", "pointer"), Word("workspace", "pointer"), Word("alpha.value", "number"))
 VALUES = {"m": 12, "a": 1, "workspace": 0x7000}
@@ -244,3 +245,17 @@ def test_the_marks_of_records_are_those_that_the_headers_write():
     text = inspect.getsource(headers) + inspect.getsource(im2col)
     assert f"{MAGIC:#x}" in text
     assert f"{IM2COL_MAGIC:#x}" in text
+
+
+@pytest.mark.parametrize("grid", [(8, 1, 65536), (1, 70000, 1)], ids=str)
+def test_a_grid_that_no_gpu_launches_is_refused_before_anything_is_made_for_it(grid):
+    """Multistage kernels have a block along z for each product of a batch; the driver's word would be a bad value."""
+
+    class Loaded:
+        words, gemm, scale = WORDS, None, None
+
+        def images(self, _lane, _values, _which):
+            return b"", (256, 0, 128, *grid, 1, 0, 64)  # the facts that `fill` tells
+
+    with pytest.raises(Refused, match=rf"up to 65535 blocks along y and z, has {' x '.join(map(str, grid))}"):
+        Launch(Loaded(), None, VALUES, (1, 1))
