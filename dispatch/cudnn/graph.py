@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.modes import ARITY, BACKWARD, COMPARE
+from dispatch.checks import check_int
+from dispatch.cudnn.modes import ARITY, ATTRIBUTES, BACKWARD, COMPARE, REDUCTIONS
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, F32, I32, Dtype
 from dispatch.tensor import c_strides
@@ -168,6 +169,12 @@ class Builder:
             raise BadRequest("mode", repr(mode), f"a mode of cudnnPointwiseMode_t: {', '.join(ARITY)}")
         if 1 + len(others) != ARITY[mode]:
             raise BadRequest("operands", f"{1 + len(others)} operands of {mode}", f"{ARITY[mode]}")
+        own = ATTRIBUTES.get(mode, ())
+        for name, value in attributes.items():
+            if name not in (*own, "MATH_PREC"):
+                raise BadRequest(name, repr(value), f"an attribute of {mode}: {', '.join(own) or 'it has none'}")
+        if mode == "GEN_INDEX":
+            check_int("AXIS", attributes.get("AXIS"), 0, len(x.dims) - 1)
         names = ("DYDESC", "XDESC") if mode in BACKWARD else ("XDESC", "BDESC", "TDESC")
         operands = (x, *others)
         dims = _broadcast(operands)
@@ -181,6 +188,12 @@ class Builder:
         """A (…, m, k) times B (…, k, n); where B has fewer heads in the axis before, each serves a group of A's."""
         if a.dims[-1] != b.dims[-2]:
             raise BadRequest("b", f"shape {b.dims}", f"{a.dims[-1]} rows, the columns of a {a.dims}")
+        last = len(a.dims) - 3
+        for axis, (one, other) in enumerate(zip(a.dims[:-2], b.dims[:-2], strict=True)):
+            shared = axis == last and 0 < other < one and one % other == 0
+            if one != other and 1 not in (one, other) and not shared:
+                wanted = f"batch axes that broadcast with those of a {a.dims}, or a divisor of its heads"
+                raise BadRequest("b", f"shape {b.dims}", wanted)
         batch = tuple(max(one, other) for one, other in zip(a.dims[:-2], b.dims[:-2], strict=True))
         made = out or self.virtual((*batch, a.dims[-2], b.dims[-1]))
         ins: dict[str, Wire | None] = {"ADESC": a, "BDESC": b}
@@ -195,6 +208,8 @@ class Builder:
 
     def reduction(self, mode: str, x: Wire, dims: Shape, *, out: Wire | None = None) -> Wire:
         """Reduce the axes whose extent becomes 1: ADD, MUL, MIN, MAX, AMAX, AVG, NORM1, NORM2."""
+        if mode not in REDUCTIONS:
+            raise BadRequest("mode", repr(mode), f"one of {', '.join(REDUCTIONS)}")
         if len(dims) != len(x.dims) or any(d not in (1, e) for d, e in zip(dims, x.dims, strict=True)):
             raise BadRequest("dims", str(dims), f"{x.dims} with 1 for each axis that is reduced")
         made = out or self.virtual(dims)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dispatch.tensor import Array
 
-__all__ = ["ARITY", "BACKWARD", "COMPARE", "REDUCTIONS", "pointwise"]
+__all__ = ["ARITY", "ATTRIBUTES", "BACKWARD", "COMPARE", "REDUCTIONS", "pointwise"]
 
 Numbers = dict[str, float]
 SQRT_2, SQRT_PI = 2.0**0.5, np.pi**0.5
@@ -141,6 +141,14 @@ ARITY: dict[str, int] = {
     **dict.fromkeys((*UNARY, *TUNED, "GEN_INDEX"), 1),
     **dict.fromkeys((*BINARY, *COMPARE, *BACKWARD), 2),
     "BINARY_SELECT": 3,
+}
+CLIPS = ("RELU_LOWER_CLIP", "RELU_UPPER_CLIP", "RELU_LOWER_CLIP_SLOPE")
+ATTRIBUTES: dict[str, tuple[str, ...]] = {  # of the modes that have any
+    "GEN_INDEX": ("AXIS",),
+    **dict.fromkeys(("RELU_FWD", "RELU_BWD"), CLIPS),
+    **dict.fromkeys(("ELU_FWD", "ELU_BWD"), ("ELU_ALPHA",)),
+    **dict.fromkeys(("SOFTPLUS_FWD", "SOFTPLUS_BWD"), ("SOFTPLUS_BETA",)),
+    **dict.fromkeys(("SWISH_FWD", "SWISH_BWD"), ("SWISH_BETA",)),
 }
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ADD": np.sum,

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.checks import check_int
 from dispatch.cudnn.convolve import Steps, output_shape
 from dispatch.cudnn.graph import Builder
 from dispatch.cudnn.layouts import dense_strides
 from dispatch.cudnn.reference import evaluate
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
+from dispatch.ops.conv.base import each
 from dispatch.ops.graph.request import GraphRequest
 from dispatch.request import run
 
@@ -68,6 +70,7 @@ class Graph:
     def tensor(self, name: str, shape: Shape, dtype: Any, strides: Shape | None = None) -> Node:
         """An operand that a run must bring; strides in elements, None for C order."""
         self._check_name(name)
+        _check_strides(strides, shape)
         wire = self._builder.tensor(tuple(shape), strides, Dtype.of(dtype))
         self._names[name] = wire.uid
         return Node(self, wire)
@@ -76,6 +79,11 @@ class Graph:
         """Have what a node gives written to memory, rounded to a dtype."""
         self._check_name(name)
         self._check_mine(node)
+        for known, uid in self._names.items():
+            if uid == node.wire.uid:  # it lies in memory once
+                hint = 'pointwise("IDENTITY", node) makes another'
+                raise BadRequest("node", f"what is {known} already", "a node that is no operand and no output", hint)
+        _check_strides(strides, node.shape)
         made = self._builder.as_output(node.wire, Dtype.of(dtype), strides)
         self._names[name] = made.uid
 
@@ -113,14 +121,26 @@ class Graph:
     def reduction(self, mode: str, x: Node, *axes: int) -> Node:
         """Reduce axes to extent 1: ADD, MUL, MIN, MAX, AMAX, AVG, NORM1, NORM2."""
         self._check_mine(x)
-        places = {axis % len(x.shape) for axis in axes}
+        rank = len(x.shape)
+        places = {check_int("axes", axis, -rank, rank - 1) % rank for axis in axes}
         dims = tuple(1 if place in places else extent for place, extent in enumerate(x.shape))
         return Node(self, self._builder.reduction(mode, x.wire, dims))
 
     def convolution(self, x: Node, w: Node, *, pad: Shape, stride: Shape, dilation: Shape | None = None) -> Node:
         """Convolve (N, C, spatial…) with (K, C / groups, spatial…); a number for each spatial axis."""
         self._check_mine(x, w)
-        steps = Steps(pad, pad, stride, dilation or (1,) * len(pad))
+        if not 3 <= len(x.shape) <= 5 or len(w.shape) != len(x.shape):
+            raise BadRequest("w", f"shapes {x.shape} and {w.shape}", "(N, C, spatial…) and (K, C / groups, spatial…)")
+        channels, filters, own = x.shape[1], *w.shape[:2]
+        if own < 1 or channels % own or filters % (channels // own or 1):
+            raise BadRequest(
+                "w", f"shape {w.shape}", f"filters over a divisor of the {channels} channels of x {x.shape}"
+            )
+        rank = len(x.shape) - 2
+        pads = each("pad", pad, rank, 0)
+        steps = Steps(
+            pads, pads, each("stride", stride, rank, 1), each("dilation", 1 if dilation is None else dilation, rank, 1)
+        )
         dims = output_shape(x.shape, w.shape, steps)
         if min(dims) < 1:
             raise BadRequest("w", f"a filter {w.shape}", f"one that fits into x {x.shape}")
@@ -155,3 +175,8 @@ class Graph:
         feeds = {self._names[name]: np.asarray(array) for name, array in operands.items()}
         found = evaluate(graph, feeds)
         return {name: found[uid] for name, uid in self._names.items() if uid in found}
+
+
+def _check_strides(strides: Shape | None, shape: Shape) -> None:
+    if strides is not None and len(strides) != len(shape):
+        raise BadRequest("strides", repr(strides), f"None, or one for each axis of {shape}")

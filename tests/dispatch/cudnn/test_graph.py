@@ -115,6 +115,22 @@ def test_equal_graphs_are_equal_and_others_are_not():
         (lambda _, x: cudnn.Graph().output("y", x, "f32"), "node"),
         (lambda g, _: g.request(), "graph"),
         (lambda g, x: g.request(w=x), "w"),
+        (lambda g, x: g.pointwise("ELU_FWD", x, ELU_APLHA=0.5), "ELU_APLHA"),
+        (lambda g, x: g.pointwise("RELU_FWD", x, ELU_ALPHA=0.5), "ELU_ALPHA"),
+        (lambda g, x: g.pointwise("GEN_INDEX", x), "AXIS"),
+        (lambda g, x: g.pointwise("GEN_INDEX", x, AXIS=3), "AXIS"),
+        (lambda g, x: g.reduction("SUM", x, 0), "mode"),
+        (lambda g, x: g.reduction("ADD", x, 3), "axes"),
+        (lambda g, x: g.matmul(x, g.tensor("z", (3, 4, 5), "f32")), "b"),
+        (lambda g, x: g.matmul(x, g.tensor("z", (4, 4, 5), "f32")), "b"),
+        (lambda g, x: g.convolution(x, g.tensor("z", (2, 3, 2, 1), "f32"), pad=(0,), stride=(1,)), "w"),
+        (lambda g, x: g.convolution(x, g.tensor("z", (2, 2, 1), "f32"), pad=(0,), stride=(1,)), "w"),
+        (lambda g, x: g.convolution(x, g.tensor("z", (4, 1, 1), "f32"), pad=(0,), stride=(1,)), "w"),
+        (lambda g, x: g.convolution(x, g.tensor("z", (2, 3, 1), "f32"), pad=(0, 0), stride=(1,)), "pad"),
+        (lambda g, x: g.convolution(x, g.tensor("z", (2, 3, 1), "f32"), pad=(0,), stride=(0,)), "stride"),
+        (lambda g, _: g.tensor("z", (2, 3), "f32", (3,)), "strides"),
+        (lambda g, x: g.output("y", x * 2, "f32", (1,)), "strides"),
+        (lambda g, x: g.output("y", x, "f32"), "node"),
     ],
 )
 def test_a_drawing_says_what_is_wrong_with_it(draw, operand):
@@ -123,6 +139,27 @@ def test_a_drawing_says_what_is_wrong_with_it(draw, operand):
     with pytest.raises(BadRequest) as caught:
         draw(graph, x)
     assert caught.value.operand == operand
+
+
+def test_a_node_is_written_once_and_a_copy_of_it_in_another_dtype(host):
+    """Its second name would have been the same memory, and the first output never written."""
+    graph = cudnn.Graph()
+    node = graph.tensor("x", (2, 3), "f32") * 2
+    graph.output("y", node, "f32")
+    with pytest.raises(BadRequest, match="what is y already"):
+        graph.output("z", node, "f16")
+    graph.output("z", graph.pointwise("IDENTITY", node), "f16")
+    y, z = graph(x=host.array(np.ones((2, 3), np.float32)))
+    assert (y.dtype, z.dtype) == (F32, F16)
+    assert (y.numpy() == 2).all()
+    assert (z.numpy() == 2).all()
+
+
+def test_heads_of_a_product_are_shared_by_groups_and_other_batch_axes_broadcast(host):
+    for a, b, y in (((4, 2, 3), (2, 3, 5), (4, 2, 5)), ((2, 1, 2, 3), (1, 4, 3, 5), (2, 4, 2, 5))):
+        graph = cudnn.Graph()
+        graph.output("y", graph.matmul(graph.tensor("a", a, "f32"), graph.tensor("b", b, "f32")), "f32")
+        assert graph(a=host.zeros(a), b=host.zeros(b)).shape == y
 
 
 def test_a_run_says_what_does_not_fit_the_drawing(host):
