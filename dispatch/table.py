@@ -32,6 +32,7 @@ from dispatch.keys import (
 from dispatch.nonfinite import stated
 from dispatch.ops.matmul import cublaslt_matmul, exact_gelu_matmul, numpy_matmul
 from dispatch.ops.matmul.rules import (
+    aligned_factors,
     aligned_vectors,
     bgrad_order,
     bytes_by_16,
@@ -82,8 +83,8 @@ INT8   = (extents_by_4, no_fast_accum, no_scales)
 FP8    = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales)
 FP8_D  = (k_dense, bytes_by_16, aligned_vectors, fp8_aux_scales)
 FP8_V  = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales, one_product)
-FP8_B  = (*FP8_V, no_fast_accum)
-BLOCKS = (*FP8_V, k_by_32, no_fast_accum)
+FP8_B  = (*FP8_V, aligned_factors, no_fast_accum)
+BLOCKS = (*FP8_V, aligned_factors, k_by_32, no_fast_accum)
 
 SM80, SM90, SM100 = Arch(80), Arch(90), Arch(100)
 LT   = ("cublasLt", "cublasLtMatmul", cublaslt_matmul)

@@ -8,8 +8,10 @@ import pytest
 import dispatch
 from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales, aux_shape
 from dispatch.errors import BadRequest, NoRow, StaleTensor
-from dispatch.keys import BF16, F8E4M3, F16, F32, I32, U8, Compute
+from dispatch.keys import BF16, F8E4M3, F16, F32, I32, U8, Arch, Compute
+from dispatch.ops.matmul.scales import scale_shape
 from dispatch.ops.matmul.validate import overlap
+from dispatch.select import select
 
 E = Epilogue
 
@@ -283,3 +285,32 @@ def test_what_an_epilogue_takes_must_lie_aligned(name, dtype):
             continue
         with pytest.raises(NoRow, match=f"{name} at a multiple of 16 bytes, has {vector.layout.alignment}: copy it"):
             dispatch.run(request)
+
+
+MODES = [
+    (ScaleMode.VEC128_32F, ScaleMode.BLK128x128_32F),
+    (ScaleMode.BLK128x128_32F, ScaleMode.VEC128_32F),
+    (ScaleMode.VEC32_UE8M0, ScaleMode.VEC32_UE8M0),
+]
+
+
+@pytest.mark.parametrize("modes", MODES, ids=lambda modes: "-".join(mode.name for mode in modes))
+@pytest.mark.parametrize("name", "ab")
+def test_factors_of_blocks_must_lie_aligned(modes, name):
+    """cuBLASLt's documentation asks for it, and its heuristic is not told where they lie."""
+    dev, m, n, k = dispatch.device("host"), 128, 256, 512
+    a, b = dev.zeros((m, k), "f8e4m3"), dev.zeros((n, k), "f8e4m3").mT
+    arch = Arch(100 if modes[0] is ScaleMode.VEC32_UE8M0 else 90)
+    for first in (0, 1, 2, 3, 4, 8, 15, 16):
+        factors = {}
+        for side, mode, lines in zip("ab", modes, (m, n), strict=True):
+            dtype, shape = scale_shape(mode, lines, k)
+            size, start = int(np.prod(shape)), first if side == name else 0
+            factors[side] = dev.zeros(size + 16, dtype)[start : start + size].reshape(shape)
+        request = MatmulRequest(a, b, scales=Scales(**factors, a_mode=modes[0], b_mode=modes[1]), out_dtype="bf16")
+        if factors[name].layout.alignment >= 16:
+            assert select(request, arch).scales == (modes,)
+            continue
+        text = f"scales.{name} at a multiple of 16 bytes, has {factors[name].layout.alignment}: copy it"
+        with pytest.raises(NoRow, match=text):
+            select(request, arch)
