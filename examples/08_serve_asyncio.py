@@ -22,8 +22,8 @@ from dispatch.errors import DeadlineExceeded, QueueFull
 CLIENTS, QUESTIONS = 64, 16
 WIDTH, OUT, ROWS = 256, 128, 8
 QUEUE = 16  # requests that may wait for each of two workers, of which fewer than there are clients find room
-PATIENCE = 5.0  # seconds that an answer may take
-PAUSE, TRIES = 0.0005, 12  # seconds before a client asks again, twice as long each time; and how often it does
+PATIENCE = 30.0  # seconds that an answer may take, on a machine that has other things to do
+PAUSE, TRIES = 0.0005, 16  # seconds before a client asks again, twice as long each time; and how often it does
 
 
 class Service:

@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(place),
+        "PIP_FIND_LINKS": place.as_uri(),  # which pip splits at blanks, and a folder may have such
         "PIP_NO_CACHE_DIR": "1",
         "CUDABIND_CACHE": str(tmp_path / "cache"),
         "no_proxy": "127.0.0.1",

@@ -191,8 +191,9 @@ def test_what_runs_after_another_is_enqueued_behind_its_event_while_that_one_run
 
 def test_one_event_is_behind_a_batch_and_no_more_than_so_many_are_in_flight(gpu):
     with dp.Supervisor(gpu, streams=1, queue_size=10_000) as sup:
-        hold = threading.Event()
-        sup.submit(Work(lambda: hold.wait(PATIENCE)))
+        hold, entered = threading.Event(), threading.Event()
+        sup.submit(Work(lambda: (entered.set(), hold.wait(PATIENCE))))
+        assert entered.wait(PATIENCE)  # before that it may have no stream yet
         futures = sup.submit_many([Work() for _ in range(3 * IN_FLIGHT)])
         hold.set()
         while gpu.tracks[0].enqueued < IN_FLIGHT:
