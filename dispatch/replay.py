@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Recordings", "Replay", "capture"]
 
 TRIES = 3  # of a recording that something ends, before it is given up
+UNTOLD = -1  # the status of a call that an interrupt of the main thread came in behind, before it was told
 LOST = range(
     900, 909
 )  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and what follows: a capture was ended, by whatever it was
@@ -127,26 +128,30 @@ def _recorded(
 ) -> ctypes.c_void_p | None:
     """The graph; None where something has ended the capture. Raises what `enqueue()` does of its own accord."""
     graph, stream = ctypes.c_void_p(), target.value
+    end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder, ctypes.byref(graph))
+    begun, status = UNTOLD, 0
+    error: CudaError | None = None
+    is_whole = False
     # Other threads and streams may do as they like, but for waits for the whole context. One that another library makes
     # at the very moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of
     # them): the interpreter's lock is held for that moment, so that no thread of Python begins one.
-    status = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
-    if status:
-        _pass_over("cuStreamBeginCapture", status)
-        return None
-    target.value = recorder.value
-    error: CudaError | None = None
-    is_whole = False
     try:
-        enqueue()
-        is_whole = True
+        begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
+        if not begun:
+            target.value = recorder.value
+            enqueue()
+            is_whole = True
     except CudaError as raised:  # of the library, or because the capture was ended under it
         error = raised
     finally:
         target.value = stream
-        status = driver.cuStreamEndCapture.unchecked_holding_gil(recorder, ctypes.byref(graph))
+        if begun in (0, UNTOLD):
+            status = end()  # nothing that Ctrl-C may come in by lies before this
         if graph.value and (status or not is_whole):
             driver.cuGraphDestroy.unchecked(graph)
+    if begun:
+        _pass_over("cuStreamBeginCapture", begun)
+        return None
     if error is not None and status not in LOST:
         raise error
     if status:

@@ -360,3 +360,30 @@ def test_no_use_comes_between_as_a_captured_call_takes_its_operands(driver, run,
         assert x.storage.owner is stream
 
     run(work)
+
+
+@pytest.mark.parametrize("how", ["a call", "a look at its kernels"])
+def test_ctrl_c_as_a_recording_begins_leaves_none_under_way(driver, run, monkeypatch, how):
+    """The signal came during the driver's call: Python raises it as that returns, before its status is stored."""
+
+    def work(dev):
+        lane, begin = dev.lane(), driver.cuStreamBeginCapture
+
+        def interrupted(*given):
+            begin.unchecked_holding_gil(*given)
+            raise KeyboardInterrupt
+
+        target = lane.target.value
+        with monkeypatch.context() as patch:
+            patch.setattr(launched, "driver", driver)
+            patch.setattr(driver, "cuStreamBeginCapture", SimpleNamespace(unchecked_holding_gil=interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                lane.capture(lambda: None) if how == "a call" else launched.kernels(lane, lambda: 0)
+        assert not driver.capturing
+        assert lane.target.value == target
+        gc.collect()
+        dev.zeros(SHAPE)
+        assert not driver.capturing, "nor has a stream gone into one that is never ended"
+        assert lane.capture(lambda: None) is not None
+
+    run(work)

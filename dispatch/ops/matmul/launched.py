@@ -11,6 +11,7 @@ import ctypes
 import re
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import CudaError
 from dispatch.keys import FP8, HALF, Epilogue
+from dispatch.replay import UNTOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,18 +99,22 @@ def _recorder(lane: CudaLane) -> Stream:
 
 def _recorded(lane: CudaLane, call: Callable[[], int], recorder: Stream) -> ctypes.c_void_p | None:
     graph, target = ctypes.c_void_p(), lane.target.value
-    # The interpreter's lock is held as a capture begins and ends, for the reason that replay.py has.
-    if driver.cuStreamBeginCapture.unchecked_holding_gil(recorder.c_handle, RELAXED):
-        return None
-    lane.target.value = recorder.c_handle.value
+    # The interpreter's lock is held as a capture begins and ends, and one that Ctrl-C came in behind is ended all the
+    # same, as in replay.py.
+    end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder.c_handle, ctypes.byref(graph))
+    begun, refused, lost = UNTOLD, 0, 0
     try:
-        refused = call()
+        begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder.c_handle, RELAXED)
+        if not begun:
+            lane.target.value = recorder.c_handle.value
+            refused = call()
     finally:
         lane.target.value = target
-        lost = driver.cuStreamEndCapture.unchecked_holding_gil(recorder.c_handle, ctypes.byref(graph))
+        if begun in (0, UNTOLD):
+            lost = end()
     if (refused or lost) and graph.value:
         driver.cuGraphDestroy.unchecked(graph)
-    return None if refused or lost else graph
+    return None if begun or refused or lost else graph
 
 
 def _names(graph: ctypes.c_void_p) -> tuple[str, ...] | None:
