@@ -48,6 +48,7 @@ MAX_PLANS = 4096  # on one lane; the oldest goes first
 MAX_REPLAYS = 1024  # on one lane; the oldest goes first
 MAX_SEEN = 1024  # arguments of one plan that wait for their second run
 SCALARS_PER_PAGE = 1024
+MAX_SCALARS = 1 << 14  # numbers in the device memory of one lane; then it begins anew
 APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
 
 
@@ -191,7 +192,8 @@ class CudaLane(Lane):
         self._cublaslt: Any = None
         self._replays: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
         self._scalars: dict[tuple[complex, int], int] = {}
-        self._pages: list[Tensor] = []
+        self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
+        self._outgrown: list[Tensor] = []
         self._zeros: list[Tensor] = []
 
     def _make(self, request: Request) -> Plan:
@@ -261,6 +263,8 @@ class CudaLane(Lane):
 
     def _call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Have a plan call its library: in the lane's context, and so that nobody's capture ends by it."""
+        if len(self._scalars) > MAX_SCALARS:
+            self._renew_scalars()
         here, mode = self.device.here, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
         status = here.push()
         if status:
@@ -298,6 +302,14 @@ class CudaLane(Lane):
         self._call(plan, arguments)
         if made != (self._workspace, *self._pages, *self._zeros):  # a number or zeros that the call was first to need
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
+
+    def _renew_scalars(self) -> None:
+        """Begin with numbers anew: before a call, for one may find several.
+
+        What is enqueued reads the old ones before their memory is another's, and what was recorded keeps them. A call
+        that a finalizer comes in between has found some already, so the last ones stay once more.
+        """
+        self._outgrown, self._pages, self._scalars = self._pages, [], {}
 
     @property
     def captured(self) -> bool:
@@ -350,10 +362,13 @@ class CudaLane(Lane):
 
         None where recordings are lost again and again: it is tried anew once the call has been seen twice more.
         """
+        if len(self._scalars) > MAX_SCALARS:
+            self._renew_scalars()
         replay = self.capture(lambda: plan.enqueue(arguments))
         plan.seen.pop(arguments, None)
         if replay is None:
             return None
+        replay.keep = self._outgrown, self._pages  # those that are there, and come until the lane begins anew
         plan.replays[arguments] = replay
         self._replays.append((plan, arguments))
         if len(self._replays) > MAX_REPLAYS:
@@ -389,7 +404,7 @@ class CudaLane(Lane):
         return algorithms(self.device.model, ".".join(map(str, self.versions["cublasLt"])))
 
     def scalar(self, value: complex, dtype: Dtype) -> int:
-        """The address of a number in device memory; it stays there as long as the lane."""
+        """The address of a number in device memory, for one call: `_pages` is another list once it may be elsewhere."""
         key = (value, dtype.cuda)
         address = self._scalars.get(key)
         if address is None:
@@ -436,7 +451,7 @@ class CudaLane(Lane):
         self._replays.clear()  # no plan that is left runs again: whoever has one sees that the lane has forgotten it
         if not self.prepared:
             self._workspace = None
-            self._scalars, self._pages, self._zeros = {}, [], []
+            self._scalars, self._pages, self._outgrown, self._zeros = {}, [], [], []
 
     def close(self) -> None:
         super().close()

@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.errors import CudaError
@@ -33,10 +33,11 @@ LOST = range(
 class Replay:
     """An executable graph and its launch on one stream; `launch()` returns the driver's status."""
 
-    __slots__ = ("_exec", "launch")
+    __slots__ = ("_exec", "keep", "launch")
 
     def __init__(self, executable: int, stream: ctypes.c_void_p, *, holding: bool = False) -> None:
         self._exec = ctypes.c_void_p(executable)
+        self.keep: Any = None  # memory whose addresses are in the graph
         launch = driver.cuGraphLaunch.unchecked_holding_gil if holding else driver.cuGraphLaunch.unchecked
         # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
         self.launch: Callable[[], int] = partial(launch, self._exec, stream)

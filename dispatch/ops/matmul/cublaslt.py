@@ -150,6 +150,7 @@ class CublasLtPlan(Plan):
         "_limit",
         "_may_accumulate",
         "_numbers",
+        "_pages",
         "_pointed",
         "_scalars",
         "_scale",
@@ -175,6 +176,7 @@ class CublasLtPlan(Plan):
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
         self._numbers: tuple[Argument, ...] = ()
+        self._pages: Any = None  # of the lane, where the numbers were found; None where they are given by value
         self._scalars: tuple[Any, ...] = (self._alpha, self._beta)  # as the library gets them
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
@@ -232,8 +234,10 @@ class CublasLtPlan(Plan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         numbers = arguments[ALPHA:FIRST_FACTOR]
-        if numbers != self._numbers:
+        if numbers != self._numbers or (self._pages is not None and self._pages is not self._lane._pages):
             self._numbers = ()  # one of them may be refused, with the other in place
+            if type(self._alpha) is ctypes.c_void_p:
+                self._pages = self._lane._pages
             for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
                 self._number(scalar, number)
             self._numbers = numbers

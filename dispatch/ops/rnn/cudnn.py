@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
@@ -37,6 +38,7 @@ LAYOUT = cudnn.cudnnRNNDataLayout_t
 MATH = cudnn.cudnnMathType_t
 ADD = cudnn.cudnnWgradMode_t.CUDNN_WGRAD_MODE_ADD  # cuDNN 9.19 refuses to overwrite, so the sums start from zeros
 _known: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
+MAX_KNOWN = 4096  # answers of cuDNN on one device; the oldest goes first
 
 
 class NetworkDescriptor:
@@ -186,25 +188,36 @@ class ForwardPlan(CallPlan):
 
 def reserve_bytes(request: RnnRequest) -> int:
     """What cuDNN wants for the reserve space of a forward pass in training."""
-    known = _known.setdefault(request.device, {})
-    key = (request.network, request.compute, request.x.layout, request.lengths, float(request.dropout))
-    if key not in known:
+    layout = request.x.layout
+    view = (layout.dtype.name, layout.shape, layout.strides)  # the layout itself would keep the device
+    key = (request.network, request.compute, view, request.lengths, float(request.dropout))
+    found = _known.setdefault(request.device, {}).get(key)
+    if found is None:
         lane: Any = request.device.lane()
-        known[key] = Described(request, lane, TRAINING).reserve.value
-    return int(known[key])
+        found = _keep(request.device, key, Described(request, lane, TRAINING).reserve.value)
+    return int(found)
 
 
 def places(network: Network, dtype: Dtype, device: Device) -> Places:
     """Where the matrices and biases of a weight space lie, as `cudnnGetRNNWeightParams` says it, in elements."""
-    known = _known.setdefault(device, {})
     key = (network, dtype.name)
-    if key not in known:
+    found: Places | None = _known.setdefault(device, {}).get(key)
+    if found is None:
         lane: Any = device.lane()
         handle = handle_of(lane).follow()
         made = NetworkDescriptor(lane, network, dtype, None, 0.0)
         size = network.weight_count * dtype.itemsize
-        known[key] = [_place(made.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
-    found: Places = known[key]
+        parts = [_place(made.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
+        found = _keep(device, key, parts)
+    return found
+
+
+def _keep(device: Device, key: Any, found: Any) -> Any:
+    known = _known.setdefault(device, {})
+    if len(known) >= MAX_KNOWN:
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread is about it, too
+            del known[next(iter(known))]
+    known[key] = found
     return found
 
 

@@ -110,6 +110,7 @@ class Lane:
     cublaslt = None
     workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": ctypes.c_void_p()})
     stream = None
+    _pages = ()  # of its numbers
 
     def __init__(self):
         self.device = dp.device("host")

@@ -185,7 +185,7 @@ class CapturedLane(NotingLane):
 
     captured = True
     enqueue = CudaLane.enqueue
-    _workspace, _pages, _zeros = None, (), ()
+    _workspace, _pages, _zeros, _scalars = None, (), (), ()
 
     def preparing(self):
         return nullcontext()
