@@ -190,8 +190,8 @@ def _alone(crew: ProcessCrew, sent: Sent, may_hang: bool, runs: int) -> Loss | N
                 text = "it ran beyond its deadline, or without an end before others that had one, also alone"
                 crew.give_up(sent, DeadlineExceeded(text))
                 return Loss("a request hung")
-            elif child.is_stopped():
-                return Loss("the child process was stopped")
+            elif (how := child.fate()) and not wire.ready([link.socket, child.control], 0):
+                return Loss("the child process died" if how == "ended" else f"the child process {how}")
     except (EOFError, OSError):
         return crew.last_words(child) or Loss("the child process died")
     return None

@@ -184,8 +184,8 @@ class Child:
                 why = f"was silent for {START_SECONDS:g} s"
             elif stop():
                 why = "was not needed any more"
-            elif self.is_stopped():
-                why = "was stopped"
+            else:
+                why = self.fate()
             if why:
                 self.close() if why == "ended" else self.kill()  # one that ends by itself has a status of its own
                 status = self.process.returncode
@@ -193,11 +193,18 @@ class Child:
                 how = f"ended with status {status}" if why == "ended" else why
                 raise WorkerFailed(f"the child process {how} before it was ready; what it wrote is on stderr")
 
-    def is_stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP), so that it will not go on by itself."""
-        with contextlib.suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        return False
+    def fate(self) -> str:
+        """What its connections may never tell: that it "was stopped" (SIGSTOP) and will not go on by itself, or "ended".
+
+        A process that it forked holds its ends of them, too, and keeps them open beyond its end.
+        """
+        try:
+            told = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else has waited for it
+            return "ended"
+        if told is None:
+            return ""
+        return "ended" if told.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED) else "was stopped"
 
     def kill(self, *, wait: bool = True) -> None:
         """End it at once; until it has ended, what it had launched may still run."""

@@ -149,7 +149,7 @@ class OrderTaker:
                 if entry[2]:
                     order.outputs = self._outputs(request, entry[2])
                 refusal = self._follow_all(entry[3])
-            except Exception as error:  # whatever a request of a user's own raises; nobody else would report it
+            except BaseException as error:  # whatever a request of a user's own raises; nobody else would report it
                 if self.device.fault is not None:
                     raise
                 refusal = WorkerFailed(f"worker {self.seat.index} could not prepare a request: {words(error)}")
@@ -162,7 +162,7 @@ class OrderTaker:
     def _defined(self, data: bytes) -> Request | BaseException:
         try:
             return wire.request_from(data, self.device, self.keeper.tensor)
-        except Exception as error:  # noqa: BLE001  # a class that cannot be imported here, or anything its making raises
+        except BaseException as error:  # noqa: BLE001  # a class that cannot be imported here, or all its making raises
             hint = "its class must be importable in a new process; setup=('your.module',) is imported there first"
             return BadRequest("request", words(error), "one that another process can rebuild", hint)
 

@@ -132,9 +132,11 @@ class Warden:
         return None
 
     def _stopped(self, child: Child) -> Loss | None:
-        if any(seat.sent for seat in self.seats) and child.is_stopped():
-            return Loss("the child process was stopped")
-        return None
+        """Notice what the child's connections do not tell."""
+        how = child.fate() if any(seat.sent for seat in self.seats) else ""
+        if how == "ended":
+            return self.last_words(child) or Loss("the child process died")
+        return Loss(f"the child process {how}") if how else None
 
     def _late(self) -> Loss | None:
         """Deal with requests that run beyond their deadline: one that hangs costs the child."""

@@ -43,7 +43,7 @@ def alone():
     (near, far), (control, other) = pairs
 
     def run(plays, runs):
-        child = SimpleNamespace(links=[wire.Link(near)], control=control, is_stopped=lambda: False, behind=0)
+        child = SimpleNamespace(links=[wire.Link(near)], control=control, fate=lambda: "", behind=0)
         crew = SimpleNamespace(
             catch_up=lambda: None,
             hang_seconds=60,
