@@ -194,7 +194,7 @@ class Child:
                 raise WorkerFailed(f"the child process {how} before it was ready; what it wrote is on stderr")
 
     def fate(self) -> str:
-        """What its connections may never tell: that it "was stopped" (SIGSTOP) and will not go on by itself, or "ended".
+        """What its connections may never tell: it "was stopped" (SIGSTOP) and will not go on by itself, or "ended".
 
         A process that it forked holds its ends of them, too, and keeps them open beyond its end.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 
@@ -75,6 +74,7 @@ def own(trouble, tmp_path, monkeypatch):
 
 @pytest.fixture
 def sup(own):
+    assert own.is_dir()  # the modules are there before a child imports them
     made = dp.Supervisor("host", isolation="process", streams=1, setup=("trouble", "childs"), max_seconds=1000)
     yield made
     made.close()
@@ -102,7 +102,8 @@ def test_a_request_that_forks_and_ends_its_child_is_found(sup, own):
     assert [future.exception(PATIENCE) for future in futures[::2]] == [None, None]
 
 
-def test_a_child_that_forks_and_ends_while_it_starts_is_not_waited_for(own):
+@pytest.mark.usefixtures("own")
+def test_a_child_that_forks_and_ends_while_it_starts_is_not_waited_for():
     with pytest.raises(WorkerFailed, match="ended with status 4 before it was ready"):
         dp.Supervisor("host", isolation="process", setup=("trouble", "starts"))
 
