@@ -394,8 +394,12 @@ class CudaDevice(Device):
             return Copy(None, None, tensor)
         stream = self.lane().stream
         tensor.storage.use(stream, write=True)
-        self._copy(stream, *piece, into=True)
-        return Copy(self, self.recorded(stream), tensor, source)
+        try:
+            self._copy(stream, *piece, into=True)
+            return Copy(self, self.recorded(stream), tensor, source)
+        except BaseException:  # no event, or Ctrl-C: its memory would be another array's while it is under way
+            stream.synchronize()
+            raise
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
         self.refuse_capture("to copy to the host")
@@ -408,9 +412,13 @@ class CudaDevice(Device):
             return super().copy_out_async(tensor, out)
         stream = self.lane().stream
         tensor.storage.use(stream, write=False)
-        self._copy(stream, *piece, into=False)
         finish = None if direct or out is None else partial(np.copyto, out, target)
-        return Copy(self, self.recorded(stream), target if out is None else out, (tensor, target), finish)
+        try:
+            self._copy(stream, *piece, into=False)
+            return Copy(self, self.recorded(stream), target if out is None else out, (tensor, target), finish)
+        except BaseException:  # as above
+            stream.synchronize()
+            raise
 
     def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import pinned as pinned_module
+from dispatch.cuda import CudaDevice
 from dispatch.errors import BadRequest, OutOfMemory, StaleTensor
 from dispatch.pinned import Copy, PinnedPool
 from dispatch.stream import NOT_READY
@@ -201,3 +203,27 @@ def test_copies_of_a_closed_device_are_refused():
         x.copy_from_async(np.zeros(3))
     with pytest.raises(StaleTensor):
         host.pinned(3)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("into", [True, False])
+def test_a_copy_that_nobody_is_told_of_has_ended(stand_in, monkeypatch, error, into):
+    """Its page-locked memory is another array's from then on."""
+    driver = stand_in(1)
+
+    def work():
+        dev = CudaDevice(0, 1)
+        x = dev.array(np.ones((4, 8), np.float32))
+        driver.is_slow = True
+
+        def recorded(_):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dev, "recorded", recorded)
+            with pytest.raises(error):
+                x.copy_from_async(np.zeros((4, 8), np.float32)) if into else x.numpy_async()
+        assert driver.done(driver.clock(dev.lane().stream.c_handle.value))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
