@@ -28,7 +28,6 @@ from dispatch.errors import DispatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from dispatch.cutlass.emit import Source
 
@@ -166,7 +165,7 @@ def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
             trace.log("not cached", {"path": str(folder()), "cause": error})
         return entry.code
     log = done.stderr.decode(errors="replace")
-    raise CompileFailed(label, first_errors(log), str(_keep_log(kernel, text, log)))
+    raise CompileFailed(label, first_errors(log), _keep_log(kernel, text, log))
 
 
 def first_errors(log: str) -> str:
@@ -176,9 +175,13 @@ def first_errors(log: str) -> str:
     return "; ".join(line[:200] for line in lines[:LOG_LINES]) or "the compiler process ended without a message"
 
 
-def _keep_log(kernel: str, text: str, log: str) -> Path:
+def _keep_log(kernel: str, text: str, log: str) -> str:
+    """Write a log where a person can read it; the file, or why there is none."""
     where = folder() / "logs"
-    where.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = where / f"{kernel[:16]}.log"
-    path.write_text(f"{log}\n\n// ---- the source ----\n{text}", encoding="utf-8")
-    return path
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(f"{log}\n\n// ---- the source ----\n{text}", encoding="utf-8")
+    except OSError as error:  # it must not hide what the compiler said
+        return f"no file: {error}"
+    return str(path)

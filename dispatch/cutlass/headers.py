@@ -71,8 +71,15 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:  # of another version, which has it elsewhere, or half installed
+        raise HeadersMissing(f"{path} cannot be read: {error}. {INSTALL}") from error
+
+
 def _version(path: Path, *names: str) -> tuple[int, ...]:
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     found = [re.search(rf"^#\s*define\s+{name}\s+(\d+)", text, re.MULTILINE) for name in names]
     if None in found:
         raise HeadersMissing(f"{path} does not define {' and '.join(names)}: {INSTALL}")
@@ -80,7 +87,7 @@ def _version(path: Path, *names: str) -> tuple[int, ...]:
 
 
 def _amend(path: Path, changes: tuple[tuple[str, str, int], ...]) -> str:
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     for pattern, replacement, count in changes:
         text, done = re.subn(pattern, replacement, text)
         if done != count:

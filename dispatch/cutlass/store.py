@@ -122,12 +122,13 @@ class Store:
                 raise DispatchError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
             if stat.S_IMODE(facts.st_mode) & 0o077:
                 path.chmod(0o700)
+            files = FileStreamProgramCache(path, max_size_bytes=LIMIT)
         except OSError as error:
             raise DispatchError(
                 f"no kernels can be kept in {path}: {error}. Name a folder with CUDABIND_CACHE"
             ) from error
         self.path = path
-        self._files: Any = FileStreamProgramCache(path, max_size_bytes=LIMIT)
+        self._files: Any = files
 
     def find(self, kernel: str, toolchain: str | None) -> Entry | None:
         """A kernel compiled with this toolchain here, or imported from a pack; None where there is no sound one."""
@@ -138,7 +139,10 @@ class Store:
         return None
 
     def _read(self, key: bytes) -> Entry | None:
-        data = self._files.get(key)
+        try:
+            data = self._files.get(key)
+        except OSError:  # not this user's to read, as what was made with sudo, or no file
+            return None
         return None if data is None else Entry.unpack(data)
 
     def put(self, entry: Entry, *, imported: bool = False) -> None:

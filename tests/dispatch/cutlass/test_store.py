@@ -243,3 +243,22 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DispatchError, match="CUDABIND_CACHE"):
         Store(tmp_path / "file" / "cutlass")
+
+
+def test_a_folder_in_which_none_can_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "entries").write_text("")
+    with pytest.raises(DispatchError, match="CUDABIND_CACHE"):
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("above", [0, 1], ids=["a folder in its place", "a file in its folder's place"])
+def test_an_entry_that_cannot_be_read_is_none(kept, above):
+    kept.put(ENTRY)
+    (path,) = files(kept)
+    path.unlink()
+    if above:
+        path.parent.rmdir()
+        path.parent.write_text("")
+    else:
+        path.mkdir()
+    assert kept.find(ENTRY.kernel, ENTRY.toolchain) is None
