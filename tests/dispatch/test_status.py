@@ -314,6 +314,8 @@ for asker in askers:
         pass
 for each in held:
     os.close(each)
+for asker in askers:
+    asker.close()
 assert sup._board.is_open
 assert len(ask(os.getpid())) == 1
 sup.close()
@@ -465,6 +467,7 @@ def test_an_answer_that_comes_in_drops_is_not_waited_for(monkeypatch):
         assert not ended.is_set(), "it was waited for until there came no more"
         ended.set()
         timer.cancel()
+        timer.join(PATIENCE)  # other tests count threads
         thread.join(PATIENCE)
 
 
