@@ -205,7 +205,9 @@ def export(
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
-    if not tensor.device.is_host and stream != -1:
+    if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, where it alone knows
+        tensor.storage.lend(None)
+    elif not tensor.device.is_host:
         _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
     take_back()
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned

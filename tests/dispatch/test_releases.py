@@ -176,6 +176,24 @@ def test_lent_memory_is_held_until_its_stream_is_named_again(driver, run):
     run(work)
 
 
+def test_memory_lent_without_a_stream_waits_for_the_device(driver, run):
+    """With stream=-1 the consumer says that it orders its work itself, and on which streams it says to nobody."""
+
+    def work(dev):
+        tensor = dev.zeros(SHAPE)
+        handle = driver.begin_theirs()
+        taken = dlpack.Taken(tensor.__dlpack__(stream=-1, max_version=(1, 1)))
+        driver.use(taken.ptr, handle)
+        del tensor, taken
+        dev.bytes_in_use()
+        assert len(driver.memory) == 1
+        dev.synchronize()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
 class Shared(SharedCuda):
     """A GPU's memory that children map, out of the host's: of the driver's own the stand-in has none."""
 
