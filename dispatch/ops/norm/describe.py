@@ -79,9 +79,10 @@ class _Drawing:
     def _strides(self, layout: Layout) -> tuple[int, ...]:
         """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
         request = self.request
-        running = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
-        ways = {last: dense_strides(layout.shape, last=last) for last in (running, not running)}
-        if not running and layout.strides in ways.values():
+        last_first = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
+        last_first |= self._last and len(layout.shape) < FOUR  # and so lie the axes that are added to these
+        ways = {last: dense_strides(layout.shape, last=last) for last in (last_first, not last_first)}
+        if not last_first and layout.strides in ways.values():
             return layout.strides
         return next((steps for last, steps in ways.items() if lies_dense(layout, last=last)), layout.strides)
 

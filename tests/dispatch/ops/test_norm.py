@@ -260,6 +260,18 @@ def test_pixels_lie_with_their_channels_last_whatever_their_steps_say(host, rng)
     assert all(wire.strides == (8, 1, 8, 8) for wire in describe(request).graph.wires if wire.dims == (4, 8, 1, 1))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_an_image_of_one_axis_of_one_pixel_is_described_as_a_matrix(training, host):
+    """Both lie with their channels last: strides of (C, 1, 1, C) would be those of no dense image."""
+    graphs = []
+    for shape in ((16, 8), (16, 8, 1)):
+        parameters = [host.zeros((8,), "f32") for _ in range(4)]
+        request = NormFwdRequest(host.zeros(shape, "f16"), *parameters, mode=NormMode.BATCH_NORM, training=training)
+        graphs.append(describe(request).graph)
+    assert graphs[0] == graphs[1]
+    assert {wire.strides for wire in graphs[1].wires if wire.dims == (16, 8, 1, 1)} == {(8, 1, 8, 8)}
+
+
 def test_group_norm_takes_channels_first(host):
     x, one = host.zeros((2, 5, 3, 8), "f16"), host.zeros((8,), "f32")
     last = dp.Tensor(x.storage, x.ptr, host.layout(x.dtype, (2, 8, 5, 3), (120, 1, 24, 8), x.ptr))
