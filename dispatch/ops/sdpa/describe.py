@@ -18,6 +18,7 @@ from dispatch.tensor import c_strides
 if TYPE_CHECKING:
     from dispatch.cudnn.graph import Wire
     from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.tensor import Layout
 
 __all__ = ["Described", "composed", "graphs", "unified"]
 
@@ -65,6 +66,17 @@ def unified(request: SdpaFwdRequest) -> Described:
     return Described(builder.build(), drawing.places)
 
 
+def _forward(layout: Layout) -> tuple[int, ...]:
+    """The strides of a tensor; axes of one element, where a view such as `x[None]` has 0, step over what is in them."""
+    strides = list(layout.strides)
+    whole = max((e * step for e, step in zip(layout.shape, strides, strict=True)), default=1)
+    for axis in reversed(range(len(strides))):
+        if strides[axis] < 1:
+            last = axis + 1 == len(strides)
+            strides[axis] = 1 if last else whole if axis == 0 else strides[axis + 1] * layout.shape[axis + 1]
+    return tuple(strides)
+
+
 class _Drawing:
     def __init__(self, request: SdpaRequest, *, apart: bool = False) -> None:
         self.request = request
@@ -81,7 +93,7 @@ class _Drawing:
             return self._wires[name]
         request = self.request
         layout = request.layout_of(name)
-        dims, strides, ragged = layout.shape, layout.strides, 0
+        dims, strides, ragged = layout.shape, _forward(layout), 0
         if request.packed and name in RAGGED:
             dims, ragged = request.extents(name), self.tensor(RAGGED[name]).uid
             token, head, element = strides

@@ -546,6 +546,32 @@ def test_one_padded_sequence_ends_behind_its_tokens(host):
     assert strides == (2 * 9 * 8,)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_axes_of_one_element_are_described_as_in_a_tensor_that_was_made_with_them(axis, apart, host, rng):
+    """A view such as `x[None]` steps by 0 there."""
+    array = rng.standard_normal((2, 9, 8)).astype(np.float16)
+    made, lengths = host.array(np.expand_dims(array, axis)), [1] * (1 if axis == 0 else 2)
+    view = host.array(array)[(slice(None),) * axis + (None,)]
+    assert view.layout.strides[axis] == 0
+    stats = host.zeros((*made.shape[:3], 1))
+    fields = {f"seq_len_{name}": host.array(np.array(lengths, np.int32)) for name in ("q", "kv")} if apart else {}
+
+    def drawn(x):
+        requests = SdpaFwdRequest(x, x, x, **fields), SdpaBwdRequest(x, x, x, x, x, stats, **fields)
+        return [composed(request, apart=apart) for request in requests]
+
+    def steps(wire):
+        """Of axes with more than one element; sequences by offsets have no step of their own."""
+        pairs = list(zip(wire.dims, wire.strides, strict=True))[1 if wire.ragged else 0 :]
+        return [step for extent, step in pairs if extent > 1]
+
+    for one, other in zip(drawn(view), drawn(made), strict=True):
+        assert [steps(wire) for wire in one.graph.wires] == [steps(wire) for wire in other.graph.wires]
+        assert one.strides == other.strides
+        assert min(step for wire in one.graph.wires for step in wire.strides) > 0
+
+
 @pytest.mark.parametrize("bound", [100, 2**31 - 1, 2**32, 2**40])
 @pytest.mark.parametrize("diagonal", list(Diagonal))
 @pytest.mark.parametrize("name", ["left_bound", "right_bound"])
