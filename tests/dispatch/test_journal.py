@@ -118,6 +118,7 @@ def test_it_is_for_its_user_alone_and_grows(path):
     header, lines = read(path)
     assert sum("request" in line for line in lines) == 1
     assert header["journal"] == 1
+    assert not any("journal" in line for line in lines)
 
 
 def test_a_request_that_cannot_be_written_down_is_there_with_the_reason(path, probe):
@@ -254,11 +255,22 @@ def test_a_line_that_is_cut_off_is_dropped(path, capsys):
     assert (code, told["requests"], told["ran"], told["unknown"]) == (0, 3, 0, 3)
 
 
-@pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"journal": 99}\n', '{"request": 1}\n'])
-def test_a_file_that_is_no_journal_is_refused(path, text, capsys):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "journal"),
+        ("no json\n", "journal"),
+        ("[1]\n", "journal"),
+        ('{"journal": 99}\n', "of version 99"),
+        ('{"request": 1}\n', "of no version"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused(path, text, why, capsys):
     path.write_text(text)
     assert replay(path) == 2
-    assert "journal" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "journal" in told
+    assert why in told
 
 
 # -- again ----------------------------------------------------------------------------------------------------------
