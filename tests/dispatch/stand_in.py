@@ -130,7 +130,9 @@ class StandIn:
     def end_capture(self, handle):
         """Whether the graph is there."""
         number, _ = self.capturing[handle]
-        self.capturing = {h: found for h, found in self.capturing.items() if found[0] != number}
+        for stream, found in tuple(self.capturing.items()):  # other threads begin and end theirs meanwhile
+            if found[0] == number:
+                self.capturing.pop(stream, None)
         return number not in self.ended
 
     def end_graph(self, number):
@@ -140,11 +142,11 @@ class StandIn:
 
     def is_unsafe(self):
         return self.thread.__dict__.get("mode", GLOBAL) != RELAXED and any(
-            mode == GLOBAL for _, mode in self.capturing.values()
+            mode == GLOBAL for _, mode in tuple(self.capturing.values())
         )
 
     def lose(self, what):
-        for number, _ in self.capturing.values():
+        for number, _ in tuple(self.capturing.values()):
             self.ended.add(number)
         self.lost.append(what)
 
