@@ -273,6 +273,15 @@ def test_an_interrupt_anywhere_in_its_life_leaves_no_thread_and_no_future(isolat
     assert count > (50 if share < 10 else 0)
 
 
+@pytest.fixture
+def unhurried():
+    """A thread goes on until it waits, so that the queues do fill, however slow the machine."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    yield
+    sys.setswitchinterval(interval)
+
+
 FULL = {
     "one by one": lambda sup, probe: [sup.submit(probe()) for _ in range(9)],
     "as many as there is room for": lambda sup, probe: sup.submit_many([probe(), probe()]),
@@ -281,7 +290,7 @@ FULL = {
 
 @pytest.mark.parametrize("how", FULL)
 @pytest.mark.parametrize("when_full", ["block", "drop_oldest"])
-@pytest.mark.usefixtures("no_threads_left")
+@pytest.mark.usefixtures("no_threads_left", "unhurried")
 def test_an_interrupt_where_queues_are_full_keeps_nobody_waiting(probe, made, rng, when_full, how):
     interrupts, quiet = Interrupts(1, rng), 0
     with dp.Supervisor("host", streams=1, queue_size=2, when_full=when_full) as sup:
