@@ -29,7 +29,7 @@ SPREAD = {
     HERE / "gpu/test_nonfinite.py",
     HERE / "test_examples.py",
 }
-PATIENCE = 60  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
+PATIENCE = 120  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
 SEED = pytest.StashKey[int]()
 NAME = pytest.StashKey[str]()
 

@@ -24,7 +24,7 @@ from dispatch import status
 from dispatch.errors import Closed, DispatchError
 
 status.PATIENCE = 120.0  # seconds that an answer may take: how busy the machine is must not matter
-ALARM = 60  # seconds that a forked process has, which needs a fraction of one
+ALARM = 300  # seconds that a forked process has, which needs a fraction of one
 host = dp.device("host")
 faulthandler.register(signal.SIGALRM, chain=True)  # says where a forked process hangs, which ends by it
 

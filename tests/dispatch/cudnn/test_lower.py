@@ -68,7 +68,7 @@ def test_cudnn_takes_the_descriptors_of_every_case(stub):
     assert set(found["taken"]) == OPS
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_cudnn_has_an_engine_for_a_case_of_each_row(stub):
     found = run(stub, str(HERE / "h200.json"), "few")
     if "unknown" in found:
