@@ -225,7 +225,7 @@ def error_from(data: bytes) -> BaseException:
     text, inner = pickle.loads(data)
     try:
         return _unpickled(inner)
-    except Exception as error:  # noqa: BLE001  # its class may be known in the child only
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # its class may be known in the child only, or do anything
         failure = WorkerFailed(text)
         failure.__cause__ = error
         return failure

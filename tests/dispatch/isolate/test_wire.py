@@ -167,3 +167,9 @@ def test_an_error_whose_class_is_known_on_one_side_only_comes_out_in_its_words(m
     monkeypatch.undo()
     twin = wire.error_from(data)
     assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "Private: of the child")
+
+
+def test_an_error_that_ends_the_process_when_it_is_rebuilt_comes_out_in_its_words():
+    twin = wire.error_from(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
+    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "Leaving: half way")
+    assert isinstance(twin.__cause__, SystemExit)
