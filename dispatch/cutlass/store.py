@@ -176,7 +176,7 @@ class Store:
             raise BadPack(f"{target} is no name for a file")
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
-            with zipfile.ZipFile(partial, "w") as pack:
+            with zipfile.ZipFile(partial, "x") as pack:  # where a link lies, that leads anywhere, nothing is written
                 pack.writestr("pack", PACK)
                 for kernel, entry in sorted(chosen.items()):
                     pack.writestr(kernel, entry.pack())

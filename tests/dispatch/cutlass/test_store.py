@@ -106,6 +106,17 @@ def test_a_pack_holds_the_kernels_asked_for(kept, tmp_path):
     assert kept.export_pack(tmp_path / "pack", [OTHER.kernel]) == 1
 
 
+def test_a_pack_is_not_written_where_a_link_leads(kept, tmp_path):
+    kept.put(ENTRY)
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / f"pack.{os.getpid()}.part").symlink_to(precious)
+    with pytest.raises(DispatchError, match="cannot be written"):
+        kept.export_pack(tmp_path / "pack")
+    assert precious.read_text() == "precious"
+    assert kept.export_pack(tmp_path / "pack") == 1, "the link is gone"
+
+
 @pytest.mark.parametrize("what", ["no zip", "another kind", "a damaged entry", "an entry under another name"])
 def test_nothing_of_an_unsound_pack_is_taken(kept, tmp_path, what):
     path = tmp_path / "pack"
