@@ -239,9 +239,10 @@ class SysLibrary:
                 symbol = self._symbol(function.__name__, names)
                 module: Module = names["_names"]
                 module.settle()
-                hints = {name: module.evaluate(hint) for name, hint in function.__wrapped__.__annotations__.items()}
+                annotations = function.__wrapped__.__annotations__
+                hints = dict(zip(annotations, map(module.evaluate, annotations.values()), strict=True))
                 symbol.restype = argument(hints.pop("return"))
-                symbol.argtypes = tuple(argument(hint) for hint in hints.values())
+                symbol.argtypes = tuple(map(argument, hints.values()))
                 again: Any = Symbol(cast(symbol, c_void_p).value or 0)
                 again.argtypes, again.restype = tuple(map(converter, hints.values())), symbol.restype
                 if function._bare is None:  # a finalizer may have bound this very one

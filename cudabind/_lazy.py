@@ -195,11 +195,14 @@ class Module:
         """Forget what was guessed while no library was found: now there is one, and it may be an older one."""
         if self._guessed:
             with _lock:
-                for name, declared in self._guessed.items():
-                    self._names.pop(name, None)
-                    if declared is not None:
-                        declared.made = None
-                self._guessed.clear()
+                self._forget_guessed()
+
+    def _forget_guessed(self) -> None:
+        for name, declared in self._guessed.items():
+            self._names.pop(name, None)
+            if declared is not None:
+                declared.made = None
+        self._guessed.clear()
 
     def older(self, name: str, newest: Any) -> Any:
         """What a name is in the version that is loaded."""

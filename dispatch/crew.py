@@ -244,14 +244,14 @@ class Crew(Room, Circuit):
     # -- what workers say (worker.Keeper) -------------------------------------------------------------------------
     def opened(self, lane: Any, seat: Seat) -> None:
         with self.lock:
-            self.homes = {**{key: other for key, other in self.homes.items() if other is not seat}, lane: seat}
+            self.homes = {**_without(self.homes, seat), lane: seat}
 
     def keep(self, future: Future) -> None:
         """Keep a future that is about to fail, until somebody asks it; for those that can be interrupted after it."""
         with self.lock:
             self._failures.append(future)
             if len(self._failures) >= self._prune_at:
-                self._failures = [kept for kept in self._failures if kept._status in (0, FAILED)]
+                self._failures = _unread(self._failures)
                 self._prune_at = max(PRUNE, 2 * len(self._failures))
 
     def failed(self, future: Future, errors: list[BaseException]) -> None:
@@ -267,8 +267,9 @@ class Crew(Room, Circuit):
             return
         is_main = threading.current_thread() is threading.main_thread()
         interrupts = [error for error in errors if is_main and not isinstance(error, Exception)]
+        kept = [error for error in errors if error not in interrupts]
         with self.lock:
-            self._errors += [error for error in errors if error not in interrupts]
+            self._errors += kept
         for error in interrupts:
             raise error
 
@@ -359,9 +360,10 @@ class Crew(Room, Circuit):
     def undelivered(self) -> Undelivered | None:
         """What failed and nobody asked for, which is delivered herewith."""
         with self.lock:
-            futures = [future for future in dict.fromkeys(self._failures) if future._status == FAILED]
-            errors = [future._value for future in futures] + self._errors
+            failures, errors = self._failures, self._errors
             self._failures, self._errors = [], []
+        futures = [future for future in dict.fromkeys(failures) if future._status == FAILED]
+        errors = [future._value for future in futures] + errors
         for future in futures:
             future._status = DELIVERED
         return Undelivered(errors) if errors else None
@@ -383,6 +385,16 @@ class Crew(Room, Circuit):
                 future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
                 future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
         self._failures, self._errors = [], []
+
+
+# Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
+# their beginning by no handler, so that Ctrl-C there would leave the block without its end.
+def _without(homes: dict[Any, Seat], seat: Seat) -> dict[Any, Seat]:
+    return {lane: other for lane, other in homes.items() if other is not seat}
+
+
+def _unread(failures: list[Future]) -> list[Future]:
+    return [kept for kept in failures if kept._status in (0, FAILED)]
 
 
 def is_exhausted(error: BaseException) -> bool:

@@ -486,19 +486,26 @@ class CudaDevice(Device):
             if status:
                 self.fail(status, "cuCtxSynchronize")
             self.releases.abandon()
-            for handles in self.idle.values():
-                while handles:
-                    handle, destroy = handles.pop()
-                    destroy(handle)
-            self.releases.destroy(len(self.releases.gone))
-            with self._lock:
-                streams = [stream for stream in self._streams if not stream.closed]
-            for stream in streams:
+            self._destroy_handles()
+            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+            self._destroy_events()
+
+    def _destroy_handles(self) -> None:
+        for handles in self.idle.values():
+            while handles:
+                handle, destroy = handles.pop()
+                destroy(handle)
+        self.releases.destroy(len(self.releases.gone))
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            if not stream.closed:
                 stream.closed = True
                 driver.cuStreamDestroy.unchecked(stream.c_handle)
-            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
-            while self._events:
-                driver.cuEventDestroy.unchecked(self._events.pop())
+
+    def _destroy_events(self) -> None:
+        while self._events:
+            driver.cuEventDestroy.unchecked(self._events.pop())
 
 
 def _release(storage: Storage) -> None:

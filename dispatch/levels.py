@@ -54,31 +54,19 @@ class Levels:
     def popleft(self) -> Future:
         """The next one that may start; IndexError where there is none."""
         with self._lock:
-            order = ORDERS[self._turn]
-            for index in order:
-                level = self._levels[index]
-                if self._is_open(level):
-                    self._turn = (self._turn + 1) % len(ORDERS)
-                    return level.popleft()
-        raise IndexError("nothing that may start")
+            level = self._next()
+            self._turn = (self._turn + 1) % len(ORDERS)
+            return level.popleft()
 
     def first(self) -> Future:
         """What `popleft` would give, which stays; IndexError where there is none."""
-        for index in ORDERS[self._turn]:
-            level = self._levels[index]
-            if self._is_open(level):
-                return level[0]
-        raise IndexError("nothing that may start")
+        return self._next()[0]
 
     def remove(self, future: Future) -> None:
         """Take out a future, which is near the beginning of its level; ValueError where it is gone."""
         with self._lock:
             self._turn = (self._turn + 1) % len(ORDERS)
-            for level in self._levels:
-                if future in level:
-                    level.remove(future)
-                    return
-        raise ValueError("it has been taken out")
+            self._level_of(future).remove(future)
 
     def oldest(self) -> Future:
         """The oldest of the lowest level that has any, whether it may start or not; IndexError where there is none."""
@@ -98,6 +86,19 @@ class Levels:
     def clear(self) -> None:
         for level in self._levels:
             level.clear()
+
+    def _next(self) -> deque[Future]:
+        for index in ORDERS[self._turn]:
+            level = self._levels[index]
+            if self._is_open(level):
+                return level
+        raise IndexError("nothing that may start")
+
+    def _level_of(self, future: Future) -> deque[Future]:
+        for level in self._levels:
+            if future in level:
+                return level
+        raise ValueError("it has been taken out")
 
     def _is_open(self, level: deque[Future]) -> bool:
         try:

@@ -42,15 +42,19 @@ def refit(lane: Lane, request: Request, operands: dict[str, Any]) -> None:
         _check(name, target, source)
     targets = [target for target, _ in pairs]
     with lane.device.here:
-        for target, source in [(target, _apart(lane, source, targets)) for target, source in pairs]:
-            if lane.device.is_host or not isinstance(source, Tensor):
-                _from_host(lane, target, source)
-            else:
-                target.storage.use(lane.stream, write=True)
-                source.storage.use(lane.stream, write=False)
-                _copy(target, source, lane.stream.c_handle.value or 0)
-                if isinstance(lane.device, CudaDevice) and lane.stream.capture():
-                    lane.device.graphs.keep(lane.stream, target.storage, source.storage)
+        _overwrite(lane, pairs, targets)
+
+
+def _overwrite(lane: Lane, pairs: list[tuple[Tensor, Any]], targets: list[Tensor]) -> None:
+    for target, source in [(target, _apart(lane, source, targets)) for target, source in pairs]:
+        if lane.device.is_host or not isinstance(source, Tensor):
+            _from_host(lane, target, source)
+        else:
+            target.storage.use(lane.stream, write=True)
+            source.storage.use(lane.stream, write=False)
+            _copy(target, source, lane.stream.c_handle.value or 0)
+            if isinstance(lane.device, CudaDevice) and lane.stream.capture():
+                lane.device.graphs.keep(lane.stream, target.storage, source.storage)
 
 
 def _check(name: str, target: Tensor, source: Any) -> None:

@@ -115,13 +115,8 @@ class Releases:
             return
         try:
             gone = len(self.gone)
-            while self._dead:
-                ptr, stream = self._dead.popleft()
-                if stream.foreign:  # by now somebody else knows it, and may be capturing it
-                    self._held.append(Held(ptr, None, 0, {stream}, {}))
-                    continue
-                handle = self.side.c_handle if stream.closed else stream.c_handle
-                driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), handle)
+            if self._dead:
+                self._free_dead()
             if self._held:
                 for held in _taken(self._held):
                     self._let_go(held)
@@ -138,6 +133,15 @@ class Releases:
                     Storage.ordering.release()
         finally:
             self._collecting.release()
+
+    def _free_dead(self) -> None:
+        while self._dead:
+            ptr, stream = self._dead.popleft()
+            if stream.foreign:  # by now somebody else knows it, and may be capturing it
+                self._held.append(Held(ptr, None, 0, {stream}, {}))
+                continue
+            handle = self.side.c_handle if stream.closed else stream.c_handle
+            driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), handle)
 
     def destroy(self, count: int) -> None:
         """Destroy so many of the streams that are closed, or those that are left; several threads may be about it."""

@@ -69,8 +69,7 @@ class Recordings:
         """Record in here."""
         me = threading.get_ident()
         with self._changed:
-            while me not in self._recording and any(thread != me for thread in self._losing):
-                self._changed.wait()
+            self._changed.wait_for(lambda: me in self._recording or all(thread == me for thread in self._losing))
             self._recording.append(me)
         try:
             yield
@@ -88,8 +87,7 @@ class Recordings:
             self._changed.notify_all()
         try:
             with self._changed:
-                while any(thread not in self._losing for thread in self._recording):
-                    self._changed.wait()
+                self._changed.wait_for(lambda: all(thread in self._losing for thread in self._recording))
             yield
         finally:
             with self._changed:

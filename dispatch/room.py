@@ -106,9 +106,7 @@ class Room(ABC):
                 seat = min(seats, key=lambda seat: len(seat.items))
                 if len(seat.items) < seat.limit:
                     return seat
-                for each in seats:  # who filled the queue may have been interrupted before it said so
-                    if each.asleep:
-                        each.wake()
+                _wake_all(seats)  # who filled the queue may have been interrupted before it said so
                 left = None if deadline is None else deadline - monotonic()
                 if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
                     raise QueueFull(self.full(seats, when_full, deadline))
@@ -138,3 +136,9 @@ class Room(ABC):
                 gate.release()
         self.gates.clear()
         self.blocked = 0
+
+
+def _wake_all(seats: list[Seat]) -> None:
+    for seat in seats:
+        if seat.asleep:
+            seat.wake()

@@ -107,6 +107,10 @@ class Row:
         )
 
 
+def _without(waiting: dict[str, str], room: str) -> dict[str, str]:
+    return {op: other for op, other in waiting.items() if other != room}
+
+
 def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     """Raise BadRow for what is no sound row, or repeats another, or comes last and can never be reached."""
     if not isinstance(row, Row):
@@ -210,12 +214,7 @@ class Table:
                 return
             self._loading = True
             try:
-                from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
-
-                for entry in entry_points(group=ENTRY_POINTS):
-                    if (entry.name, entry.value) not in self._entries:
-                        self._load_entry(entry)
-                        self._entries.add((entry.name, entry.value))
+                self._load_entries()
                 self._loaded = True
             finally:
                 self._loading = False
@@ -232,13 +231,21 @@ class Table:
                 further = tuple(import_module(room).ROWS)
                 _check_all(further)
                 self._set((*self._rows, *further))
-                self._waiting = {op: other for op, other in self._waiting.items() if other != room}
+                self._waiting = _without(self._waiting, room)
             finally:
                 self._entering.discard(room)
 
     def _enter_all(self) -> None:
         for room in dict.fromkeys(self._waiting.values()):
             self._enter(room)
+
+    def _load_entries(self) -> None:
+        from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
+
+        for entry in entry_points(group=ENTRY_POINTS):
+            if (entry.name, entry.value) not in self._entries:
+                self._load_entry(entry)
+                self._entries.add((entry.name, entry.value))
 
     def _load_entry(self, entry: EntryPoint) -> None:
         """Add the rows that an entry point names, all or none: what is wrong with a package costs nobody else."""

@@ -162,6 +162,12 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _places(shape: tuple[int, ...], axis: int) -> Array:
+    """The index of each element along an axis."""
+    places = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return np.broadcast_to(places, shape)
+
+
 def pointwise(mode: str, operands: list[Array], numbers: Numbers) -> Array:
     """What a pointwise mode gives, in the precision of its operands."""
     x = operands[0]
@@ -175,9 +181,7 @@ def pointwise(mode: str, operands: list[Array], numbers: Numbers) -> Array:
         elif mode in TUNED_SLOPE:
             found = x * TUNED_SLOPE[mode](operands[1], numbers)
         elif mode == "GEN_INDEX":
-            axis = int(numbers["AXIS"])
-            places = np.arange(x.shape[axis]).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
-            found = np.broadcast_to(places, x.shape)
+            found = _places(x.shape, int(numbers["AXIS"]))
         elif mode == "BINARY_SELECT":
             found = np.where(operands[2].astype(bool), x, operands[1])
         else:

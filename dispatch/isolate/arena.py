@@ -113,13 +113,16 @@ class Arena:
         with self._lock:
             self._holder = get_ident()
             self._settle()
-            free = [chunk for chunk, size in self._sizes.items() if self._starts.get((chunk, 0)) == size]
+            free = self._free_chunks()
             self._torn = True
             for chunk in free:
                 self._remove(chunk, 0, self._sizes.pop(chunk))
             self._torn = False
             self._holder = 0
             return free
+
+    def _free_chunks(self) -> list[int]:
+        return [chunk for chunk, size in self._sizes.items() if self._starts.get((chunk, 0)) == size]
 
     def _refuse_nested(self) -> None:
         """Raise where this very thread is at work here, further up its stack: it would wait for itself."""

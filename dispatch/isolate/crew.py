@@ -213,8 +213,7 @@ class ProcessCrew(Warden, Crew):
             with suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves
             with seat.reading, suppress(EOFError, OSError):
-                while seat.take(link):
-                    pass
+                _take_all(seat, link)
 
     def give_up(self, sent: Sent, error: BaseException) -> None:
         """Fail a request that was in flight; what it writes may be half written."""
@@ -360,3 +359,8 @@ class ProcessCrew(Warden, Crew):
             except Exception as error:  # noqa: BLE001, PERF203  # delivered when the supervisor is closed
                 errors.append(error)
         self.callbacks_failed(errors)
+
+
+def _take_all(seat: Any, link: Any) -> None:
+    while seat.take(link):
+        pass

@@ -239,7 +239,7 @@ SPAN = np.timedelta64(3, "s")  # to NumPy it is an integer
         ("b", lambda g: dp.prepare(dp.MatmulRequest(g.x, g.x)).refit([[1], [2, 3]])),
         ("scales", lambda g: dp.matmul(g.x, g.x, scales=memoryview(np.ones(2)))),
         ("workspace", lambda g: dp.matmul(g.x, g.x, workspace=Unhashable(ValueError("no hash")))),
-        ("out_dtype", lambda g: dp.matmul(g.x, g.x, out_dtype=np.timedelta64(5))),
+        ("out_dtype", lambda g: dp.matmul(g.x, g.x, out_dtype=np.timedelta64(5, "s"))),
         ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=np.ones(2))),
         ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=0)),
         ("lengths", lambda g: dp.ragged_offsets(np.array(3), g.dev.zeros((4, 4, 4)))),

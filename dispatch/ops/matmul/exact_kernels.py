@@ -203,9 +203,12 @@ def functions(lane: CudaLane, dtype: Dtype) -> Functions:
         loaded = _loaded.setdefault(lane.device, {})
         if dtype not in loaded:
             module = driver.cuModuleLoadData(cubin(f"{lane.device.arch}", dtype))
-            found = {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
-            loaded[dtype] = module, found
+            loaded[dtype] = module, _functions_of(module)
         return loaded[dtype][1]
+
+
+def _functions_of(module: Any) -> Functions:
+    return {name: int(driver.cuModuleGetFunction(module, name.encode())) for name in NAMES}
 
 
 @cache
