@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +60,6 @@ class Interrupts:
         self.place: object = None
         self._last: dict[object, int] = {}  # frame -> the offset of the instruction before
 
-    def _global(self, frame, event, _arg):
-        code = frame.f_code
-        if self.place is not None or not code.co_filename.startswith(PROJECT) or self._in_destructor(frame):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._local
-
     @staticmethod
     def _in_destructor(frame) -> bool:
         """There the interpreter itself prints what is raised, and passes over it."""
@@ -75,40 +69,83 @@ class Interrupts:
             frame = frame.f_back
         return False
 
-    def _local(self, frame, event, _arg):
-        if event == "return":
-            self._last.pop(frame, None)
-        if self.place is not None or event != "opcode":
-            return self._local
-        code, offset = frame.f_code, frame.f_lasti
+    def _look(self, frame, offset) -> None:
+        """Raise where a signal may come in before this instruction."""
+        if self.place is not None:
+            return
+        code = frame.f_code
         last, self._last[frame] = self._last.get(frame), offset
         if offset and (last is None or code.co_code[last] not in CHECKS):
-            return self._local
+            return
         if last is not None and handler_of(code, last) != handler_of(code, offset):
-            return self._local  # the signal would have come before the end of a block, and this is behind it
+            return  # the signal would have come before the end of a block, and this is behind it
         if not offset and "RESUME" in dis.opmap:  # the look for signals is behind that
-            return self._local
+            return
         place = (code, offset, frame.f_back and frame.f_back.f_code)
-        if place in self.hit:
-            return self._local
+        if place in self.hit or self._in_destructor(frame):
+            return
         self.hit.add(place)
         if self.rng.integers(self.share) or not code.co_filename.endswith(self.within):
-            return self._local
+            return
         self.place = f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
         raise KeyboardInterrupt
 
     def run(self, action) -> bool:
         """Call `action()` once with an interrupt at a new place; False where there was no place left."""
         self.place = None
-        sys.settrace(self._global)
         try:
-            action()
+            with seen(self._look):
+                action()
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
             self._last.clear()  # which holds frames, and these their futures
         return self.place is not None
+
+
+@contextmanager
+def seen(look):
+    """Have `look(frame, offset)` called before each instruction of the project's code on this thread."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+
+        def local(frame, event, _arg):
+            if event == "opcode":
+                look(frame, frame.f_lasti)
+            return local
+
+        def begin(frame, _event, _arg):
+            if not frame.f_code.co_filename.startswith(PROJECT):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return local
+
+        sys.settrace(begin)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+        return
+
+    # From Python 3.12 on a trace of instructions begins late, and ends where another thread runs the same function.
+    me, instruction = threading.get_ident(), monitoring.events.INSTRUCTION
+
+    def told(code, offset):
+        if not code.co_filename.startswith(PROJECT):
+            return monitoring.DISABLE
+        if threading.get_ident() == me:
+            look(sys._getframe(1), offset)
+        return None
+
+    monitoring.use_tool_id(monitoring.DEBUGGER_ID, "interrupts")
+    try:
+        monitoring.register_callback(monitoring.DEBUGGER_ID, instruction, told)
+        monitoring.set_events(monitoring.DEBUGGER_ID, instruction)
+        yield
+    finally:
+        monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.NO_EVENTS)
+        monitoring.register_callback(monitoring.DEBUGGER_ID, instruction, None)
+        monitoring.free_tool_id(monitoring.DEBUGGER_ID)
 
 
 @pytest.fixture
