@@ -283,7 +283,8 @@ class Stream:
         # No wait: the driver destroys a stream once its work is done. `closed` is set before the handle may go, for
         # memory that dies in the same garbage may have this stream for its owner, and must not touch it any more; but
         # not before the side stream is behind this one, for from then on another thread frees such memory there.
-        if self._owned and not self.closed and self.c_handle.value and not sys.is_finalizing():
+        is_made = getattr(self, "_owned", False)  # else Ctrl-C has come in between
+        if is_made and not self.closed and self.c_handle.value and not sys.is_finalizing():
             self.device.retire(self)
             self.closed = True
             self.device.dispose(self.c_handle)
