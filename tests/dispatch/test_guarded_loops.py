@@ -20,6 +20,7 @@ FILES = [path for root in ROOTS for path in sorted(root.rglob("*.py")) if path.p
 # Blocks of which nothing stays held, or that no main thread comes to, which alone is interrupted.
 HARMLESS = {
     "_unpacked": "the file is closed with its last reference",
+    "_ask": "the socket is closed with its last reference",
     "Deadlines.seconds_left": "the warden's thread",
     "Deadlines.due": "the warden's thread",
     "Child.__init__": "the warden's thread",
@@ -45,10 +46,14 @@ def unguarded(code):
         return any(instructions[offset] == "WITH_EXCEPT_START" for offset in offsets[place : place + 3])
 
     def guards(offset):
-        """The handlers of blocks around a place; a comprehension's own passes on to the one around it."""
-        found = {entry.target for entry in entries if entry.start <= offset < entry.end}
-        around = {entry.target for entry in entries for target in found if entry.start <= target < entry.end}
-        return {target for target in found | around if ends_block(target)}
+        """The handlers of blocks around a place: each that has no end of a block passes on to those around it."""
+        found, further = set(), {offset}
+        while further:
+            place = further.pop()
+            around = {entry.target for entry in entries if entry.start <= place < entry.end} - found
+            found |= around
+            further |= around
+        return {target for target in found if ends_block(target)}
 
     for each in dis.get_instructions(code) if entries else ():
         looks = each.opname.startswith("JUMP_BACKWARD") and not each.opname.endswith("NO_INTERRUPT")
