@@ -210,8 +210,13 @@ class Storage:
             self.lent = {**lent, stream: identity}
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.free(self)
+        if sys.is_finalizing():
+            return
+        try:
+            free = self.free
+        except AttributeError:  # Ctrl-C has come before the first line of __init__
+            return
+        free(self)
 
 
 anew(Storage, "ordering", threading.RLock)

@@ -38,6 +38,9 @@ CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_FUNCTION_
 CHECKS = frozenset(dis.opmap.get(name, -1) for name in (*CALLS, "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"))
 
 
+FINALIZED = weakref.finalize.__call__.__code__
+
+
 @functools.cache
 def handlers(code):
     """Where exceptions of which instructions are handled; before Python 3.11 the interpreter knows that by itself."""
@@ -63,8 +66,8 @@ class Interrupts:
     @staticmethod
     def _in_destructor(frame) -> bool:
         """There the interpreter itself prints what is raised, and passes over it."""
-        while frame is not None and frame.f_code.co_filename.startswith(PROJECT):
-            if frame.f_code.co_name == "__del__":
+        while frame is not None:
+            if frame.f_code.co_name in ("__del__", "_after_collection") or frame.f_code is FINALIZED:
                 return True
             frame = frame.f_back
         return False
@@ -287,6 +290,7 @@ def whole_life(isolation, ways):
     sup.close()
 
 
+@pytest.mark.filterwarnings("ignore:a supervisor of:ResourceWarning")  # interrupted before its block began
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.usefixtures("no_threads_left")
 def test_an_interrupt_anywhere_in_its_life_leaves_no_thread_and_no_future(isolation, made, rng):
