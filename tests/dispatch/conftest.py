@@ -8,6 +8,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream
+from dispatch.cuda import CudaDevice
 from dispatch.keys import F32, HOST
 from dispatch.request import Plan, Request, Signature
 
@@ -114,3 +116,29 @@ def stand_in(monkeypatch):
     yield install
     gc.collect()  # devices lie in cycles; what they have must not be given back to the driver itself
     stream.exchange_mode.cache_clear()
+
+
+@pytest.fixture
+def driver(stand_in):
+    """The stand-in of a driver with one GPU."""
+    return stand_in(1)
+
+
+@pytest.fixture
+def run(driver):
+    """`run(work)` calls `work(device)` on a thread of its own, which has no lanes yet, and looks at the driver then.
+
+    No memory was touched or freed too early, and no recording of anybody's was lost, unless `may_lose` says so.
+    """
+
+    def run(work, *, may_lose=False):
+        def guarded():
+            work(CudaDevice(0, 1))
+            assert driver.thread.__dict__.get("mode", 0) == 0, "the thread's own mode is as it was"
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(guarded).result()
+        assert (driver.touched, driver.early) == ([], [])
+        assert may_lose or not driver.lost
+
+    return run

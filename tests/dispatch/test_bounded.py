@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from dispatch import lane as lane_module
-from dispatch.cuda import CudaDevice
 from dispatch.keys import F32
 from dispatch.ops.matmul.cublaslt import CublasLtPlan
 from dispatch.ops.rnn import cudnn as rnn
@@ -26,18 +24,6 @@ def driver(stand_in, monkeypatch):
     monkeypatch.setattr(lane_module, "MAX_SCALARS", 8)
     monkeypatch.setattr(lane_module, "SCALARS_PER_PAGE", 4)
     return stand_in(1)
-
-
-@pytest.fixture
-def run(driver):
-    """Run on a thread of its own, which has no lanes yet; no memory is freed too early."""
-
-    def run(work):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: work(CudaDevice(0, 1))).result()
-        assert (driver.touched, driver.early, driver.lost) == ([], [], [])
-
-    return run
 
 
 class Numbers(Plan):

@@ -36,27 +36,6 @@ PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
 
 
-@pytest.fixture
-def driver(stand_in):
-    return stand_in(1)
-
-
-@pytest.fixture
-def run(driver):
-    """Run on a thread of its own, which has no lanes yet; afterwards nothing that must never happen has happened."""
-
-    def run(work):
-        def guarded():
-            work(CudaDevice(0, 1))
-            assert driver.thread.__dict__.get("mode", 0) == 0, "the thread's own mode is as it was"
-
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(guarded).result()
-        assert (driver.touched, driver.early, driver.lost) == ([], [], [])
-
-    return run
-
-
 def lend(tensor, handle):
     """Give a tensor to a consumer on a stream; returns what the consumer holds."""
     dlpack._lend(tensor, handle)
