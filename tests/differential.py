@@ -26,6 +26,7 @@ import differential_specs as specs
 import numpy as np
 from differential_runner import Difference, Runner
 from differential_specs import OPS, Spec
+from differential_suspects import find, replay
 
 import dispatch as dp
 from dispatch import lane as lane_room
@@ -223,9 +224,13 @@ def main() -> int:
     parser.add_argument("--nbytes", type=int, default=1 << 20, help="of the operands of such a spec, at most")
     parser.add_argument("--preparing", type=float, default=120, help="seconds that the cases may take to prepare")
     parser.add_argument("--ops", nargs="*", default=[op for op in OPS if not op.startswith("cutlass")])
+    parser.add_argument("--only", metavar="FILE", help="call nothing but these, which lost a device (see LOST)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them")
     given = parser.parse_args()
     start = time.monotonic()
     with Sequence(dp.device(given.device), given.seed, threads=given.threads, ops=tuple(given.ops)) as sequence:
+        if given.only:
+            return replay(sequence.first, given.only, given.start)
         try:
             sequence.add_cases(given.cases, given.nbytes, given.preparing)
             print(
@@ -234,6 +239,10 @@ def main() -> int:
             sequence.run(given.calls, given.seconds)
         except Difference as difference:
             print(sequence.report, f"\nDIFFERENT: {difference}\nrepeat with: {' '.join(sys.argv)}")
+            return 1
+        except dp.errors.DeviceFault as fault:
+            under_way = [spec for runner in sequence.runners for spec in runner.recent]
+            print(sequence.report, f"\nLOST: {fault}\n{find(given.device, under_way)}", flush=True)
             return 1
     print(sequence.report, f"\nnone different, {time.monotonic() - start:.0f} s, seed {given.seed}")
     return 0

@@ -137,6 +137,7 @@ class Runner:
         self.ways_of = WAYS
         self.arenas: dict[int, list[dp.Tensor]] = {}
         self.waiting: list[tuple[Any, ...]] = []
+        self.recent: list[Spec] = []  # called since the last wait: one of them it was, where the device is lost
         self.count = 0
         self.calls: collections.Counter[str] = collections.Counter()
         self.ways: collections.Counter[str] = collections.Counter()
@@ -154,6 +155,7 @@ class Runner:
                     found += self._settled(waiting, stream)
                 image = self.device.array(spec.image)
                 self.device.lane().forget()
+                self.recent.append(spec)
                 first = self._fresh(spec, image)
                 again = self._fresh(spec, image) if first.taken[0] is None else first
                 waiting.append((spec, image, first, again))
@@ -162,6 +164,7 @@ class Runner:
     def _settled(self, waiting: list[tuple[Any, ...]], stream: dp.Stream) -> list[Live]:
         """What was run fresh, once it is done."""
         stream.synchronize()
+        self.recent.clear()
         found = []
         for spec, image, first, again in waiting:
             live = Live(spec, image, self._outcome(*first.taken), first.names)
@@ -232,6 +235,7 @@ class Runner:
         if rng.random() < 0.03:
             self.stream = self.streams[int(rng.integers(len(self.streams)))]
         self.count += 1
+        self.recent.append(spec)
         if self.memory.used + 4 * spec.image.nbytes + (1 << 16) > RING:
             self.compare()
         copies = self._copies(live)
@@ -323,6 +327,7 @@ class Runner:
         for stream in self.streams:
             stream.synchronize()
         self.device.lane().stream.synchronize()
+        self.recent.clear()
         for live, way, number, _, taken in self.waiting:
             got, fresh = self._outcome(*taken), live.fresh
             if got == fresh:

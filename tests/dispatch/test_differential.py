@@ -5,7 +5,10 @@ What breaks the memory on purpose must be found: each mutation here is one that 
 
 from __future__ import annotations
 
+import io
+import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import differential
 import differential_standin as standin
+import differential_suspects as suspects
 from differential_compare import beyond, bounds, window
 from differential_runner import Difference, Runner
 from differential_specs import GUARD, Slot, Spec
@@ -350,3 +354,26 @@ def test_minus_zero_is_the_number_that_its_record_was_made_with(rng):
         numbers = [[x.hex() for x in r.arguments({"out": out}) if isinstance(x, float)] for r in (one, other)]
         assert numbers[0]
         assert numbers[0] == numbers[1]
+
+
+def test_the_call_that_lost_the_device_is_named(monkeypatch):
+    """Of all calls under way, called again one by one, those that fault and no others."""
+    drawing = np.random.default_rng(5)
+    given = [differential.drawn.elementwise(drawing) for _ in range(6)]
+    deadly = [str(given[2]), str(given[5])]
+
+    class Faulty:
+        def lives(self, some):
+            if str(some[0]) in deadly:
+                raise dp.errors.DeviceFault("cuda:0 is lost")
+            return []
+
+    def run(command, **_):
+        path, start = command[command.index("--only") + 1], int(command[command.index("--start") + 1])
+        with redirect_stdout(io.StringIO()) as said:
+            status = suspects.replay(Faulty(), path, start)
+        return subprocess.CompletedProcess(command, status, said.getvalue())
+
+    monkeypatch.setattr(suspects.subprocess, "run", run)
+    assert suspects.find("cuda:0", given).splitlines() == [f"loses the device: {text}" for text in deadly]
+    assert suspects.find("cuda:0", given[:2]).startswith("none of these 2")
