@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DESC = lt.cublasLtMatmulDescAttributes_t
 LAYOUT = lt.cublasLtMatrixLayoutAttribute_t
 DTYPES = {dtype.cuda: dtype for dtype in Dtype.by_name.values()}
+TOLD: dict[int, tuple[tuple[int, ...], int, int]] = {}  # what addresses of A to D, bias and aux are multiples of
 REFUSES = 47  # one problem in so many has no algorithm
 
 
@@ -190,7 +191,15 @@ class Job:
         self.aux_step = get("EPILOGUE_AUX_BATCH_STRIDE", ctypes.c_int64)
         self.aux_dtype = get("EPILOGUE_AUX_DATA_TYPE", ctypes.c_int32)
         self.factors = [get(f"{name}_SCALE_POINTER") for name in "ABCD"]
+        self._check_aligned(algo._obj.data[0])
         self.turn = (algo._obj.data[0] % 8) / 16 if algo._obj.data[0] else 0.0
+
+    def _check_aligned(self, algorithm: int) -> None:
+        """A kernel reads as many bytes at once as the heuristic was told it may; else the device is lost."""
+        matrices, bias, aux = TOLD[algorithm]
+        given = [*zip(self.places, matrices, strict=True), (self.bias, bias), (self.aux, aux)]
+        wrong = [f"{address:#x} is not at a multiple of {known}" for address, known in given if address % known]
+        assert not wrong, f"CUDA_ERROR_MISALIGNED_ADDRESS: {wrong}, {given}"
 
     def __call__(self) -> None:
         a, b = self.a.view(self.places[0]), self.b.view(self.places[1])
@@ -275,6 +284,8 @@ def heuristic(_handle: Any, _descriptors: Any, problem: Any, workspace: int, _co
         raise Refused("the stand-in's heuristic finds no algorithm")
     result = lt.cublasLtMatmulHeuristicResult_t()
     result.algo.data[0] = number
+    matrices = tuple(matrix.alignment for matrix in (problem.a, problem.b, problem.c, problem.d))
+    TOLD[number] = (matrices, problem.bias_alignment, problem.aux_alignment)
     return [result]
 
 
