@@ -24,6 +24,7 @@ NONE = "whole numbers have none"
 
 SATURATED = f"{IEEE}; an infinite result is the largest number"
 MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
+UNREAD = "not read are what lies behind a sequence's end and, in a first step without hx, the weights of the state"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -52,9 +53,9 @@ STATEMENTS = {
     "dropout_states":          NONE,
     "dropout_fwd":             f"{IEEE}; what is dropped is 0, whatever it was",
     "dropout_bwd":             f"{IEEE}; what is dropped is 0, whatever it was",
-    "rnn_fwd":                 f"{IEEE}; what lies behind a sequence's end is not read",
-    "rnn_bwd_data":            f"{IEEE}; an infinity may become NaN, and what lies behind a sequence's end is not read",
-    "rnn_bwd_weights":         f"{IEEE}; an infinity may become NaN, and what lies behind a sequence's end is not read",
+    "rnn_fwd":                 f"{IEEE}; {UNREAD}",
+    "rnn_bwd_data":            f"{IEEE}; an infinity may become NaN; {UNREAD}",
+    "rnn_bwd_weights":         f"{IEEE}; an infinity may become NaN; {UNREAD}",
     "ctc_loss":                f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
 }
 # fmt: on

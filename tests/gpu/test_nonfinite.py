@@ -10,6 +10,8 @@ import pytest
 import dispatch as dp
 from dispatch.keys import HOST
 from dispatch.nonfinite import ENGINE, IEEE, NONE
+from dispatch.ops.rnn.trials import FORMS
+from dispatch.ops.rnn.weights import weight_shapes
 
 SOURCE = Path(__file__).parents[1] / "dispatch" / "test_nonfinite.py"
 spec = importlib.util.spec_from_file_location("the_host_s", SOURCE)
@@ -50,29 +52,89 @@ def test_a_row_does_with_nan_and_infinities_as_it_says(row, gpu):
     alike = row.nonfinite.startswith(IEEE) and row.op not in DRAWN and not row.dtypes[0].is_complex  # whose parts mix
     assert alike or row.nonfinite.startswith((ENGINE, IEEE))
     values = {"nan": np.nan} if row.op in NAN_ALONE or not alike else the_host_s.VALUES
+    complaints = []
     for make in the_host_s.makers(row, gpu):
+        found = []
         twin = functools.partial(make, device=host)
         others = the_host_s.effects(twin, values) if alike else iter(())
-        for name, clean, found in the_host_s.effects(make, values):
-            the_host_s.check_nan_stays(row, name, clean, found)
+        for effect in the_host_s.effects(make, values):
+            found += the_host_s.hidden(row, effect)[1]
             if alike:
-                _, _, theirs = next(others)
-                if name not in (*the_host_s.CHOOSING.get(row.op, ()), *HIDDEN.get(row.op, ())):
-                    compare(row, name, found, theirs)
+                theirs = next(others)
+                assert (effect.name, effect.spot) == (theirs.name, theirs.spot)
+                if effect.name not in (*the_host_s.CHOOSING.get(row.op, ()), *HIDDEN.get(row.op, ())):
+                    found += differences(row, effect, theirs.found)
+        complaints += [f"-- {make().describe()}", *found] if found else []
+    assert not complaints, "\n".join(complaints)
 
 
-def compare(row, name, mine, theirs):
-    """The kinds of all results with each value put into an operand; raises where any differs."""
-    for label in the_host_s.VALUES.keys() & mine.keys():
-        if label != "nan" and name.startswith(FACTORS):
+def differences(row, effect, theirs):
+    """Where results are of another kind than the host's, with each value put into an operand."""
+    for label in the_host_s.VALUES.keys() & effect.found.keys():
+        if label != "nan" and effect.name.startswith(FACTORS):
             continue
-        for place, (got, wanted) in enumerate(zip(mine[label], theirs[label], strict=True)):
+        for place, (got, wanted) in enumerate(zip(effect.found[label], theirs[label], strict=True)):
             if row.op == "norm_fwd" and place and label != "nan":
                 continue  # the inverse variance of infinity
             if row.op == "ctc_loss" and place and not np.isfinite(theirs[label][0]).all():
                 continue  # the gradient of an infinite loss
-            differs = kinds(got) != kinds(wanted)
-            assert not differs.any(), (
-                f"{row.name}: {name}={label}, result {place}: {differs.sum()} of {differs.size} differ, first"
-                f" {got[differs][0]} here and {wanted[differs][0]} on the host"
-            )
+            yield from unlike(f"{row.name}: {effect.name} {effect.spot} = {label}, result {place}", got, wanted)
+
+
+def unlike(what, got, wanted):
+    """In words where two results are of another kind, and the first of them."""
+    differs = kinds(got) != kinds(wanted)
+    if differs.any():
+        first = [tuple(map(int, place)) for place in np.argwhere(differs)[:4]]
+        pairs = [f"{place}: {got[place]} here, {wanted[place]} on the host" for place in first]
+        yield f"{what}: {differs.sum()} of {differs.size} differ; {'; '.join(pairs)}"
+
+
+# -- the three passes of a recurrent network, one behind the other ----------------------------------------------------
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form[0])
+def test_nan_takes_the_same_way_through_all_passes_of_a_network(form, gpu):
+    """NaN in what the forward pass and the first backward pass read, on the GPU and on the host: all results."""
+    _, network, steps, batch, lengths, _, states = form
+    complaints = []
+    for with_states in {states, False}:
+        operands = drawn(network, steps, batch, with_states)
+        clean = passes(gpu, network, operands, lengths)
+        assert all(np.isfinite(array).all() for array in clean.values())
+        for name, array in operands.items():
+            for number in sorted({0, array.size // 3, array.size - 1}):
+                changed = {**operands, name: array.copy()}
+                changed[name].reshape(-1)[number] = np.nan
+                mine, theirs = (passes(dev, network, changed, lengths) for dev in (gpu, dp.device("host")))
+                for result, got in mine.items():
+                    what = f"{'' if with_states else 'no states, '}{name}[{number}] = nan, {result}"
+                    complaints += unlike(what, got, theirs[result])
+    assert not complaints, "\n".join(complaints)
+
+
+def drawn(network, steps, batch, states):
+    """Numbers for all operands of the passes; of ReLU's such that no unit is near its corner."""
+    rng = np.random.default_rng(5)
+    shapes = {**weight_shapes(network), "x": (steps, batch, network.input_size)}
+    shapes["dy"] = (steps, batch, network.output_size)
+    hidden, cells = ((network.pseudo_layers, batch, size) for size in (network.state_size, network.hidden_size))
+    if states:
+        shapes |= {"hx": hidden, "dhy": hidden}
+        shapes |= {"cx": cells, "dcy": cells} if network.mode is dp.RnnMode.LSTM else {}
+    return {name: rng.standard_normal(shape, np.float32) * np.float32(0.3) for name, shape in shapes.items()}
+
+
+def passes(dev, network, operands, lengths):
+    """All results of the three passes by name, the gradients of the weights by theirs."""
+    weights = dp.pack_weights(network, {n: operands[n] for n in weight_shapes(network)}, dev)
+    x, dy = dev.array(operands["x"]), dev.array(operands["dy"])
+    hx, cx, dhy, dcy = (dev.array(operands[n]) if n in operands else None for n in ("hx", "cx", "dhy", "dcy"))
+    y, *last, reserve = dp.rnn(x, weights, network, hx=hx, cx=cx, lengths=lengths, training=True)
+    given = {"hx": hx, "lengths": lengths}
+    back = dp.rnn_bwd_data(y, dy, weights, reserve, network, cx=cx, dhy=dhy, dcy=dcy, **given)
+    space = dp.rnn_bwd_weights(x, y, reserve, network, **given)
+    found = {
+        "y": y,
+        **dict(zip(("hy", "cy"), last, strict=False)),
+        **dict(zip(("dx", "dhx", "dcx"), back, strict=False)),
+    }
+    return {name: tensor.numpy() for name, tensor in found.items()} | dp.unpack_weights(network, space)

@@ -22,9 +22,11 @@ __all__ = ["backward_step", "forward_step"]
 Named = dict[str, "Array"]
 
 
-def _products(weights: Named, x: Array, h: Array) -> tuple[Array, Array]:
+def _products(weights: Named, x: Array, h: Array, stateless: Array | None) -> tuple[Array, Array]:
     """The products of the input and of the state, each with its bias where it has one."""
     of_input, of_state = x @ weights["weight_ih_"].T, h @ weights["weight_hh_"].T
+    if stateless is not None:
+        of_state = np.where(stateless, 0, of_state)
     if "bias_ih_" in weights:
         of_input = of_input + weights["bias_ih_"]
     if "bias_hh_" in weights:
@@ -32,9 +34,14 @@ def _products(weights: Named, x: Array, h: Array) -> tuple[Array, Array]:
     return of_input, of_state
 
 
-def forward_step(network: Network, weights: Named, x: Array, h: Array, c: Array) -> Named:
-    """What a step gives (next_h, next_c) and what the backward pass will want of it."""
-    of_input, of_state = _products(weights, x, h)
+def forward_step(
+    network: Network, weights: Named, x: Array, h: Array, c: Array, stateless: Array | None = None
+) -> Named:
+    """What a step gives (next_h, next_c) and what the backward pass will want of it.
+
+    `stateless` (sequences, 1) says which sequences have no state yet: there is no product of it, not even 0 times NaN.
+    """
+    of_input, of_state = _products(weights, x, h, stateless)
     made: Named = {"h": h, "c": c, "next_c": c}
     if network.mode is RnnMode.LSTM:
         gates = of_input + of_state

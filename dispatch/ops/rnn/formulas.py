@@ -1,7 +1,8 @@
 """What the requests of recurrent networks mean, in NumPy, step by step; the reserve space of the host keeps every step.
 
 The forward pass writes what it computes into `Saved`, a view of the reserve space, the backward pass by the data adds
-the gradients of the gates, and that by the weights only multiplies. In f64 the same steps are the reference.
+the gradients of the gates, and that by the weights only multiplies. What a backward pass is given beside the reserve
+space (x, y and the first states) it takes from there, as cuDNN does. In f64 the same steps are the reference.
 """
 
 from __future__ import annotations
@@ -62,13 +63,16 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
         buffer = _buffer(request.reserve, request, work)
         named = _named(network, request.weights, work)
         saved = saved_views(network, steps, batch, buffer)
+        _take(saved, request, lengths, work)
         dy = np.where(_active(steps, lengths), values(request.dy, work), 0)
         first = (_state(request.dhy, request.hidden_shape(), work), _state(request.dcy, request.cell_shape(), work))
         results = backward_data(network, named, saved, lengths, dy, *first)
         return {**results, "reserve": buffer.view(np.uint8)}
     if isinstance(request, RnnBwdWeightsRequest):
         buffer = _buffer(request.reserve, request, work)
-        gradient = backward_weights(network, saved_views(network, steps, batch, buffer))
+        saved = saved_views(network, steps, batch, buffer)
+        _take(saved, request, lengths, work)
+        gradient = backward_weights(network, saved, lengths, begun=request.hx is not None)
         where = places(network, request.x.dtype, request.device)
         return {"out": pack(network, gradient, where, work)}
     return _forward(request, work, lengths)
@@ -84,7 +88,8 @@ def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
     if asked.states is not None:
         results["states"] = _draw_masks(asked, saved, work)
     named = _named(network, asked.weights, work)
-    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved))
+    begun = asked.hx is not None
+    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved, begun=begun))
     if network.mode is not RnnMode.LSTM:
         del results["cy"]
     return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
@@ -114,10 +119,13 @@ def forward(
     lengths: Array,
     saved: Saved,
     kept_as: Callable[[Array], Array] = as_it_is,
+    *,
+    begun: bool = True,
 ) -> Results:
     """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
 
-    `kept_as` is applied to all that a step gives.
+    `kept_as` is applied to all that a step gives. Where a sequence has not `begun` there is no hx, and its first step
+    has no product with it.
     """
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
@@ -127,9 +135,11 @@ def forward(
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
             kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
+            first = _first(lengths, number, network)
             for step in _order(len(x), number, network):
                 active = (step < lengths)[:, None]
-                made = _kept(forward_step(network, weights, x[step], hy[number], cy[number]), kept_as)
+                stateless = None if begun else (first == step)[:, None]
+                made = _kept(forward_step(network, weights, x[step], hy[number], cy[number], stateless), kept_as)
                 for name, array in made.items():
                     if name in kept:
                         kept[name][step] = np.where(active, array, 0)
@@ -181,14 +191,21 @@ def backward_data(
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
 
 
-def backward_weights(network: Network, saved: Saved) -> Named:
-    """The gradients of the weights by name, summed over steps and sequences."""
+def backward_weights(network: Network, saved: Saved, lengths: Array, *, begun: bool = True) -> Named:
+    """The gradients of the weights by name, summed over steps and sequences.
+
+    Where a sequence has not `begun` its first step had no product with the state, and adds nothing to its weights.
+    """
     named: Named = {}
     for layer in range(network.layers):
         for number, end in _runs(network, layer):
             flat = {name: array.reshape(-1, array.shape[-1]) for name, array in saved[number].items()}
             named[f"weight_ih_{end}"] = flat["d_input"].T @ flat["x"]
-            named[f"weight_hh_{end}"] = flat["d_state"].T @ flat["h"]
+            of_state = saved[number]["d_state"]
+            if not begun:
+                stateless = np.arange(len(of_state))[:, None] == _first(lengths, number, network)
+                of_state = np.where(stateless[..., None], 0, of_state)
+            named[f"weight_hh_{end}"] = of_state.reshape(-1, of_state.shape[-1]).T @ flat["h"]
             for kind in network.biased:
                 named[f"bias_{kind}_{end}"] = flat["d_input" if kind == "ih" else "d_state"].sum(axis=0)
             if network.projection:
@@ -206,6 +223,35 @@ def _order(steps: int, number: int, network: Network) -> range:
     """The steps in the order in which a pseudo-layer takes them."""
     backward = number % network.directions == 1
     return range(steps - 1, -1, -1) if backward else range(steps)
+
+
+def _first(lengths: Array, number: int, network: Network) -> Array:
+    """The step that a pseudo-layer takes first, of each sequence."""
+    return lengths - 1 if number % network.directions else np.zeros_like(lengths)
+
+
+def _take(saved: Saved, request: RnnBwdDataRequest | RnnBwdWeightsRequest, lengths: Array, work: np.dtype[Any]) -> None:
+    """Lay into `saved` what a backward pass is given: x, the states before all steps of the last layer, and the first.
+
+    The states between layers are not given to anybody, and stay what the forward pass kept.
+    """
+    network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
+    active, everyone = _active(steps, lengths), np.arange(batch)
+    y = np.where(active, values(request.y, work), 0)
+    hx = _state(request.hx, request.hidden_shape(), work)
+    cx = _state(getattr(request, "cx", None), request.cell_shape(), work)
+    for number, kept in enumerate(saved):
+        direction = number % network.directions
+        if number // network.directions == network.layers - 1:
+            part = y[..., direction * network.state_size :][..., : network.state_size]
+            before = np.roll(part, -1 if direction else 1, axis=0)
+            kept["h"][...] = np.where(active, before, 0)
+        first = _first(lengths, number, network)
+        kept["h"][first, everyone] = hx[number]
+        if isinstance(request, RnnBwdDataRequest):
+            kept["c"][first, everyone] = cx[number]
+        elif number < network.directions:
+            kept["x"][...] = np.where(active, values(request.x, work), 0)
 
 
 def _active(steps: int, lengths: Array) -> Array:

@@ -222,7 +222,8 @@ class RnnBwdDataRequest(RnnBase):
     Attributes:
         y: what the forward pass gave.
         dy: the gradient of y, of y's shape, dtype and layout; it is not read behind the end of a sequence.
-        weights, network, hx, cx, lengths, compute, dropout: those of the forward pass.
+        weights, network, hx, cx, lengths, compute, dropout: those of the forward pass; cx is read again, and by a GRU
+            y and hx are.
         reserve: what the forward pass in training left. This pass changes it, and `RnnBwdWeightsRequest` wants it
             as this pass leaves it: run this one first, and once.
         dhy, dcy: the gradients of the last states; None for zeros.
@@ -280,7 +281,7 @@ class RnnBwdWeightsRequest(RnnBase):
     """The backward pass by the weights, after that by the data.
 
     Attributes:
-        x, y: what the forward pass read and gave.
+        x, y: what the forward pass read and gave; they are read again, and so is hx.
         reserve: as `RnnBwdDataRequest` left it.
         network, hx, lengths, compute, dropout: those of the forward pass.
         out: the gradient of the weight space, of its size and x's dtype; `unpack_weights` gives it by name.

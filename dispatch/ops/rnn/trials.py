@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dispatch.cudnn.operands import OperandRequest
     from dispatch.device import Device
     from dispatch.keys import Dtype
+    from dispatch.ops.rnn.request import RnnBase
     from dispatch.row import Row
     from dispatch.tensor import Array, Tensor
 
@@ -86,9 +87,17 @@ class RnnCase:
         fast = "-TF32" if self.compute is Compute.COMPUTE_32F_FAST_TF32 else ""
         return f"{self.dtype}{fast}-{'training' if self.training else 'inference'}-{self.name}"
 
+    def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
+        """The request alone, behind the passes before it; its results are its own to allocate."""
+        drawn = _Drawn(self, device, rng)
+        if self.op == "rnn_fwd":
+            return drawn.source(self.training)
+        return drawn.gradient() if self.op == "rnn_bwd_data" else drawn.weights_gradient()
+
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands."""
         drawn = _Drawn(self, device, rng)
+        drawn.expect()
         if self.op == "rnn_fwd":
             return drawn.forward()
         return drawn.backward_data() if self.op == "rnn_bwd_data" else drawn.backward_weights()
@@ -151,17 +160,23 @@ class _Drawn:
         behind = np.arange(case.steps)[:, None] >= self.lengths
         dy[behind] = np.nan  # nobody may read it there
         self.dy = self._lay(dy)
+        self._shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
         self.operands: dict[str, Array]
-        self.expected = self._expected(np.where(behind[..., None], 0, dy.astype(np.float64)), hidden, cells)
+        self.expected: dict[str, Array]
+
+    def expect(self) -> None:
+        """Compute what the three passes must give."""
+        dy = self.dy.view.numpy().astype(np.float64)
+        behind = np.arange(self.case.steps)[:, None] >= self.lengths
+        self.expected = self._expected(np.where(behind[..., None], 0, dy))
 
     def _lay(self, values: Array) -> Memory:
         return place(self.device, values, (1, 0, 2) if self.case.sequences_first else None)
 
-    def _expected(self, dy: Array, hidden: tuple[int, ...], cells: tuple[int, ...]) -> dict[str, Array]:
+    def _expected(self, dy: Array) -> dict[str, Array]:
         """What the three passes give in f64, by name; `dweights` is in the places of the device's weight space."""
         network = self.network
-        shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
-        given = {n: np.zeros(shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
+        given = {n: np.zeros(self._shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
         operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **given}
         self.where = places(network, self.case.dtype, self.device)
         found, saved, exact = self._passes(operands, as_it_is)
@@ -188,7 +203,7 @@ class _Drawn:
         back = backward_data(network, exact, saved, self.lengths, operands["dy"], dhy, dcy, kept_as)
         found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
         found.update({"dx" if name == "out" else name: array for name, array in back.items()})
-        found["dweights"] = pack(network, backward_weights(network, saved), self.where, EXACT)
+        found["dweights"] = pack(network, backward_weights(network, saved, self.lengths), self.where, EXACT)
         return found, saved, exact
 
     def _rough(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
@@ -255,9 +270,10 @@ class _Drawn:
         given = {"out": "y", "hy": "hy", **({"cy": "cy"} if lstm else {})}
         outputs = self._poisoned(given)
         views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(self._source(self.case.training).replace(**views), given, outputs)
+        return self._trial(self.source(self.case.training).replace(**views), given, outputs)
 
-    def _source(self, training: bool) -> RnnRequest:
+    def source(self, training: bool) -> RnnRequest:
+        """The forward pass."""
         return RnnRequest(
             self.x.view,
             self.weights,
@@ -268,9 +284,9 @@ class _Drawn:
             compute=self.case.compute,
         )
 
-    def _gradient(self) -> RnnBwdDataRequest:
+    def gradient(self) -> RnnBwdDataRequest:
         """The backward pass by the data behind a forward pass that has run."""
-        y, *_, reserve = run(self._source(True))
+        y, *_, reserve = run(self.source(True))
         return RnnBwdDataRequest(
             *(y, self.dy.view, self.weights, reserve, self.network),
             **self._tensors("hx", "cx", "dhy", "dcy"),
@@ -284,18 +300,21 @@ class _Drawn:
         given = {"out": "dx", "dhx": "dhx", **({"dcx": "dcx"} if lstm else {})}
         outputs = self._poisoned(given)
         views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(self._gradient().replace(**views), given, outputs)
+        return self._trial(self.gradient().replace(**views), given, outputs)
 
     def backward_weights(self) -> Trial:
         """The backward pass by the weights behind both others."""
-        before = self._gradient()
-        run(before)
         outputs = self._poisoned({"out": "dweights"})
-        request = RnnBwdWeightsRequest(
-            *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute),
-            out=outputs["out"].view,
-        )
+        request = self.weights_gradient().replace(out=outputs["out"].view)
         return self._trial(request, {"out": "dweights"}, outputs)
+
+    def weights_gradient(self) -> RnnBwdWeightsRequest:
+        """The backward pass by the weights behind both others, which have run."""
+        before = self.gradient()
+        run(before)
+        return RnnBwdWeightsRequest(
+            *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute)
+        )
 
 
 def cases(row: Row) -> list[RnnCase]:

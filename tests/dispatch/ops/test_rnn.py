@@ -346,3 +346,69 @@ def test_biases_are_numbered_as_in_the_header_and_named_by_their_product():
     assert Network(M.GRU, 3, 4, bias=False) == Network(M.GRU, 3, 4, bias=RnnBiasMode.NO_BIAS)
     with pytest.raises(BadRequest, match="bias"):
         Network(M.GRU, 3, 4, bias=2)
+
+
+# -- what a backward pass is given, it reads there --------------------------------------------------------------------
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_weights_gradient_is_of_the_x_y_and_hx_given(dev, rng, name):
+    """Zeros for each in turn: the sums over what the reserve space keeps besides, by the layer that reads it."""
+    network = NETWORKS[name]
+    named = {n: rng.standard_normal(shape) for n, shape in weight_shapes(network).items()}
+    weights = pack_weights(network, named, dev)
+    x, hx = (dev.array(rng.standard_normal(s)) for s in ((STEPS, 3, 3), (network.pseudo_layers, 3, network.state_size)))
+    y, *_, reserve = rnn(x, weights, network, hx=hx, lengths=LENGTHS, training=True)
+    dy = dev.array(rng.standard_normal(y.shape))
+    rnn_bwd_data(y, dy, weights, reserve, network, hx=hx, lengths=LENGTHS)
+
+    def gradient(**given):
+        operands = {"x": x, "y": y, "hx": hx, **given}
+        x_given, y_given = operands.pop("x"), operands.pop("y")
+        found = rnn_bwd_weights(x_given, y_given, reserve, network, **operands, lengths=LENGTHS)
+        return unpack_weights(network, found)
+
+    whole = gradient()
+    last = f"l{network.layers - 1}"
+    for given, reach in (("x", ("weight_ih_l0",)), ("y", (f"weight_hh_{last}",)), ("hx", ("weight_hh",))):
+        tensor = {"x": x, "y": y, "hx": hx}[given]
+        changed = gradient(**{given: dev.zeros(tensor.shape, "f64")})
+        others = {n for n in whole if not np.array_equal(changed[n], whole[n])}
+        assert others == {n for n in whole if n.startswith(reach)}, given
+        if given == "x":
+            assert (changed["weight_ih_l0"] == 0).all()
+
+
+def test_the_first_step_of_an_lstms_gradient_is_of_the_cells_given(dev, rng):
+    network = Network(M.LSTM, 3, 4, 1, True)
+    weights = pack_weights(network, {n: rng.standard_normal(s) for n, s in weight_shapes(network).items()}, dev)
+    x, cx = dev.array(rng.standard_normal((STEPS, 3, 3))), dev.array(rng.standard_normal((2, 3, 4)))
+    y, *_, reserve = rnn(x, weights, network, cx=cx, lengths=LENGTHS, training=True)
+    dy = dev.array(rng.standard_normal(y.shape))
+    nan = cx.numpy()
+    nan[:, 1] = np.nan
+    kept = reserve.numpy()
+    whole, *_ = rnn_bwd_data(y, dy, weights, reserve, network, cx=cx, lengths=LENGTHS)
+    reserve.copy_from(kept)
+    found, *_ = rnn_bwd_data(y, dy, weights, reserve, network, cx=dev.array(nan), lengths=LENGTHS)
+    lost = np.isnan(found.numpy()).any(axis=-1)
+    assert sorted(map(tuple, np.argwhere(lost).tolist())) == [
+        (0, 1),
+        (LENGTHS[1] - 1, 1),
+    ]  # the first of each direction
+    assert np.array_equal(found.numpy()[~lost], whole.numpy()[~lost])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_a_first_state_no_product_with_it_is_made(dev, rng, name):
+    """NaN in the state's weights does not reach a sequence of one step; with a state of zeros it does."""
+    network = NETWORKS[name]
+    named = {n: rng.standard_normal(s) for n, s in weight_shapes(network).items()}
+    named = {n: np.full(a.shape, np.nan) if n.startswith("weight_hh") else a for n, a in named.items()}
+    weights = pack_weights(network, named, dev)
+    x, zeros = (
+        dev.array(rng.standard_normal((STEPS, 3, 3))),
+        dev.zeros((network.pseudo_layers, 3, network.state_size), "f64"),
+    )
+    y = rnn(x, weights, network, lengths=(5, 1, 2))[0].numpy()
+    assert np.isfinite(y[:, 1]).all()
+    assert np.isnan(y[1, 0]).any()
+    assert np.isnan(rnn(x, weights, network, hx=zeros, lengths=(5, 1, 2))[0].numpy()[0, 1]).all()
