@@ -198,7 +198,9 @@ class Job:
         """A kernel reads as many bytes at once as the heuristic was told it may; else the device is lost."""
         matrices, bias, aux = TOLD[algorithm]
         given = [*zip(self.places, matrices, strict=True), (self.bias, bias), (self.aux, aux)]
-        wrong = [f"{address:#x} is not at a multiple of {known}" for address, known in given if address % known]
+        wrong = [
+            f"{address:#x} is not at a multiple of {known}" for address, known in given if address and address % known
+        ]
         assert not wrong, f"CUDA_ERROR_MISALIGNED_ADDRESS: {wrong}, {given}"
 
     def __call__(self) -> None:
