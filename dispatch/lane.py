@@ -113,7 +113,8 @@ class Lane:
         if elements:
             for extent, stride in zip(shape, strides, strict=True):
                 elements += (extent - 1) * stride
-        storage = self.device.allocate((elements * dtype.bits + 7) // 8, self.stream)
+        # Tensor maps write whole 16 bytes: behind the last line, too, there is room for them (cutlass/staged.py).
+        storage = self.device.allocate(-(-elements * dtype.bits // 128) * 16, self.stream)
         return Tensor(storage, storage.base, self.device.layout(dtype, shape, strides, storage.base))
 
     def check(self) -> None:

@@ -80,7 +80,7 @@ class Launch:
     def __init__(self, module: Module, lane: CudaLane, values: Mapping[str, int], cluster: tuple[int, int]) -> None:
         self._lane = lane
         # CUTLASS's own `can_implement` is not asked: it wants extents to be multiples of 16 bytes, where tensor maps
-        # want that of the steps alone, which the table's rules see to.
+        # want that of the steps alone, which the table's rules see to, and of lines that are written: staged.py.
         self._gemm, self._scale = module.gemm, module.scale
         _, facts = module.images(lane, values, 0)
         if cluster[0] * cluster[1] > PAIR and any(word.name == "clusters" for word in module.words):

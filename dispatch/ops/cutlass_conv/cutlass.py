@@ -14,6 +14,7 @@ from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit_conv import ConvSpec, emit
 from dispatch.cutlass.evt import Reduce, walk
 from dispatch.cutlass.launch import Launch, module
+from dispatch.cutlass.staged import Staged
 from dispatch.keys import Arch
 from dispatch.ops.cutlass_conv.config import choose
 from dispatch.ops.cutlass_conv.problem import dims_of, operands_of, words_of
@@ -73,6 +74,7 @@ class CutlassConvPlan(CutlassPlan):
         self._names = ("a", "b", "c", "out", *request.kinds)
         self._number = _float
         self._values = {**words_of(request, processors), "swizzle": self.config.swizzle}
+        self._staged = Staged(lane, {})  # channels fill 16 bytes, or the row refuses the request
         self._launch = Launch(loaded, lane, self._values, self.config.cluster)
         reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
         sizes = {node.name: prod(request.produced[node.name].shape) for node in reductions}

@@ -13,7 +13,7 @@ from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit100 import ARCHES, CLUSTER, BlackwellSpec, emit
 from dispatch.cutlass.launch import Launch, module
 from dispatch.errors import Refused
-from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors, staged
 from dispatch.ops.cutlass_gemm.layout import order_of
 from dispatch.request import Argument, Plan
 
@@ -50,7 +50,7 @@ def spec_of(request: CutlassGemmRequest, arch: Arch) -> BlackwellSpec:
 class BlackwellPlan(Plan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_lane", "_launch", "_names", "_values", "spec")
+    __slots__ = ("_lane", "_launch", "_names", "_staged", "_values", "spec")
 
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row) -> None:
         super().__init__(row, capture_safe=True)
@@ -61,7 +61,8 @@ class BlackwellPlan(Plan):
         kernel = compiler.kernel_id(source, self.spec.target)
         loaded = module(lane.device, kernel, future.result(), source.words)
         self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = {**fixed_words(request, multiprocessors(lane)), "swizzle": 1}
+        self._staged = staged(request, lane)
+        self._values = {**fixed_words(request, multiprocessors(lane)), **self._staged.words, "swizzle": 1}
         self._launch = Launch(loaded, lane, self._values, CLUSTER)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -71,4 +72,6 @@ class BlackwellPlan(Plan):
                 values[name] = argument
             else:
                 values[f"{name}.value"] = int(struct.unpack("<I", struct.pack("<f", argument.real))[0])
-        self._launch.enqueue(values, self._lane.target.value or 0)
+        stream = self._lane.target.value or 0
+        self._launch.enqueue({**values, **self._staged.addresses}, stream)
+        self._staged.copy_out(values, stream)

@@ -15,6 +15,7 @@ from dispatch.cutlass.config import RASTERS, choose
 from dispatch.cutlass.emit import GemmSpec, emit
 from dispatch.cutlass.evt import Reduce, walk
 from dispatch.cutlass.launch import Launch, module
+from dispatch.cutlass.staged import Lines, Staged
 from dispatch.keys import I32, Arch, Compute
 from dispatch.ops.cutlass_gemm.layout import operands_of, order_of, pitch
 from dispatch.request import Argument, Plan
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
     from dispatch.row import Row
 
-__all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "multiprocessors", "plan", "spec_of"]
+__all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "multiprocessors", "plan", "spec_of", "staged"]
 
 BYTES_K = 128  # of a tile along k: a line of the swizzle
 INFINITY = 0x7F800000
@@ -88,7 +89,10 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
 class CutlassPlan(Plan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_finish", "_lane", "_launch", "_names", "_number", "_starts", "_values", "config", "kernel", "spec")
+    __slots__ = (
+        *("_finish", "_lane", "_launch", "_names", "_number", "_staged", "_starts", "_values"),
+        *("config", "kernel", "spec"),
+    )
 
     def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
@@ -101,6 +105,8 @@ class CutlassPlan(Plan):
         self._names = ("a", "b", "c", "out", *request.kinds)
         self._values = fixed_words(request, multiprocessors(lane))
         self._values |= {"swizzle": config.swizzle, "raster": RASTERS.index(config.raster)}
+        self._staged = staged(request, lane)
+        self._values |= self._staged.words
         self._launch = Launch(loaded, lane, self._values, config.cluster)
         reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
         sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
@@ -120,9 +126,18 @@ class CutlassPlan(Plan):
         stream = self._lane.target.value or 0
         for name, bits, count in self._starts:
             driver.cuMemsetD32Async(values[name], bits, count, stream)
-        self._launch.enqueue(values, stream)
+        self._launch.enqueue({**values, **self._staged.addresses}, stream)
+        self._staged.copy_out(values, stream)
         for name, count, factor in self._finish:
             self._launch.scale(values[name], count, factor, stream)
+
+
+def staged(request: CutlassGemmRequest, lane: CudaLane) -> Staged:
+    """The memory that the kernel writes for those matrices which the request gives and a tensor map would overrun."""
+    given = {"out": request.out} | {
+        name: request.given.get(name) for name, kind in request.kinds.items() if kind == "store"
+    }
+    return Staged(lane, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
 
 
 def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:

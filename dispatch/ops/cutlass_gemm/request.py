@@ -39,7 +39,7 @@ class CutlassGemmRequest(Treed, Request):
     Attributes:
         a, b: the operands; rows or columns are dense, and the others a multiple of 16 bytes apart.
         c: the source (…, m, n), which the tree reads as `evt.source()`.
-        out: D, of `out_dtype`.
+        out: D, of `out_dtype`. Lines that end amid 16 bytes are copied to it: tensor maps would write on behind them.
         epilogue: a tree of `dispatch.cutlass.evt`; None for alpha · A · B + beta · C.
         operands: what the tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
         alpha, beta: the scalars of those names.

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 TREES = 48
+GIVEN = (9, 14, 17, 24, 26, 37, 40)  # of the trees, into memory that is given: they store and reduce over all there is
+GUARD = 4  # elements of f32 around a reduction: 16 bytes
 HOPPER = 90
 EXTENTS = {
     "plain": (128, 128, 128),
@@ -68,6 +70,7 @@ class Case:
     compute: Compute | None = None
     fast_accum: bool = False
     step: int = 16  # bytes that lines are multiples of; of less, they are no multiples of 16
+    given: bool = False  # whether memory is given for what the tree writes, too
 
     @property
     def id(self) -> str:
@@ -77,7 +80,7 @@ class Case:
         """The case with fresh operands."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGemmRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGemmRequest, tuple[Memory, ...]]:
         m, n, k = self.extents
         a, b, c, d = self.dtypes
         operands: dict[str, Any] = {}
@@ -91,12 +94,15 @@ class Case:
                 elif kind == "scalar":
                     value = float(np.float32(rng.uniform(0.25, 1.0)))
                     operands[name] = value if len(name) % 2 else device.array([value], "f32")
-        memory = poisoned_matrix(device, (*self.batch, m, n), d, self.orders[3], self.step)
+        written = {"out": poisoned_matrix(device, (*self.batch, m, n), d, self.orders[3], self.step)}
+        if self.given and self.tree is not None:
+            written |= self._written(device, self.tree, d)
+            operands |= {name: memory.view for name, memory in written.items() if name != "out"}
         request = CutlassGemmRequest(
             random_matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
             random_matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
             c=random_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
-            out=memory.view,
+            out=written["out"].view,
             epilogue=self.tree,
             operands=operands,
             alpha=alpha,
@@ -105,12 +111,23 @@ class Case:
             fast_accum=self.fast_accum,
             config=self.config,
         )
-        return request, memory
+        return request, tuple(written.values())
+
+    def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, Memory]:
+        """Poisoned memory for what a tree writes beside D."""
+        (m, n, _), made = self.extents, {}
+        extents = {"m": (n,), "n": (m,), "mn": ()}
+        for node in evt.walk(tree):
+            if isinstance(node, evt.Store):
+                shape = (*self.batch, m, n)
+                made[node.name] = poisoned_matrix(device, shape, node.dtype or d, self.orders[3], self.step)
+            elif isinstance(node, evt.Reduce):
+                made[node.name] = poisoned_vector(device, (*self.batch, *extents[node.over]))
+        return made
 
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """A request with what must come out of it."""
-        request, memory = self._request(device, rng)
-        return Trial(self.id, request, (memory,))
+        return Trial(self.id, *self._request(device, rng))
 
 
 def evt_kinds(tree: Node) -> dict[str, str]:
@@ -133,8 +150,9 @@ class Trial:
         for memory in self.written:
             memory.renew()
         made = result if isinstance(result, tuple) else () if result is None else (result,)
+        given = [memory.view for memory in self.written]
         for tensor in made:
-            if tensor is not self.request.out:
+            if tensor is not self.request.out and not any(tensor is view for view in given):
                 tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
     def check(self, result: Any) -> None:
@@ -183,13 +201,13 @@ def stored(error: Array, values: Array, dtype: Dtype) -> Array:
 def random_matrix(
     device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16
 ) -> Tensor:
-    """A tensor of random numbers whose lines are at multiples of so many bytes."""
+    """A tensor of random numbers whose lines are at multiples of so many bytes, with poison behind each of them."""
     values = rng.integers(-8, 9, shape) if dtype.numpy.kind == "i" else rng.standard_normal(shape)
     if len(shape) < 2:
         return device.array(values, dtype)
     *batch, rows, columns = shape
     lines, length = (rows, columns) if order == "r" else (columns, rows)
-    whole = device.zeros((*batch, lines, pitch_of(length, dtype, step)), dtype)
+    whole = device.array(poison(dtype, (*batch, lines, pitch_of(length, dtype, step))))
     view = whole[..., :length]
     made = view if order == "r" else view.mT
     made.copy_from(values.astype(dtype.numpy))
@@ -206,6 +224,15 @@ def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order:
     whole = device.array(before)
     view = whole[inside]
     return Memory(view if order == "r" else view.mT, whole, before, inside)
+
+
+def poisoned_vector(device: Device, shape: tuple[int, ...]) -> Memory:
+    """Memory for a reduction, dense, with poison in it and around it."""
+    size = int(np.prod(shape, dtype=np.int64))
+    before = poison(F32, (size + 2 * GUARD,))
+    inside = (slice(GUARD, GUARD + size),)
+    whole = device.array(before)
+    return Memory(whole[inside].reshape(shape), whole, before, inside)
 
 
 def pitch_of(length: int, dtype: Dtype, step: int) -> int:
@@ -332,6 +359,8 @@ def tree_cases(dtypes: Sequence[Dtype] = (BF16, BF16, BF16, BF16)) -> list[Case]
         config = FAVORITES[1] if number % 2 else FAVORITES[0]
         a, b, c, d = dtypes
         found.append(Case(f"tree {number}", (a, b, c, d), (200, 152, 72), config, tree=tree))
+        if number in GIVEN:
+            found.append(Case(f"tree {number} given", (a, b, c, d), (77, 53, 29), config, tree=tree, given=True))
     return found
 
 

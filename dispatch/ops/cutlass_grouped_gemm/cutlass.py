@@ -15,6 +15,7 @@ from cudabind import driver
 from dispatch.cutlass import compile as compiler
 from dispatch.cutlass.emit_grouped import PLACED, GroupedSpec, emit
 from dispatch.cutlass.launch import Launch, module
+from dispatch.cutlass.staged import Lines, Staged
 from dispatch.cutlass.visitors import Operand
 from dispatch.keys import F32, U8, Arch
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
@@ -121,7 +122,7 @@ class _Plan(Plan):
 class GroupedPlan(_Plan):
     """One kernel for one set of layouts and any ends of groups."""
 
-    __slots__ = ("_fixed",)
+    __slots__ = ("_fixed", "_staged")
     entry = b"arrange"
 
     def __init__(self, request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> None:
@@ -129,28 +130,33 @@ class GroupedPlan(_Plan):
         out = request.missing().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
         steps = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
+        self._staged = Staged(lane, {} if request.out is None else {"out": Lines.of(request.out, "row")})
         self._fixed = (
             request.groups,
             request.n,
             request.k,
             *steps,
             request.b.layout.strides[0],
-            pitch(request.shape, d_strides),
+            self._staged.words.get("out.pitch", pitch(request.shape, d_strides)),
         )
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         a, b, ends, out, alpha = arguments
         groups, n, k, a_step, b_step, b_group, d_step = self._fixed
-        numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, out, d_step)
+        given, stream = {"out": int(out.real)}, self._lane.target.value or 0
+        d = self._staged.addresses.get("out", given["out"])
+        numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, d, d_step)
         words = (*numbers, self._values["shapes"], self._values["addresses_a"])
+        self._staged.copy_in(given, stream)  # the host does not know which rows are behind the last group
         self._small([ctypes.c_int64(int(word.real)) for word in words])
         self._grouped(alpha)
+        self._staged.copy_out(given, stream)
 
 
 class SeveralPlan(_Plan):
     """One kernel for one set of layouts at any addresses."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_staged")
     entry = b"place"
 
     def __init__(self, request: CutlassSeveralGemmRequest, lane: CudaLane, row: Row) -> None:
@@ -161,17 +167,24 @@ class SeveralPlan(_Plan):
             steps.append([pitch(shape, strides) for shape, strides, _ in made.values()])
         else:
             steps.append([pitch(t.shape, t.layout.strides) for t in request.out])
+        given = () if request.out is None else request.out
+        self._staged = Staged(lane, {f"out[{g}]": Lines.of(t, "row") for g, t in enumerate(given)})
+        words = self._staged.words
+        steps[2] = [words.get(f"out[{g}].pitch", step) for g, step in enumerate(steps[2])]
         self._groups = tuple(zip(request.extents, *steps, strict=True))
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         *addresses, alpha = arguments
         count = len(self._groups)
         a, b, out = (addresses[i * count : (i + 1) * count] for i in range(3))
+        given = {f"out[{g}]": int(address.real) for g, address in enumerate(out)}
+        d = [self._staged.addresses.get(name, address) for name, address in given.items()]
         # As many groups at a time as a launch takes by value: a recorded launch then holds them, too.
         fixed = [ctypes.c_int64(x) for x in (count, self._values["shapes"], self._values["addresses_a"])]
-        for first, number, words in chunks(self._groups, a, b, out):
+        for first, number, words in chunks(self._groups, a, b, d):
             self._small([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
         self._grouped(alpha)
+        self._staged.copy_out(given, self._lane.target.value or 0)
 
 
 def chunks(

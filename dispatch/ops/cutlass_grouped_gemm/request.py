@@ -46,7 +46,7 @@ class CutlassGroupedGemmRequest(Request):
         a: (total, k), rows dense.
         b: (groups, k, n).
         ends: i32 (groups,), not falling, the last one at most total; rows behind the last end are not written.
-        out: D (total, n), of `out_dtype`, rows dense.
+        out: D (total, n), of `out_dtype`, rows dense. Rows that end amid 16 bytes are copied to it, see cutlass_gemm's.
         epilogue: a tree of `dispatch.cutlass.evt` over the accumulator and alpha; None for alpha · A · B.
         alpha: a number, or an f32 tensor of one element.
         fast_accum: fp8 only; sums in the tensor cores' own precision.

@@ -14,12 +14,12 @@ import numpy as np
 from dispatch.cutlass import evt
 from dispatch.cutlass.bounds import errors_of, product_error
 from dispatch.keys import FP8, Dtype
-from dispatch.ops.cutlass_gemm.trials import random_matrix, stored
+from dispatch.ops.cutlass_gemm.trials import poisoned_matrix, random_matrix, stored
 from dispatch.ops.cutlass_grouped_gemm import host
 from dispatch.ops.cutlass_grouped_gemm.config import LARGE
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
 from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
-from dispatch.ops.matmul.trial import Mismatch, by_numpy, poison
+from dispatch.ops.matmul.trial import Memory, Mismatch, by_numpy
 
 if TYPE_CHECKING:
     from dispatch.cutlass.config import Config
@@ -61,25 +61,30 @@ class GroupedCase:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
     def request(self, device: Device, rng: np.random.Generator) -> CutlassGroupedGemmRequest:
-        """The case with fresh operands, and rows of 7 behind the last group."""
+        """The case with fresh operands."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGroupedGemmRequest, Memory]:
         a, b, _, d = self.dtypes
         total = sum(self.sizes) + BEHIND
-        out = random_matrix(device, rng, (total, self.n), d, "r")
-        out.copy_from(np.full(out.shape, 7.0))
-        return CutlassGroupedGemmRequest(
+        memory = poisoned_matrix(device, (total, self.n), d, "r")
+        memory.before[memory.inside] = 7  # in the rows behind the last group, too
+        memory.renew()
+        request = CutlassGroupedGemmRequest(
             random_matrix(device, rng, (total, self.k), a, "r"),
             random_matrix(device, rng, (len(self.sizes), self.k, self.n), b, self.order),
             device.array(np.cumsum(self.sizes), "i32"),
-            out=out,
+            out=memory.view,
             epilogue=self.tree,
             alpha=0.75,
             fast_accum=self.fast_accum,
             config=self.config,
         )
+        return request, memory
 
     def trial(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
         """A request with what must come out of it."""
-        return GroupedTrial(self.id, self.request(device, rng))
+        return GroupedTrial(self.id, *self._request(device, rng))
 
 
 class GroupedTrial:
@@ -87,18 +92,20 @@ class GroupedTrial:
 
     def renew(self) -> None:
         """Fill the output with what nobody writes."""
-        if self.request.out is not None:
-            self.request.out.copy_from(np.full(self.request.shape, 7.0))
+        if self.memory is not None:
+            self.memory.renew()
 
-    def __init__(self, name: str, request: CutlassGroupedGemmRequest) -> None:
-        self.name, self.request = name, request
+    def __init__(self, name: str, request: CutlassGroupedGemmRequest, memory: Memory | None = None) -> None:
+        self.name, self.request, self.memory = name, request, memory
         self.expected = host.reference(request)["out"]
         self.allowed = np.zeros(request.shape)
         for rows, a, b in host.products(request, np.float64):
             self.allowed[rows] = _allowed(request, a, b, self.expected[rows])
 
     def check(self, result: Any) -> None:
-        """Raise Mismatch where D is further off than its bound, or written behind the last group."""
+        """Raise Mismatch where D is further off than its bound, or written behind the last group or beside it."""
+        if self.memory is not None and (count := self.memory.disturbed()):
+            raise Mismatch(f"{self.name}: {count} bytes beside the output were written")
         got = result.numpy().astype(np.float64)
         behind = np.isnan(self.expected)
         wrong = ~(np.abs(got - np.where(behind, 7.0, self.expected)) <= self.allowed)
@@ -125,6 +132,7 @@ def _allowed(
 EXTENTS = {
     "all varying": ((64, 64, 64), (1, 136, 80), (300, 8, 272), (37, 53, 16), (128, 264, 144)),
     "alike":       ((48, 72, 96),) * 3,
+    "awkward":     ((37, 53, 29), (1, 1, 1), (130, 9, 40), (64, 64, 64), (1, 131, 72)),
     "many":        tuple((1 + 9 * (g % 5), 16 + 8 * (g % 3), 16 * (1 + g % 4)) for g in range(70)),
 }
 # fmt: on
@@ -146,13 +154,14 @@ class SeveralCase:
     def trial(self, device: Device, rng: np.random.Generator) -> SeveralTrial:
         """A request with what must come out of it."""
         a, b, _, d = self.dtypes
+        memories = tuple(poisoned_matrix(device, (m, n), d, "r") for m, n, _ in self.extents)
         request = CutlassSeveralGemmRequest(
             tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
             tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
-            tuple(random_matrix(device, rng, (m, n), d, "r") for m, n, _ in self.extents),
+            tuple(memory.view for memory in memories),
             alpha=-0.5,
         )
-        return SeveralTrial(self.id, request)
+        return SeveralTrial(self.id, request, memories)
 
 
 class SeveralTrial:
@@ -160,17 +169,19 @@ class SeveralTrial:
 
     def renew(self) -> None:
         """Poison the outputs."""
-        for tensor in self.request.out or ():
-            tensor.copy_from(poison(tensor.dtype, tensor.shape))
+        for memory in self.memories:
+            memory.renew()
 
-    def __init__(self, name: str, request: CutlassSeveralGemmRequest) -> None:
-        self.name, self.request = name, request
+    def __init__(self, name: str, request: CutlassSeveralGemmRequest, memories: tuple[Memory, ...] = ()) -> None:
+        self.name, self.request, self.memories = name, request, memories
         self.expected = list(host.several(request).values())
         pairs = zip(request.a, request.b, self.expected, strict=True)
         self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
 
     def check(self, results: tuple[Tensor, ...]) -> None:
-        """Raise Mismatch where a D is further off than its bound."""
+        """Raise Mismatch where a D is further off than its bound, or something beside one was written."""
+        if count := sum(memory.disturbed() for memory in self.memories):
+            raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         for g, (result, expected, allowed) in enumerate(zip(results, self.expected, self.allowed, strict=True)):
             wrong = ~(np.abs(result.numpy().astype(np.float64) - expected) <= allowed)
             if wrong.any():
@@ -188,9 +199,10 @@ def several_cases(row: Row) -> list[SeveralCase]:
 def cases(row: Row) -> list[GroupedCase]:
     """All sizes with two kernels, by their mean; b with dense rows and a tree where operands are of 16 bits."""
     found = [GroupedCase(name, row.dtypes, sizes) for name, sizes in SIZES.items()]
+    found += [GroupedCase(f"{n} columns", row.dtypes, SIZES["varying"], n, k) for n, k in ((53, 29), (1, 80))]
     if row.dtypes[0] in FP8:
         found.append(GroupedCase("fast", row.dtypes, SIZES["varying"], fast_accum=True))
-        return [replace(case, k=80) for case in found]
+        return [replace(case, k=80 if case.k % 8 == 0 else case.k) for case in found]
     if row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
         tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
         found.append(GroupedCase("silu", row.dtypes, SIZES["varying"], tree=tree))
