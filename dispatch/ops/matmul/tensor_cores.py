@@ -18,6 +18,7 @@ __all__ = ["CUT_OFF", "SCALED_CUT_OFF", "SPREAD"]
 
 # Products that tensor cores add at once, the bits of fraction that each keeps, and those that it has.
 FP8_GROUP, FP8_BITS, FP8_PRODUCT_BITS = 32, 13, 7
+FP8_PROMOTED = 128  # products after which a sum is added to others in f32, unless accumulation is to be fast
 AT_ONCE = 1 << 14  # elements, so that what is worked on stays near the processor
 SIGMAS = 6  # of what is off by chance, for a case has up to 100,000 elements
 
@@ -35,23 +36,33 @@ class _CutOff(Precision):
     They align `FP8_GROUP` products and the sum so far to the largest of them and cut off what lies 13 bits behind its
     first: with products in this order that gives the very bits of an H200's 1.529052734375 for 1.530120849609375. Their
     sum is cut off 13 bits behind its own first, too: 5.2117919921875 became 5.21142578125, 10673 times 2^-11. A product
-    has 7 bits itself, so that only small ones lose any. That is followed here; beside it chance is allowed for,
-    for sums in another order.
+    has 7 bits itself, so that only small ones lose any. Without CUBLASLT_MATMUL_DESC_FAST_ACCUM, and in CUTLASS without
+    FP8FastAccum, sums are "periodically promoted": those of each 128 products begin at 0 and are added in f32, which
+    gives the very bits of an H200's 0.15704345703125 for 0.15642118453979492, of 384 products; in one sum it would be
+    0.1564178466796875. Both ways are followed here, and what loses more counts; beside it chance is allowed for, for
+    sums in another order.
     """
 
     def product(self, a: Array, b: Array, work: np.dtype[Any]) -> Array:
         a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b))
         batch = int(np.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])))
         rows = max(AT_ONCE // max(batch * b.shape[-1], 1), 1)
-        parts = [self._rows(a[..., start : start + rows, :], b) for start in range(0, max(a.shape[-2], 1), rows)]
+        ways = {FP8_PROMOTED, max(a.shape[-1], FP8_PROMOTED)}  # one and the same for few products
+        parts = [
+            np.max([self._rows(a[..., start : start + rows, :], b, way) for way in ways], axis=0)
+            for start in range(0, max(a.shape[-2], 1), rows)
+        ]
         return np.concatenate(parts, axis=-2).astype(work)
 
-    def _rows(self, a: Array, b: Array) -> Array:
+    def _rows(self, a: Array, b: Array, promoted: int) -> Array:
+        """What is lost of these rows where a sum is of as many products as are to be promoted together."""
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         total, of_terms, of_totals, squares = (np.zeros(shape, np.float32) for _ in range(4))
         term, size = np.empty(shape, np.float32), np.empty(shape, np.float32)
         for start in range(0, a.shape[-1], FP8_GROUP):
             group = range(start, min(start + FP8_GROUP, a.shape[-1]))
+            if start % promoted == 0:
+                total[...] = 0
             largest = np.abs(total)
             for k in group:
                 np.abs(np.multiply(a[..., k, None], b[..., k, None, :], out=term), out=term)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,17 +14,34 @@ from dispatch.ops.activation.formulas import sigmoid
 from dispatch.ops.rnn.network import RnnMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.ops.rnn.network import Network
     from dispatch.tensor import Array
 
-__all__ = ["backward_step", "forward_step"]
+__all__ = ["NONE", "Rounding", "as_it_is", "backward_step", "forward_step"]
 
 Named = dict[str, "Array"]
 
 
-def _products(weights: Named, x: Array, h: Array, stateless: Array | None) -> tuple[Array, Array]:
+def as_it_is(array: Array) -> Array:
+    """No rounding."""
+    return array
+
+
+class Rounding(NamedTuple):
+    """What a step's numbers are rounded to: all that is kept or multiplied by a matrix, and what a product gives."""
+
+    kept: Callable[[Array], Array] = as_it_is
+    product: Callable[[Array], Array] = as_it_is
+
+
+NONE = Rounding()
+
+
+def _products(weights: Named, x: Array, h: Array, stateless: Array | None, rounding: Rounding) -> tuple[Array, Array]:
     """The products of the input and of the state, each with its bias where it has one."""
-    of_input, of_state = x @ weights["weight_ih_"].T, h @ weights["weight_hh_"].T
+    of_input, of_state = rounding.product(x @ weights["weight_ih_"].T), rounding.product(h @ weights["weight_hh_"].T)
     if stateless is not None:
         of_state = np.where(stateless, 0, of_state)
     if "bias_ih_" in weights:
@@ -35,13 +52,19 @@ def _products(weights: Named, x: Array, h: Array, stateless: Array | None) -> tu
 
 
 def forward_step(
-    network: Network, weights: Named, x: Array, h: Array, c: Array, stateless: Array | None = None
+    network: Network,
+    weights: Named,
+    x: Array,
+    h: Array,
+    c: Array,
+    stateless: Array | None = None,
+    rounding: Rounding = NONE,
 ) -> Named:
     """What a step gives (next_h, next_c) and what the backward pass will want of it.
 
     `stateless` (sequences, 1) says which sequences have no state yet: there is no product of it, not even 0 times NaN.
     """
-    of_input, of_state = _products(weights, x, h, stateless)
+    of_input, of_state = _products(weights, x, h, stateless, rounding)
     made: Named = {"h": h, "c": c, "next_c": c}
     if network.mode is RnnMode.LSTM:
         gates = of_input + of_state
@@ -51,7 +74,7 @@ def forward_step(
         made["tanh_c"] = np.tanh(made["next_c"])
         made["next_h"] = made["unprojected"] = o * made["tanh_c"]
         if network.projection:
-            made["next_h"] = made["unprojected"] @ weights["weight_hr_"].T
+            made["next_h"] = rounding.kept(made["unprojected"]) @ weights["weight_hr_"].T
         made["gates"] = np.concatenate([i, f, g, o], axis=-1)
     elif network.mode is RnnMode.GRU:
         (r, z, n), (of_r, of_z, of_n) = np.split(of_input, 3, axis=-1), np.split(of_state, 3, axis=-1)
@@ -64,16 +87,25 @@ def forward_step(
         total = of_input + of_state
         made["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
         made["gates"] = made["next_h"]
-    return made
+    return _kept(made, rounding)
 
 
-def backward_step(network: Network, weights: Named, kept: Named, dh: Array, dc: Array) -> Named:
+def _kept(made: Named, rounding: Rounding) -> Named:
+    """What a step has made, rounded; the state and the cell before it are so already."""
+    if rounding.kept is as_it_is:
+        return made
+    return {name: array if name in ("h", "c") else rounding.kept(array) for name, array in made.items()}
+
+
+def backward_step(
+    network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding = NONE
+) -> Named:
     """The gradients of a step's gates, and of the state (dh) and cell (dc) before it, from those behind it."""
     gates = kept["gates"]
     made: Named = {"dc": dc, "d_projected": dh}
     direct: Any = 0  # what of dh reaches the state before past the gates
     if network.mode is RnnMode.LSTM:
-        made["d_input"], made["dc"] = _lstm_gates(network, weights, kept, dh, dc)
+        made["d_input"], made["dc"] = _lstm_gates(network, weights, kept, dh, dc, rounding)
         made["d_state"] = made["d_input"]
     elif network.mode is RnnMode.GRU:
         r, z, n = np.split(gates, 3, axis=-1)
@@ -86,14 +118,16 @@ def backward_step(network: Network, weights: Named, kept: Named, dh: Array, dc: 
     else:
         slope = 1 - gates * gates if network.mode is RnnMode.RNN_TANH else (gates > 0).astype(dh.dtype)
         made["d_input"] = made["d_state"] = dh * slope
-    made["dh"] = made["d_state"] @ weights["weight_hh_"] + direct
-    return made
+    made["dh"] = rounding.product(rounding.kept(made["d_state"]) @ weights["weight_hh_"]) + direct
+    return _kept(made, rounding)
 
 
-def _lstm_gates(network: Network, weights: Named, kept: Named, dh: Array, dc: Array) -> tuple[Array, Array]:
+def _lstm_gates(
+    network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding
+) -> tuple[Array, Array]:
     """The gradients of the gates before their functions, and of the cell before the step."""
     i, f, g, o = np.split(kept["gates"], 4, axis=-1)
-    d_out = dh @ weights["weight_hr_"] if network.projection else dh
+    d_out = rounding.product(rounding.kept(dh) @ weights["weight_hr_"]) if network.projection else dh
     d_cell = dc + d_out * o * (1 - kept["tanh_c"] * kept["tanh_c"])
     d_gates = [
         d_cell * g * i * (1 - i),

@@ -14,19 +14,19 @@ import numpy as np
 from dispatch.cudnn.formulas import Results, values
 from dispatch.errors import BadRequest
 from dispatch.ops.dropout.formulas import draw
-from dispatch.ops.rnn.cells import backward_step, forward_step
+from dispatch.ops.rnn.cells import NONE, Rounding, backward_step, forward_step
 from dispatch.ops.rnn.network import RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, saved_sizes
 from dispatch.ops.rnn.weights import named_views, pack, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dispatch.ops.rnn.network import Network
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
     from dispatch.tensor import Array, Tensor
 
-__all__ = ["Saved", "as_it_is", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward"]
+__all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward"]
 
 Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
 Named = dict[str, "Array"]
@@ -105,11 +105,6 @@ def _draw_masks(request: RnnRequest, saved: Saved, work: np.dtype[Any]) -> Array
     return states
 
 
-def as_it_is(array: Array) -> Array:
-    """No rounding."""
-    return array
-
-
 def forward(
     network: Network,
     named: Named,
@@ -118,14 +113,13 @@ def forward(
     cx: Array,
     lengths: Array,
     saved: Saved,
-    kept_as: Callable[[Array], Array] = as_it_is,
+    rounding: Rounding = NONE,
     *,
     begun: bool = True,
 ) -> Results:
     """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
 
-    `kept_as` is applied to all that a step gives. Where a sequence has not `begun` there is no hx, and its first step
-    has no product with it.
+    Where a sequence has not `begun` there is no hx, and its first step has no product with it.
     """
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
@@ -139,7 +133,7 @@ def forward(
             for step in _order(len(x), number, network):
                 active = (step < lengths)[:, None]
                 stateless = None if begun else (first == step)[:, None]
-                made = _kept(forward_step(network, weights, x[step], hy[number], cy[number], stateless), kept_as)
+                made = forward_step(network, weights, x[step], hy[number], cy[number], stateless, rounding)
                 for name, array in made.items():
                     if name in kept:
                         kept[name][step] = np.where(active, array, 0)
@@ -151,10 +145,6 @@ def forward(
     return {"out": x, "hy": hy, "cy": cy}
 
 
-def _kept(made: Named, kept_as: Callable[[Array], Array]) -> Named:
-    return made if kept_as is as_it_is else {name: kept_as(array) for name, array in made.items()}
-
-
 def backward_data(
     network: Network,
     named: Named,
@@ -163,12 +153,9 @@ def backward_data(
     dy: Array,
     dhy: Array,
     dcy: Array,
-    kept_as: Callable[[Array], Array] = as_it_is,
+    rounding: Rounding = NONE,
 ) -> Results:
-    """dx and the gradients of the first states; the gradients of the gates go into `saved`.
-
-    `kept_as` is applied to all that a step gives.
-    """
+    """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
     dhx, dcx = dhy.copy(), dcy.copy()
     for layer in reversed(range(network.layers)):
         dx = np.zeros((*dy.shape[:2], network.inputs_of(layer)), dy.dtype)
@@ -180,13 +167,13 @@ def backward_data(
                 active = (step < lengths)[:, None]
                 dh = dhx[number] + dy[step][:, part][:, : network.state_size]
                 step_of = {name: array[step] for name, array in kept.items()}
-                made = _kept(backward_step(network, weights, step_of, dh, dcx[number]), kept_as)
+                made = backward_step(network, weights, step_of, dh, dcx[number], rounding)
                 for name in ("d_input", "d_state", "d_projected"):
                     kept[name][step] = np.where(active, made[name], 0)
                 dhx[number] = np.where(active, made["dh"], dhx[number])
                 dcx[number] = np.where(active, made["dc"], dcx[number])
-                dx[step] += np.where(active, made["d_input"], 0) @ weights["weight_ih_"]
-        dy = kept_as(dx) * saved[layer * network.directions]["mask"]
+                dx[step] += rounding.product(np.where(active, made["d_input"], 0) @ weights["weight_ih_"])
+        dy = rounding.kept(dx) * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.mutation import made
-from dispatch.ops.rnn.formulas import as_it_is
+from dispatch.ops.rnn.cells import as_it_is
 
 if TYPE_CHECKING:
     from dispatch.tensor import Array, Tensor

@@ -8,8 +8,9 @@ from cudabind.sys.cudnn import cudnnRNNBiasMode_t
 from dispatch import TABLE
 from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST, Compute
+from dispatch.keys import HALF, HOST, Compute
 from dispatch.ops.dropout import dropout_states
+from dispatch.ops.matmul.trial import as_on_a_gpu
 from dispatch.ops.rnn import (
     Network,
     RnnBiasMode,
@@ -24,6 +25,7 @@ from dispatch.ops.rnn import (
     unpack_weights,
     weight_shapes,
 )
+from dispatch.ops.rnn.mutations import PASSES, named
 
 ROWS = [row for row in TABLE if row.op.startswith("rnn") and row.on(HOST)]
 M = RnnMode
@@ -346,6 +348,31 @@ def test_biases_are_numbered_as_in_the_header_and_named_by_their_product():
     assert Network(M.GRU, 3, 4, bias=False) == Network(M.GRU, 3, 4, bias=RnnBiasMode.NO_BIAS)
     with pytest.raises(BadRequest, match="bias"):
         Network(M.GRU, 3, 4, bias=2)
+
+
+# -- how far off results may be -------------------------------------------------------------------------------------
+LOOSE = [row for row in TABLE if row.op.startswith("rnn") and not row.on(HOST) and row.dtypes[0] in HALF]
+
+
+@pytest.mark.parametrize("row", LOOSE, ids=lambda row: row.name)
+def test_passes_that_round_as_cudnn_does_are_within_the_bounds_of_16_bits(dev, rng, row):
+    """All that a step keeps, multiplies or makes by a product is stored in 16 bits.
+
+    Such passes give the very bits of an H200 where results came near to bounds without the products' roundings.
+    """
+
+    def stored(array):
+        return np.asarray(array).astype(np.float32).astype(row.dtypes[0].numpy).astype(np.float64)
+
+    for case in cases(row):
+        with as_on_a_gpu():
+            trial = case.trial(dev, rng)
+        drawn = trial.subject
+        found = drawn._passes(drawn.operands, stored)[0]
+        result = trial.request.result(dev.lane().outputs(trial.request))
+        for name, tensor in named(trial.request, result).items():
+            tensor.copy_from(found[PASSES[row.op][name]].astype(np.float32).astype(tensor.dtype.numpy))
+        trial.check(result)
 
 
 # -- what a backward pass is given, it reads there --------------------------------------------------------------------
