@@ -152,6 +152,7 @@ class CublasLtPlan(Plan):
         "_numbers",
         "_pages",
         "_pointed",
+        "_reads_c",
         "_scalars",
         "_scale",
         "_vectors",
@@ -181,7 +182,7 @@ class CublasLtPlan(Plan):
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
         self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
-        self._is_hidden = False
+        self._is_hidden, self._reads_c = False, problem.adds_c
         result = self._choose()
         self._calls = self._bind(result.algo, result.workspaceSize)
 
@@ -262,8 +263,9 @@ class CublasLtPlan(Plan):
             a.value, b.value = operands[B], operands[A]
         else:
             a.value, b.value = operands[A], operands[B]
-        # No C is a null pointer: where C and D differ in dtype, the library refuses one address for both.
-        c.value, d.value = operands[C] or None, operands[OUT]
+        # No C, or one that nothing reads, is a null pointer: where C and D differ in dtype, the library refuses one
+        # address for both.
+        c.value, d.value = operands[C] if self._reads_c else None, operands[OUT]
         status = call()
         if status:
             self._lane.stream.done()  # raises DeviceFault where it is the device that is lost

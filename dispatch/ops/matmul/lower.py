@@ -153,8 +153,14 @@ def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:
         a, b = (_View(view.trans, view.ld, (0,) * len(dims)) for view in (a, b))
     d_layout = request.out.layout if request.out is not None else None
     d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
-    c_layout = request.c.layout if request.c is not None else None
+    c_layout = None if _held(request) is request.out else request.c.layout  # type: ignore[union-attr]
     return a, b, d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans), d
+
+
+def _held(request: MatmulRequest) -> Tensor | None:
+    """What is C to the library: `out` where there is none, or where beta is 0 and nothing reads it."""
+    is_read = request.has_beta or request.c_dtype is not request.d_dtype
+    return request.c if request.c is not None and is_read else request.out
 
 
 def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> tuple[list[int], list[tuple[int, ...]]]:
@@ -196,9 +202,14 @@ def _problem(
         )
     mat_a = _matrix(request.a, request.a.dtype, (m, k), a, stride["a"])
     mat_b = _matrix(request.b, request.b.dtype, (k, n), b, stride["b"])
-    held = request.c if request.c is not None else request.out  # with beta and no c, out is C
-    mat_c = _matrix(held, request.c_dtype, (m, n), c, stride["c"])
+    mat_c = _matrix(_held(request), request.c_dtype, (m, n), c, stride["c"])
     mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
+    if (mat_c.ld, mat_c.batch_stride) != (mat_d.ld, mat_d.batch_stride):
+        # Of C and D that lie apart otherwise cuBLASLt (13.1) looks at C's steps alone, and takes kernels that store so
+        # many bytes of D at once: on an H200 one product in 80 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the
+        # device. Told the smaller alignment, none of 1,600 did that add C.
+        least = min(_least(mat_c, request.c_dtype, batch), _least(mat_d, request.d_dtype, batch))
+        mat_c, mat_d = mat_c._replace(alignment=least), mat_d._replace(alignment=least)
     if k == 0:
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
         a, b = _View(False, NO_K, ()), _View(True, NO_K, ())
@@ -221,6 +232,12 @@ def _problem(
         adds_c=request.has_beta,
         reduced_precision=request.reduced_precision,
     )
+
+
+def _least(matrix: Matrix, dtype: Dtype, batch: int) -> int:
+    """The bytes at a multiple of which every column of a matrix begins, in each product of a batch."""
+    steps = [matrix.ld] * (matrix.cols > 1) + [matrix.batch_stride] * (batch > 1)
+    return gcd(matrix.alignment, *(step * dtype.itemsize for step in steps))
 
 
 def _scale_fields(scales: Scales, flipped: bool, k: int) -> dict[str, Any]:

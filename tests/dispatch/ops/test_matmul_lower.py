@@ -508,3 +508,22 @@ def test_a_bias_that_steps_back_is_aligned_at_each_call_or_refused(n, found):
             select(request, Arch(90))
     else:
         assert select(request, Arch(90)).function == "cublasLtMatmul"
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "c_pitch", "d_pitch", "batch", "told"),
+    [
+        ("bf16", 8, 7, (), 2), ("bf16", 7, 8, (), 2), ("bf16", 8, 8, (), 256), ("bf16", 7, 7, (), 256),
+        ("f32", 16, 17, (), 4), ("f32", 24, 32, (), 32), ("bf16", 16, 12, (3,), 8),
+    ],
+)  # fmt: skip
+def test_c_and_d_that_lie_apart_otherwise_are_told_as_aligned_as_the_lesser(dtype, c_pitch, d_pitch, batch, told, beta):
+    """cuBLASLt 13.1 looks at C's steps and stores D by them: a lesser D ended in a misaligned address, on an H200."""
+    a, b = HOST.zeros((*batch, 6, 16), dtype), HOST.zeros((*batch, 16, 6), dtype)
+    c, out = (HOST.zeros((*batch, 6, pitch), dtype)[..., :6] for pitch in (c_pitch, d_pitch))
+    problem = lower(MatmulRequest(a=a, b=b, c=c, out=out, beta=beta), Compute.COMPUTE_32F).problem
+    if beta:
+        assert (problem.c.alignment, problem.d.alignment) == (told, told)
+    else:  # nothing reads C: it is described as D is, and its address is not given
+        assert problem.c == problem.d
