@@ -25,8 +25,8 @@ __all__ = ["plan"]
 ALGORITHM = cudnn.cudnnCTCLossAlgo_t
 WITH_SOFTMAX = cudnn.cudnnLossNormalizationMode_t.CUDNN_LOSS_NORMALIZATION_SOFTMAX
 ZERO = cudnn.cudnnCTCGradMode_t.CUDNN_CTC_ZERO_OOB_GRADIENTS
-# Of fewer labels cuDNN's kernel (9.19) writes shared memory beyond what it asked for, says compute-sanitizer: with 4 all
-# threads of a warp write one of 9 places. None did with 8 or more, nor with 4 where more were announced.
+# Of fewer labels cuDNN's kernel (9.19) writes shared memory beyond what it asked for, says compute-sanitizer: of 4 all
+# threads of a warp write, each one of 9 places. It did not of 8 or more, nor of 4 where more were announced.
 LEAST_LONGEST = 16
 LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # as in the request's arguments()
 
