@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.errors import BadRow
-from dispatch.keys import F64, FP8, Epilogue
+from dispatch.keys import F64, FP8, HALF, Epilogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dispatch.row import Row
 
-__all__ = ["ENGINE", "IEEE", "NONE", "stated"]
+__all__ = ["ENGINE", "IEEE", "NONE", "TO_NAN", "stated"]
 
 IEEE = "as IEEE 754 has them"
 ENGINE = "reach what reads them alone; what they make there is the engine's choice"
@@ -24,7 +24,8 @@ NONE = "whole numbers have none"
 
 SATURATED = f"{IEEE}; an infinite result is the largest number"
 MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
-UNREAD = "not read are what lies behind a sequence's end and, in a first step without hx, the weights of the state"
+UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
+TO_NAN = "an infinity may become NaN"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -41,7 +42,7 @@ STATEMENTS = {
     "sdpa_fwd":                f"{IEEE}; 0 where a query sees nothing; V is read where a mask hides it, or not",
     "sdpa_bwd":                f"{ENGINE}: an infinite O or dO gives infinity or NaN",
     "norm_fwd":                f"{IEEE}; the inverse variance of infinity is NaN or 0",
-    "norm_bwd":                f"{IEEE}; an infinity may become NaN",
+    "norm_bwd":                f"{IEEE}; {TO_NAN}",
     "cudnn_graph":             f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
     "softmax_fwd":             f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
     "softmax_bwd":             IEEE,
@@ -54,8 +55,8 @@ STATEMENTS = {
     "dropout_fwd":             f"{IEEE}; what is dropped is 0, whatever it was",
     "dropout_bwd":             f"{IEEE}; what is dropped is 0, whatever it was",
     "rnn_fwd":                 f"{IEEE}; {UNREAD}",
-    "rnn_bwd_data":            f"{IEEE}; an infinity may become NaN; {UNREAD}",
-    "rnn_bwd_weights":         f"{IEEE}; an infinity may become NaN; {UNREAD}",
+    "rnn_bwd_data":            f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
+    "rnn_bwd_weights":         f"{IEEE}; {TO_NAN}; {UNREAD}",
     "ctc_loss":                f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
 }
 # fmt: on
@@ -85,4 +86,6 @@ def _statement(row: Row) -> str:
         return IEEE
     if row.op == "softmax_fwd" and result is F64:
         return IEEE
+    if row.op == "rnn_fwd" and result in HALF:  # a state may be 0 there, of products that are rounded apart
+        return f"{IEEE}; {TO_NAN}; {UNREAD}"
     return STATEMENTS[row.op]

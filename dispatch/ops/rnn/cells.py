@@ -39,11 +39,10 @@ class Rounding(NamedTuple):
 NONE = Rounding()
 
 
-def _products(weights: Named, x: Array, h: Array, stateless: Array | None, rounding: Rounding) -> tuple[Array, Array]:
+def _products(weights: Named, x: Array, h: Array, begun: bool, rounding: Rounding) -> tuple[Array, Array]:
     """The products of the input and of the state, each with its bias where it has one."""
-    of_input, of_state = rounding.product(x @ weights["weight_ih_"].T), rounding.product(h @ weights["weight_hh_"].T)
-    if stateless is not None:
-        of_state = np.where(stateless, 0, of_state)
+    of_input = rounding.product(x @ weights["weight_ih_"].T)
+    of_state = rounding.product(h @ weights["weight_hh_"].T) if begun else np.zeros_like(of_input)
     if "bias_ih_" in weights:
         of_input = of_input + weights["bias_ih_"]
     if "bias_hh_" in weights:
@@ -57,14 +56,15 @@ def forward_step(
     x: Array,
     h: Array,
     c: Array,
-    stateless: Array | None = None,
     rounding: Rounding = NONE,
+    *,
+    begun: bool = True,
 ) -> Named:
     """What a step gives (next_h, next_c) and what the backward pass will want of it.
 
-    `stateless` (sequences, 1) says which sequences have no state yet: there is no product of it, not even 0 times NaN.
+    Where it has not `begun` there is no state yet, and no product of it, not even 0 times NaN.
     """
-    of_input, of_state = _products(weights, x, h, stateless, rounding)
+    of_input, of_state = _products(weights, x, h, begun, rounding)
     made: Named = {"h": h, "c": c, "next_c": c}
     if network.mode is RnnMode.LSTM:
         gates = of_input + of_state
@@ -116,8 +116,9 @@ def backward_step(
         made["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
         direct = dh * z
     else:
-        slope = 1 - gates * gates if network.mode is RnnMode.RNN_TANH else (gates > 0).astype(dh.dtype)
-        made["d_input"] = made["d_state"] = dh * slope
+        tanh = network.mode is RnnMode.RNN_TANH
+        # What ReLU drops is 0, whatever it was.
+        made["d_input"] = made["d_state"] = dh * (1 - gates * gates) if tanh else np.where(gates <= 0, 0, dh)
     made["dh"] = rounding.product(rounding.kept(made["d_state"]) @ weights["weight_hh_"]) + direct
     return _kept(made, rounding)
 

@@ -119,7 +119,8 @@ def forward(
 ) -> Results:
     """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
 
-    Where a sequence has not `begun` there is no hx, and its first step has no product with it.
+    Where they have not `begun` there is no hx, and the first step has no product with it. Sequences that a backward
+    direction comes to later have one, with zeros, as in cuDNN.
     """
     hy, cy = hx.copy(), cx.copy()
     for layer in range(network.layers):
@@ -129,11 +130,10 @@ def forward(
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
             kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
-            first = _first(lengths, number, network)
+            first = _first(lengths, number, network).max()
             for step in _order(len(x), number, network):
-                active = (step < lengths)[:, None]
-                stateless = None if begun else (first == step)[:, None]
-                made = forward_step(network, weights, x[step], hy[number], cy[number], stateless, rounding)
+                active, given = (step < lengths)[:, None], (x[step], hy[number], cy[number])
+                made = forward_step(network, weights, *given, rounding, begun=begun or step != first)
                 for name, array in made.items():
                     if name in kept:
                         kept[name][step] = np.where(active, array, 0)
@@ -172,32 +172,47 @@ def backward_data(
                     kept[name][step] = np.where(active, made[name], 0)
                 dhx[number] = np.where(active, made["dh"], dhx[number])
                 dcx[number] = np.where(active, made["dc"], dcx[number])
-                dx[step] += rounding.product(np.where(active, made["d_input"], 0) @ weights["weight_ih_"])
+                dx[step] += np.where(active, rounding.product(made["d_input"] @ weights["weight_ih_"]), 0)
         dy = rounding.kept(dx) * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
 
 
-def backward_weights(network: Network, saved: Saved, lengths: Array, *, begun: bool = True) -> Named:
+def backward_weights(
+    network: Network, saved: Saved, lengths: Array, rounding: Rounding = NONE, *, begun: bool = True
+) -> Named:
     """The gradients of the weights by name, summed over steps and sequences.
 
-    Where a sequence has not `begun` its first step had no product with the state, and adds nothing to its weights.
+    Where they have not `begun` the first step had no product with the state, and adds nothing to its weights.
     """
     named: Named = {}
     for layer in range(network.layers):
         for number, end in _runs(network, layer):
-            flat = {name: array.reshape(-1, array.shape[-1]) for name, array in saved[number].items()}
-            named[f"weight_ih_{end}"] = flat["d_input"].T @ flat["x"]
-            of_state = saved[number]["d_state"]
+            kept = saved[number]
+            of_state = kept["d_state"]
             if not begun:
-                stateless = np.arange(len(of_state))[:, None] == _first(lengths, number, network)
-                of_state = np.where(stateless[..., None], 0, of_state)
-            named[f"weight_hh_{end}"] = of_state.reshape(-1, of_state.shape[-1]).T @ flat["h"]
+                of_state = of_state.copy()
+                of_state[_first(lengths, number, network).max()] = 0
+            named[f"weight_ih_{end}"] = _summed(kept["d_input"], kept["x"], rounding)
+            named[f"weight_hh_{end}"] = _summed(of_state, kept["h"], rounding)
             for kind in network.biased:
-                named[f"bias_{kind}_{end}"] = flat["d_input" if kind == "ih" else "d_state"].sum(axis=0)
+                gates = kept["d_input" if kind == "ih" else "d_state"]
+                named[f"bias_{kind}_{end}"] = _summed(gates, np.ones((*gates.shape[:2], 1), gates.dtype), rounding)[
+                    :, 0
+                ]
             if network.projection:
-                named[f"weight_hr_{end}"] = flat["d_projected"].T @ flat["unprojected"]
+                named[f"weight_hr_{end}"] = _summed(kept["d_projected"], kept["unprojected"], rounding)
     return named
+
+
+def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
+    """The sum of the outer products of all steps and sequences; what is rounded is rounded after each step."""
+    if rounding is NONE:
+        return np.asarray(gradient.reshape(-1, gradient.shape[-1]).T @ given.reshape(-1, given.shape[-1]))
+    total = np.zeros((gradient.shape[-1], given.shape[-1]), gradient.dtype)
+    for of_step, operand in zip(gradient, given, strict=True):
+        total = rounding.product(total + of_step.T @ operand)
+    return total
 
 
 def _runs(network: Network, layer: int) -> Iterator[tuple[int, str]]:

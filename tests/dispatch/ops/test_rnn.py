@@ -426,16 +426,58 @@ def test_the_first_step_of_an_lstms_gradient_is_of_the_cells_given(dev, rng):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_a_first_state_no_product_with_it_is_made(dev, rng, name):
-    """NaN in the state's weights does not reach a sequence of one step; with a state of zeros it does."""
+    """NaN in the state's weights does not reach a first step; with a state of zeros it does."""
     network = NETWORKS[name]
-    named = {n: rng.standard_normal(s) for n, s in weight_shapes(network).items()}
-    named = {n: np.full(a.shape, np.nan) if n.startswith("weight_hh") else a for n, a in named.items()}
-    weights = pack_weights(network, named, dev)
+    weights = nan_in(network, "weight_hh", dev, rng)
     x, zeros = (
-        dev.array(rng.standard_normal((STEPS, 3, 3))),
+        dev.array(rng.standard_normal((1, 3, 3))),
         dev.zeros((network.pseudo_layers, 3, network.state_size), "f64"),
     )
-    y = rnn(x, weights, network, lengths=(5, 1, 2))[0].numpy()
-    assert np.isfinite(y[:, 1]).all()
-    assert np.isnan(y[1, 0]).any()
-    assert np.isnan(rnn(x, weights, network, hx=zeros, lengths=(5, 1, 2))[0].numpy()[0, 1]).all()
+    assert np.isfinite(rnn(x, weights, network)[0].numpy()).all()
+    assert np.isnan(rnn(x, weights, network, hx=zeros)[0].numpy()).all()
+    x = dev.array(rng.standard_normal((2, 3, 3)))
+    assert np.isnan(rnn(x, weights, network)[0].numpy()[1]).any()
+
+
+def nan_in(network, kind, dev, rng):
+    """A weight space with NaN in all weights of a kind."""
+    named = {n: rng.standard_normal(s) for n, s in weight_shapes(network).items()}
+    named = {n: np.full(a.shape, np.nan) if n.startswith(kind) else a for n, a in named.items()}
+    return pack_weights(network, named, dev)
+
+
+def test_what_a_backward_direction_comes_to_later_has_a_product_with_zeros(dev, rng):
+    """As on an H200: only the longest sequences begin without one."""
+    network = Network(M.GRU, 3, 4, 1, True)
+    weights = nan_in(network, "weight_hh", dev, rng)
+    x = dev.array(rng.standard_normal((3, 3, 3)))
+    y = rnn(x, weights, network, lengths=(3, 1, 2))[0].numpy()
+    assert np.isfinite(y[0, :, :4]).all()  # forward
+    assert np.isfinite(y[2, 0, 4:]).all()  # backward: the last step of the longest
+    assert np.isnan(y[0, 1, 4:]).all()
+    assert np.isnan(y[1, 2, 4:]).all()
+
+
+def test_what_relu_drops_in_a_network_is_0_whatever_it_was_and_the_end_is_too(dev, rng):
+    """NaN of a gradient goes no further than a unit that is off; NaN of the weights not behind a sequence's end."""
+    network = Network(M.RNN_RELU, 3, 4)
+    named = {n: rng.standard_normal(shape) for n, shape in weight_shapes(network).items()}
+    named["bias_ih_l0"] = np.array([9.0, -99.0, 9.0, -99.0])
+    named["weight_hh_l0"] *= 0.1
+    x, dy = dev.array(rng.standard_normal((STEPS, 3, 3))), rng.standard_normal((STEPS, 3, 4))
+    lengths = (5, 2, 4)
+
+    def gradient(dy, weights):
+        y, _, reserve = rnn(x, pack_weights(network, named, dev), network, lengths=lengths, training=True)
+        return rnn_bwd_data(y, dev.array(dy), weights, reserve, network, lengths=lengths)[0].numpy()
+
+    weights, nan = pack_weights(network, named, dev), dy.copy()
+    nan[1, 0, 1] = np.nan
+    assert np.isfinite(gradient(nan, weights)).all()
+    nan[1, 0, 0] = np.nan
+    found = gradient(nan, weights)
+    assert np.isnan(found[:2, 0]).all()
+    assert np.isfinite(found[2:, 0]).all()
+    found = gradient(dy, nan_in(network, "weight_ih", dev, rng))
+    assert (found[2:, 1] == 0).all()
+    assert np.isnan(found[:2, 1]).all()
