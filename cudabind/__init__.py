@@ -1,8 +1,8 @@
 """The map of the binding layer: which library is in which module, and what must be installed for it.
 
-Users import a module (`from cudabind.sys import cublasLt`, `from cudabind import driver`) and call NVIDIA's functions by
-NVIDIA's names. `_load` reads LIBRARIES to find a library, `python -m cudabind list` prints it. Importing this package
-opens no library and needs neither a GPU nor a driver.
+Users import a module (`from cudabind.sys import cublasLt`, `from cudabind import driver`) and call NVIDIA's functions
+by NVIDIA's names. `_load` reads LIBRARIES to find a library, `python -m cudabind list` prints it. Importing this
+package opens no library and needs neither a GPU nor a driver.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ LT = ("cublasLt",)
 
 # fmt: off
 _ROWS = (
-    #       name          module                     sonames                                   version                  style            install needs           twin          parts             exported_by
+    #       name          module                     sonames                                   version
+    #       style            install needs           twin          parts             exported_by
     Library("cuda",       "cudabind.driver",         "libcuda.so.1",                           "cuDriverGetVersion",    "thousands",     DRIVER),
     Library("cudart",     "cudabind.runtime",        "libcudart.so.13 libcudart.so.12",        "cudaRuntimeGetVersion", "thousands",     EXTRAS),
     Library("nvrtc",      "cudabind.nvrtc",          "libnvrtc.so.13 libnvrtc.so.12",          "nvrtcVersion",          "pair",          EXTRAS),

@@ -1,6 +1,6 @@
 """nvJitLink, the run-time linker, over cuda-python: NVIDIA's names for its functions, and `link` for the whole way.
 
-Called by users and by `dispatch.cutlass`. A failed link raises NvJitLinkError with the linker's log. It needs no GPU
+Called by users and by CUTLASS's rows. A failed link raises NvJitLinkError with the linker's log. It needs no GPU
 and no driver, and it never reads a file: inputs are bytes.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/nvjitlink/

@@ -1,6 +1,6 @@
 """NVRTC, the run-time compiler, over cuda-python: every function by NVIDIA's name, and `compile` for the whole way.
 
-Called by users and by `dispatch.cutlass`. A failed compilation raises NvrtcError with the compiler's log. It needs no
+Called by users and by CUTLASS's rows. A failed compilation raises NvrtcError with the compiler's log. It needs no
 GPU and no driver. This module never caches: cuda.core's program cache does that.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/nvrtc/

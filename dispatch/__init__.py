@@ -1,16 +1,16 @@
 """A typed table from (op, dtype, epilogue, arch) to one library call, with requests over it and workers under it.
 
-The rooms, in the order in which they import each other:
+The folders, in the order in which they import each other (docs/architecture.md):
 
-    keys errors          the axes in NVIDIA's words; what can go wrong
-    stream tensor dlpack pinned device cuda  order, memory, exchange, copies beside the host, `cuda:N` and `host`
-    request              the contract of requests and plans
-    ops/<op>             one op family each: request, request function, libraries, reference, cases
-    row table select     what a row says; the rows; which one takes a request
-    workspace tuning replay lane plans  scratch memory, algorithms, recorded graphs; lanes; bound calls
-    future levels seat completion worker crew supervisor  outcomes; queues; how ends are learnt of; a thread for each
-                         stream; restarts; what users hold
-    trace stats status journal entries  what is seen of it: hooks and log lines, counts, answers, records of requests
+    device      order, memory, exchange, `cuda:N` and `host`
+    core        requests, rows, operands: what an op family is made of
+    execute     what runs a plan on a stream
+    testing     what the cases of all families use
+    libraries   handles, descriptors and kernels, a folder for each library
+    ops         one op family each: request, request function, libraries, reference, cases
+    table       the rows; which one takes a request
+    bind        from a request to its plan; prepared calls
+    supervise   a worker for each stream, in threads or processes; restarts; what users see of them
 
 Importing this package loads no CUDA library and needs no GPU.
 """
@@ -20,21 +20,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch import errors
-from dispatch.device import Device, device, from_cuda_array_interface, from_dlpack
-from dispatch.future import Future
+from dispatch.bind.prepare import BoundCall, prepare, prepare_all
+from dispatch.core.request import Request, run
+from dispatch.core.row import Row
+from dispatch.device.device import Device, device, from_cuda_array_interface, from_dlpack
+from dispatch.device.stream import Stream
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Arch, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape, matmul
-from dispatch.plans import BoundCall, prepare, prepare_all
-from dispatch.request import Request, run
-from dispatch.row import Row
-from dispatch.select import explain
-from dispatch.stream import Stream
-from dispatch.supervisor import Supervisor
-from dispatch.table import TABLE
-from dispatch.tensor import Tensor
+from dispatch.supervise import trace
+from dispatch.supervise.future import Future
+from dispatch.supervise.supervisor import Supervisor
+from dispatch.table.select import explain
+from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch import cudnn
+    from dispatch.libraries.cutlass import evt
+    from dispatch.ops import graph as cudnn
     from dispatch.ops.activation import (
         ActivationBwdRequest,
         ActivationMode,
@@ -162,6 +164,7 @@ __all__ = [
     "dropout_bwd",
     "dropout_states",
     "errors",
+    "evt",
     "explain",
     "from_cuda_array_interface",
     "from_dlpack",
@@ -184,6 +187,7 @@ __all__ = [
     "sdpa_fwd",
     "softmax",
     "softmax_bwd",
+    "trace",
     "unpack_weights",
 ]
 
@@ -284,16 +288,17 @@ _ROOMS = {
         "softmax_bwd",
     ),
 }
+_MODULES = {"cudnn": "dispatch.ops.graph", "evt": "dispatch.libraries.cutlass.evt"}
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """The op of a name, or the package that has `cudnn.Graph()`, imported now."""
-    if name not in _ROOM_OF and name != "cudnn":
+    """The op of a name, or a module for users, imported now."""
+    if name not in _ROOM_OF and name not in _MODULES:
         raise AttributeError(f"module 'dispatch' has no attribute {name!r}")
     from importlib import import_module
 
-    if name == "cudnn":
-        return import_module("dispatch.cudnn")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     found = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
     return found

@@ -1,7 +1,7 @@
 """Every error that `dispatch` raises, under one root.
 
 An error says which operand, what was given, what was expected and what to do. Errors of the libraries themselves
-(`cudabind.errors.CudaError`) pass through as the `__cause__`; this room never touches a library.
+(`cudabind.errors.CudaError`) pass through as the `__cause__`; this module never touches a library.
 """
 
 from __future__ import annotations

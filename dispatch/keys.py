@@ -1,6 +1,6 @@
 """The axes of the table, in NVIDIA's words: Dtype, Compute, Epilogue, ScaleMode, Arch; and their named groups.
 
-Everybody imports this room; it imports no CUDA module and no library. The numbers are those of NVIDIA's headers
+Everybody imports this module; it imports no CUDA module and no library. The numbers are those of NVIDIA's headers
 (`cudaDataType_t`, `cublasComputeType_t`, `cublasLtEpilogue_t`, `cublasLtMatmulMatrixScale_t`); a test holds them
 against the generated bindings.
 """

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import dispatch as dp
+from dispatch.core.request import Operands, Plan
 from dispatch.keys import F32, HOST, Compute, Epilogue
-from dispatch.request import Operands, Plan
 
 
 def tf32_by_policy(dev: dp.Device) -> dp.Row:
@@ -33,8 +33,8 @@ def tf32_by_policy(dev: dp.Device) -> dp.Row:
         if row.on(dev.arch) and row.dtypes[0] is F32 and row.compute is Compute.COMPUTE_32F_FAST_TF32
     )
 
-    def tf32_matmul(request: dp.MatmulRequest, lane: Any, _row: dp.Row) -> Plan:
-        return asked.call(request, lane, asked)
+    def tf32_matmul(request: dp.MatmulRequest, executor: Any, _row: dp.Row) -> Plan:
+        return asked.call(request, executor, asked)
 
     return replace(asked, compute=None, call=tf32_matmul)
 
@@ -50,7 +50,7 @@ class WideSums(Plan):
         target[...] = request.alpha * np.matmul(np.asarray(request.a, np.float64), np.asarray(request.b, np.float64))
 
 
-def wide_matmul(_request: dp.MatmulRequest, _lane: Any, row: dp.Row) -> Plan:
+def wide_matmul(_request: dp.MatmulRequest, _executor: Any, row: dp.Row) -> Plan:
     """The plan of a request; a row names this function, and it is called once for each kind of request."""
     return WideSums(row, capture_safe=False)
 

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import dispatch as dp
+from dispatch.core.request import Operands, Plan, Request, Signature
 from dispatch.keys import F32, HOST, I64, Arch, Epilogue
-from dispatch.request import Operands, Plan, Request, Signature
 
 WORDS, WIDTH, OUT, TOKENS = 1000, 128, 64, 32
 GUILTY = 100
@@ -88,27 +88,27 @@ class HostLookup(Plan):
 class GpuLookup(Plan):
     """Launches the kernel, with a block for each word."""
 
-    __slots__ = ("blocks", "function", "lane", "width")
+    __slots__ = ("blocks", "executor", "function", "width")
 
     def enqueue(self, arguments: tuple[Any, ...]) -> None:
         from cudabind import driver
 
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
         values = ((*arguments, self.width), types)
-        driver.cuLaunchKernel(self.function, self.blocks, 1, 1, 128, 1, 1, 0, self.lane.target.value, values, 0)
+        driver.cuLaunchKernel(self.function, self.blocks, 1, 1, 128, 1, 1, 0, self.executor.target.value, values, 0)
 
 
-def host_lookup(_request: Lookup, _lane: Any, row: dp.Row) -> Plan:
+def host_lookup(_request: Lookup, _executor: Any, row: dp.Row) -> Plan:
     return HostLookup(row, capture_safe=False)
 
 
-def gpu_lookup(request: Lookup, lane: Any, row: dp.Row) -> Plan:
+def gpu_lookup(request: Lookup, executor: Any, row: dp.Row) -> Plan:
     from cudabind import driver, nvrtc
 
     plan = GpuLookup(row, capture_safe=False)
-    code = nvrtc.compile(KERNEL, options=[f"-arch=sm_{int(lane.device.arch)}"]).code
+    code = nvrtc.compile(KERNEL, options=[f"-arch=sm_{int(executor.device.arch)}"]).code
     plan.function = driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"lookup")
-    plan.lane, plan.blocks, plan.width = lane, request.words.shape[0], request.table.shape[1]
+    plan.executor, plan.blocks, plan.width = executor, request.words.shape[0], request.table.shape[1]
     return plan
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 import dispatch as dp
-from dispatch.cutlass import evt
+from dispatch.libraries.cutlass import evt
 
 TAKEN = 2  # experts of each token
 ROUNDS = 20

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 import dispatch as dp
-from dispatch import cudnn
+import dispatch.ops.graph as cudnn
 from dispatch.keys import F16, F32, HOST
 
 BATCH, SEQUENCE, WIDTH, HIDDEN = 2, 96, 128, 352

@@ -19,7 +19,7 @@ import time
 import numpy as np
 
 import dispatch as dp
-from dispatch.cutlass import evt
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_conv import channels_last
 
 BATCH, CHANNELS, EXTENT = 4, 64, 28

@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 import dispatch as dp
-from dispatch.cutlass import evt
+from dispatch.libraries.cutlass import evt
 
 GATE = evt.reduce(evt.silu(evt.accumulator()) * evt.load("up"), "hidden_max", "amax", over="n")
 DOWN = evt.reduce(evt.accumulator() + evt.source(), "y_max", "amax", over="n")

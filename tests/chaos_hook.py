@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch import trace
+from dispatch.supervise import trace
 
 
 def fail_if_asked(request: Any) -> None:

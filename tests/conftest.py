@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
 # Where several processes run the tests, a file stays in one of them; but these are long, and their tests share nothing.
 SPREAD = {
-    HERE / "dispatch/cutlass/test_compile.py",
+    HERE / "dispatch/libraries/cutlass/test_compile.py",
     HERE / "dispatch/test_power.py",
     HERE / "gpu/cudnn",
     HERE / "gpu/cutlass",

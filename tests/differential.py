@@ -3,11 +3,11 @@
     python tests/differential.py --calls 200000 --seed 0 --seconds 330 --device cuda:0
 
 What is called comes from tests/differential_specs.py and differential_drawn.py. A spec is first run fresh: as a request
-on a lane that has just forgotten everything. Then it is called again and again among others, at several addresses, with
-new and old requests, prepared calls and refits, on several streams and threads, into given and into allocated outputs.
-All operands lie in one piece of memory with guards between them, which is put back before a call and compared as a
-whole after it: inputs, outputs, gaps and guards. Memory that the library allocates meanwhile has guards as well, and
-poison in it.
+on an executor that has just forgotten everything. Then it is called again and again among others, at several addresses,
+with new and old requests, prepared calls and refits, on several streams and threads, into given and into allocated
+outputs. All operands lie in one piece of memory with guards between them, which is put back before a call and compared
+as a whole after it: inputs, outputs, gaps and guards. Memory that the library allocates meanwhile has guards as well,
+and poison in it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from differential_specs import OPS, Spec
 from differential_suspects import find, replay
 
 import dispatch as dp
-from dispatch import lane as lane_room
-from dispatch.ops.matmul import shortcut as shortcut_room
+from dispatch.execute import executor as executor_module
+from dispatch.ops.matmul import shortcut as shortcut_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from differential_compare import Live
     from typing_extensions import Self
 
-    from dispatch.tensor import Storage
+    from dispatch.device.tensor import Storage
 
-device_room = sys.modules["dispatch.device"]  # the package's name `device` is the function
+device_module = sys.modules["dispatch.device.device"]  # the package's name `device` is the function
 
 LIMITS = (  # what is remembered at most, and how little of it in every other wave
-    (lane_room, "MAX_PLANS", 64),
-    (lane_room, "MAX_REPLAYS", 32),
-    (lane_room, "MAX_SEEN", 4),
-    (shortcut_room, "MAX_SHORTCUTS", 24),
-    (shortcut_room, "MAX_PATTERNS", 8),
-    (device_room, "MAX_LAYOUTS", 512),
+    (executor_module, "MAX_PLANS", 64),
+    (executor_module, "MAX_REPLAYS", 32),
+    (executor_module, "MAX_SEEN", 4),
+    (shortcut_module, "MAX_SHORTCUTS", 24),
+    (shortcut_module, "MAX_PATTERNS", 8),
+    (device_module, "MAX_LAYOUTS", 512),
 )
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from differential_specs import GUARD, POISON, Operand, Slot, Spec
 
 import dispatch as dp
-from dispatch.ops import conv, reduction, sdpa
-from dispatch.ops.conv.forms import bound as conv_bound
-from dispatch.ops.reduction.trials import bound as reduction_bound
-from dispatch.ops.sdpa.forms import bounds_of as sdpa_bounds
+from dispatch.ops.conv.cases import bound as conv_bound
+from dispatch.ops.conv.reference import reference as conv_reference
+from dispatch.ops.reduction.cases import bound as reduction_bound
+from dispatch.ops.reduction.reference import reference as reduction_reference
+from dispatch.ops.sdpa.cases import bounds_of as sdpa_bounds
+from dispatch.ops.sdpa.reference import reference as sdpa_reference
 
 VARY = {
     dp.ReduceRequest: "cuDNN's graphs let each block of threads add its part to the output by an atomic operation",
@@ -120,13 +122,13 @@ def bounds(live: Live) -> tuple[dict[str, Any], dict[str, Any]]:
     if live.given_bounds is None:
         request = spec.kind(**spec.at(live.image))
         if isinstance(request, dp.ReduceRequest):
-            expected = reduction.reference(request)
+            expected = reduction_reference(request)
             allowed = {"out": reduction_bound(request, expected), "index": np.zeros(())}
         elif isinstance(request, (dp.SdpaFwdRequest, dp.SdpaBwdRequest)):
-            expected = sdpa.reference(request)
+            expected = sdpa_reference(request)
             allowed = sdpa_bounds(request, expected)
         else:
-            expected = conv.reference(request)
+            expected = conv_reference(request)
             allowed = {"out": conv_bound(request, expected["out"])}
         live.given_bounds = expected, allowed
     return live.given_bounds

@@ -20,8 +20,8 @@ from differential_specs import GUARD, POISON, Slot, Spec
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.device import HostDevice
-from dispatch.tensor import Storage
+from dispatch.device.device import HostDevice
+from dispatch.device.tensor import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ WAYS = ("function",) * 12 + ("request", "same request", "prepared", "prepared wi
 
 
 class Difference(AssertionError):
-    """A call gave something else than the same request on a lane that remembers nothing."""
+    """A call gave something else than the same request on an executor that remembers nothing."""
 
 
 class Memory:
@@ -149,12 +149,12 @@ class Runner:
         found: list[Live] = []
         waiting: list[tuple[Any, ...]] = []
         with self.apart:
-            stream = self.device.lane().stream
+            stream = self.device.executor().stream
             for spec in given:
                 if self.memory.used + 8 * spec.image.nbytes + (1 << 20) > RING:
                     found += self._settled(waiting, stream)
                 image = self.device.array(spec.image)
-                self.device.lane().forget()
+                self.device.executor().forget()
                 self.recent.append(spec)
                 first = self._fresh(spec, image)
                 again = self._fresh(spec, image) if first.taken[0] is None else first
@@ -181,8 +181,8 @@ class Runner:
     def _fresh(self, spec: Spec, image: dp.Tensor) -> Fresh:
         """By the library's own call: nothing was recorded at these addresses."""
         arena = self.device.empty(spec.image.nbytes, "u8")
-        lane = self.device.lane()
-        self.memory.copy(arena, image, lane.stream)
+        executor = self.device.executor()
+        self.memory.copy(arena, image, executor.stream)
         names: list[str] = []
 
         def run() -> Any:
@@ -195,7 +195,7 @@ class Runner:
             return result
 
         result, error = self._guarded(run)
-        return Fresh(self._taken(arena, result, error, lane.stream), names, (arena, result))
+        return Fresh(self._taken(arena, result, error, executor.stream), names, (arena, result))
 
     def _guarded(self, run: Any) -> tuple[Any, Exception | None]:
         self.guards.on = True
@@ -244,7 +244,7 @@ class Runner:
         if way == "function" and not spec.callable_fields:
             way = "request"
         with self.stream:
-            stream = self.device.lane().stream
+            stream = self.device.executor().stream
             self.memory.copy(copy.arena, live.image, stream)
             result, error = self._guarded(lambda: getattr(self, "_" + way.replace(" ", "_"))(live, copy, copies))
             taken = self._taken(copy.arena, result, error, stream)
@@ -286,9 +286,9 @@ class Runner:
             call = copy.calls[self.stream] = dp.prepare(live.spec.kind(**copy.fields))
         for _, tensor, _ in call.request.tensors():  # what it allocated once
             if tensor.storage is not copy.arena.storage and isinstance(tensor.storage.keep, Storage):
-                lane = self.device.lane()
-                tensor.storage.use(lane.stream, write=True)
-                self.memory.fill(tensor.storage.keep.base, tensor.storage.keep.nbytes, lane.stream)
+                executor = self.device.executor()
+                tensor.storage.use(executor.stream, write=True)
+                self.memory.fill(tensor.storage.keep.base, tensor.storage.keep.nbytes, executor.stream)
         return call
 
     def _prepared(self, live: Live, copy: Copy, _: list[Copy]) -> Any:
@@ -326,7 +326,7 @@ class Runner:
         """Wait for what was called, and compare all of it."""
         for stream in self.streams:
             stream.synchronize()
-        self.device.lane().stream.synchronize()
+        self.device.executor().stream.synchronize()
         self.recent.clear()
         for live, way, number, _, taken in self.waiting:
             got, fresh = self._outcome(*taken), live.fresh

@@ -6,7 +6,6 @@ of memory as often as is wanted, with poison between the operands.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dispatch as dp
+from dispatch.core.row import refusals
 from dispatch.keys import Dtype
-from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 from dispatch.ops.matmul.scales import NO_SCALES
-from dispatch.row import refusals
-from dispatch.table import ROOMS
+from dispatch.row_check import cases_of
+from dispatch.table.table import ROOMS
 
 POISON = 0xA5
 GUARD = 512  # bytes before, between and behind the operands
@@ -187,19 +187,9 @@ def spec_of(request: dp.Request, name: str = "", trial: Any = None) -> Spec:
 
 
 # -- from the rows' own cases -------------------------------------------------------------------------------------
-def case_modules(op: str) -> Any:
-    """The module that has the cases of an op."""
-    family = {"reduce": "reduction", "ctc_loss": "ctc"}.get(op, op.split("_", maxsplit=1)[0])
-    if op.startswith("cutlass"):
-        family = "cutlass_conv" if "conv" in op else op
-    names = (f"dispatch.ops.{family}.{place}" for place in ("trials", "forms"))
-    return importlib.import_module(next(name for name in names if importlib.util.find_spec(name)))
-
-
 def row_cases(device: dp.Device, op: str) -> list[tuple[Any, Any]]:
     """Every case of the rows of an op that are for a device."""
-    module = case_modules(op)
-    return [(row, case) for row in dp.TABLE.of(op) if row.on(device.arch) for case in module.cases(row)]
+    return [(row, case) for row in dp.TABLE.of(op) if row.on(device.arch) for case in cases_of(row)]
 
 
 def from_cases(device: dp.Device, op: str, rng: np.random.Generator, most: int, nbytes: int) -> Iterator[Spec]:

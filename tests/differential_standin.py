@@ -20,13 +20,13 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cublasLt as lt
-from dispatch import refit
-from dispatch.device import HostDevice
+from dispatch.bind import refit
+from dispatch.device.device import HostDevice
+from dispatch.device.stream import Stream
 from dispatch.errors import Refused
+from dispatch.execute.executor import CudaExecutor
 from dispatch.keys import Arch, Dtype
-from dispatch.lane import CudaLane
 from dispatch.ops.matmul import cublaslt
-from dispatch.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,11 +101,10 @@ class Recorded:
         return 0
 
 
-class StandinLane(CudaLane):
-    """A lane whose recordings keep what the library is told, and whose numbers and zeros lie in host memory."""
+class StandinExecutor(CudaExecutor):
+    """An executor whose recordings keep what the library is told, and whose numbers and zeros lie in host memory."""
 
     versions = {"cublasLt": (13, 1, 0)}  # noqa: RUF012
-    cublaslt = None
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
         jobs: list[Callable[[], None]] = []
@@ -121,7 +120,7 @@ class StandinLane(CudaLane):
         ctypes.memmove(address, number.ctypes.data, number.nbytes)
 
 
-Standin.open_lane = StandinLane
+Standin.open_executor = StandinExecutor
 
 
 class Recording(threading.local):
@@ -317,9 +316,10 @@ DRIVER = SimpleNamespace(
 
 def install(patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-in where the real libraries are called; `patch` is pytest's `monkeypatch.setattr`, or `setattr`."""
-    from dispatch import lane
+    from dispatch.execute import executor
 
     patch(cublaslt, "heuristic", heuristic)
+    patch(cublaslt, "handle_of", lambda _: None)
     patch(cublaslt, "_bare_matmul", lambda: product)
-    for room in (cublaslt, refit, lane):
+    for room in (cublaslt, refit, executor):
         patch(room, "driver", DRIVER)

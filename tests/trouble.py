@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import dispatch as dp
+from dispatch.core.request import Plan, Request, Signature
 from dispatch.keys import F32, HOST, Arch
-from dispatch.request import Plan, Request, Signature
 
 LONGEST_HOLD = 300  # seconds: longer than any test waits, so that one that fails before it lets go does end
 ON_HOST = ("die", "die once", "stop", "hang", "raise", "exit", "out of memory", "slow", "held", "hook", "fine")
@@ -124,12 +124,12 @@ class HostTrouble(Plan):
 class GpuTrouble(Plan):
     """Launches the kernel, for what a kernel can do; the rest happens to the process."""
 
-    __slots__ = ("kernel", "lane", "request")
+    __slots__ = ("executor", "kernel", "request")
 
     def enqueue(self, arguments: tuple[Any, ...]) -> None:
         from cudabind import driver
 
-        request, stream = self.request, self.lane.stream.c_handle.value
+        request, stream = self.request, self.executor.stream.c_handle.value
         source, target = arguments
         if request.kind in ON_GPU[:5]:
             types = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int)
@@ -140,7 +140,7 @@ class GpuTrouble(Plan):
         driver.cuMemcpyDtoDAsync(target, source, request.out.nbytes, stream)
 
 
-def on_host(_request: Trouble, _lane: Any, row: dp.Row) -> Plan:
+def on_host(_request: Trouble, _executor: Any, row: dp.Row) -> Plan:
     return HostTrouble(row, capture_safe=False)
 
 
@@ -185,13 +185,13 @@ def cubin(arch: int) -> bytes:
     return file.read_bytes()
 
 
-def on_gpu(request: Trouble, lane: Any, row: dp.Row) -> Plan:
+def on_gpu(request: Trouble, executor: Any, row: dp.Row) -> Plan:
     from cudabind import driver
 
     plan = GpuTrouble(row, capture_safe=False)
-    plan.lane, plan.request = lane, request
+    plan.executor, plan.request = executor, request
     if request.kind in ON_GPU[:5]:
-        code = cubin(int(lane.device.arch))
+        code = cubin(int(executor.device.arch))
         plan.kernel = driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"trouble")
     return plan
 

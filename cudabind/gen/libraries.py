@@ -26,7 +26,8 @@ class Pins(NamedTuple):
 
 # fmt: off
 WHEELS = (
-    #    library       CUDA 12                     CUDA 13                     12.9          13.0         13.1         13.5
+    #    library       CUDA 12                     CUDA 13                     12.9          13.0         13.1
+    #    13.5
     Pins("runtime",    "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime",    ("12.9.79",    "13.0.96",   "13.1.80",   "13.5.37")),
     Pins("crt",        "nvidia-cuda-nvcc-cu12",    "nvidia-cuda-crt",        ("12.9.86",    "13.0.88",   "13.1.80",   "13.5.37")),
     Pins("cccl",       "nvidia-cuda-cccl-cu12",    "nvidia-cuda-cccl",       ("12.9.27",    "13.0.85",   "13.1.78",   "13.3.5.0.6")),

@@ -1,7 +1,7 @@
 """`python -m dispatch bench`: runs the measurements of tests/benchmarks, which a repository checkout has.
 
 Each `bench_*.py` there has `main(device, quick, json_path)`, prints its own table and may write its figures as JSON;
-this room finds them, runs them one after the other, and puts the figures into one file.
+this module finds them, runs them one after the other, and puts the figures into one file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m dispatch cache [list | clear | path | warm | export FILE | import FILE]`: what is kept on disk.
 
-That is what autotune has found (`tuning.py` writes it) and the compiled kernels of CUTLASS (`cutlass/store.py`). This
+That is what autotune has found (`autotune.py` writes it) and the compiled kernels of CUTLASS (`cutlass/store.py`). This
 room looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in packs.
 """
 
@@ -11,15 +11,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dispatch import private
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.errors import DispatchError
-from dispatch.private import cache_folder
+from dispatch.execute import private_files as private
+from dispatch.execute.private_files import cache_folder
 
 if TYPE_CHECKING:
     import argparse
 
-    from dispatch.cutlass.store import Store
+    from dispatch.libraries.cutlass.kernel_cache import Store
 
 __all__ = ["add_arguments", "entries", "kernels", "run"]
 
@@ -83,7 +83,7 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
 
 def _move(options: argparse.Namespace) -> int:
     """Compile kernels, or carry them to or from a pack."""
-    from dispatch.cutlass.store import store
+    from dispatch.libraries.cutlass.kernel_cache import store
 
     kept: Store = store()
     if options.action == "export":
@@ -95,7 +95,7 @@ def _move(options: argparse.Namespace) -> int:
         facts = {"file": str(options.file), "kernels": len(taken)}
         text = f"{len(taken)} kernels from {options.file}"
     else:
-        from dispatch.cutlass.warm import warm
+        from dispatch.cli.warm import warm
 
         count = warm(options.op)
         facts, text = {"kernels": count}, f"{count} kernels are ready"
@@ -113,7 +113,7 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 
 def kernels(folder: Path) -> list[dict[str, Any]]:
     """The compiled kernels below a folder: path, bytes, target, seconds of compilation, label, and whether sound."""
-    from dispatch.cutlass.store import Entry
+    from dispatch.libraries.cutlass.kernel_cache import Entry
 
     found = []
     for path in sorted((folder / "cutlass" / "entries").rglob("*")):

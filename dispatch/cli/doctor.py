@@ -52,7 +52,7 @@ def examine() -> dict[str, Any]:
     from cudabind import LIBRARIES, __version__
     from cudabind.__main__ import describe
     from dispatch.cli.cache import entries
-    from dispatch.private import cache_folder
+    from dispatch.execute.private_files import cache_folder
 
     libraries = [describe(row) for row in LIBRARIES.values()]
     driver, gpus, problem = _gpus()

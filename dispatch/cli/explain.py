@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dispatch import select
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.cli.probe import Probe, probes
 from dispatch.cli.table import architecture, describe, rule_text, version_text
 from dispatch.errors import NoRow
 from dispatch.keys import Compute, Dtype, Epilogue, ScaleMode
-from dispatch.table import TABLE
+from dispatch.table import select
+from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch.row import Row
+    from dispatch.core.row import Row
 
 __all__ = ["add_arguments", "installed", "run"]
 
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     """Explain one request; 1 where no row takes it."""
     arch = options.arch
     if arch is None:
-        from dispatch.device import device
+        from dispatch.device.device import device
 
         arch = device().arch
     refusal: NoRow | None = None

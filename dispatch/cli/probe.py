@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from dispatch import select
-from dispatch.device import device
+from dispatch.core.request import Signature
+from dispatch.core.row import Row, refusals
+from dispatch.device.device import device
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import FP8, Arch, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.scales import scale_shape
-from dispatch.request import Signature
-from dispatch.row import Row, refusals
-from dispatch.table import TABLE
+from dispatch.table import select
+from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["Probe", "probes"]
 

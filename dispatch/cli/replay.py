@@ -1,7 +1,7 @@
 """`python -m dispatch replay FILE`: reruns the requests of a journal on random data, and reports the first difference.
 
-Each request is rebuilt (entries.py) over memory that is shared as it was, runs alone through a supervisor of the same
-isolation, and must end as the journal says. What depended on the moment (cancelled, never started) is not run.
+Each request is rebuilt (request_json.py) over memory that is shared as it was, runs alone through a supervisor of the
+same isolation, and must end as the journal says. What depended on the moment (cancelled, never started) is not run.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import shown
 from dispatch.cli import complain, print_json, say
-from dispatch.device import device as find_device
-from dispatch.entries import Memory, Reader
+from dispatch.device.device import device as find_device
 from dispatch.errors import BadRequest, DeadlineExceeded, DeviceUnavailable, DispatchError
-from dispatch.journal import read, row_of
-from dispatch.supervisor import Supervisor
+from dispatch.supervise.journal import read, row_of
+from dispatch.supervise.request_json import Memory, Reader
+from dispatch.supervise.supervisor import Supervisor
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from dispatch.request import Request
+    from dispatch.core.request import Request
 
 __all__ = ["Rerun", "add_arguments", "run"]
 

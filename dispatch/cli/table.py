@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.keys import Arch
-from dispatch.table import TABLE
+from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
+    from dispatch.core.row import Row, Rule
     from dispatch.keys import Epilogue
-    from dispatch.row import Row, Rule
 
 __all__ = ["add_arguments", "architecture", "describe", "rule_text", "run", "version_text"]
 

@@ -1,7 +1,7 @@
 """`python -m dispatch top PID`: a live view of the supervisors of a running process, which need not be prepared for it.
 
-It asks the process's own boards (status.py) once in a while and prints what they say; `--once --json` is for scripts.
-Nothing here touches a device.
+It asks the process's own boards (status_server.py) once in a while and prints what they say; `--once --json` is for
+scripts. Nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import complain, print_aligned, print_json, say
 from dispatch.errors import BadRequest
-from dispatch.status import ask
+from dispatch.supervise.status_server import ask
 
 if TYPE_CHECKING:
     import argparse

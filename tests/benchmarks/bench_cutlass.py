@@ -23,12 +23,13 @@ from report import Report, Target, judge, say, table
 from timing import attempt, gpu_race
 
 import dispatch as dp
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import LARGE
-from dispatch.cutlass.emit import emit
-from dispatch.cutlass.store import folder
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import LARGE
+from dispatch.libraries.cutlass.emit.sm90_gemm import emit
+from dispatch.libraries.cutlass.kernel_cache import folder
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest
+from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS as GROUPED_CONFIGS
 from dispatch.ops.cutlass_grouped_gemm.config import choose as choose_grouped
 
@@ -239,7 +240,7 @@ def host_side(device: dp.Device) -> dict[str, float]:
             call()
         bursts.append((time.perf_counter() - started) / 200)
     device.synchronize()
-    from dispatch.cutlass.store import Store
+    from dispatch.libraries.cutlass.kernel_cache import Store
 
     plan = call._bound.plan
     source = emit(plan.spec)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIZE = 64
-MANY = 4096  # distinct outputs: more than a lane keeps recorded calls, and than a plan remembers addresses
+MANY = 4096  # distinct outputs: more than an executor keeps recorded calls, and than a plan remembers addresses
 BOUND, SAME, NEW, FUSED = (
     "call(), bound",
     "matmul(out=), same pointers",

@@ -97,7 +97,7 @@ def measure(name: str, sets: list[dict[str, Any]], rounds: int, *, autotune: boo
         calls = [dp.prepare(requests[0])]
         prepared[way] = time.perf_counter() - started
         calls += [dp.prepare(request) for request in requests[1:]]
-        plan = requests[0].device.lane().plan(requests[0])
+        plan = requests[0].device.executor().plan(requests[0])
         whose[way] = "this library's kernels" if isinstance(plan, ExactPlan) else "fused"
         runs[way] = lambda i, calls=calls: calls[i]()
     repeats = len(sets) * max(1, 40 // len(sets))

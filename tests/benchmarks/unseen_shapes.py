@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import dispatch as dp
+from dispatch.libraries.cublaslt.handle import handle_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,11 +65,11 @@ def torchs(wanted: list[Shape]) -> dict[str, list[float]]:
 
 def steps(device: Any, dtype: str, wanted: list[Shape]) -> dict[str, list[float]]:
     """Seconds of each step by which a request of an unseen shape becomes a call; on the host only the first two."""
-    from dispatch.ops.matmul.descriptors import Descriptors, heuristic
+    from dispatch.libraries.cublaslt.descriptors import Descriptors, heuristic
     from dispatch.ops.matmul.lower import lower
-    from dispatch.select import candidates
+    from dispatch.table.select import candidates
 
-    lane = device.lane()
+    executor = device.executor()
     names = ("request", "select", "lower", "descriptors", "heuristic")
     found: dict[str, list[float]] = {f"step: {name}": [] for name in (names[:2] if device.is_host else names)}
     for m, n, k in wanted:
@@ -76,10 +77,10 @@ def steps(device: Any, dtype: str, wanted: list[Shape]) -> dict[str, list[float]
         made: list[Any] = []
         work: tuple[Callable[[], Any], ...] = (
             lambda a=a, b=b, out=out: dp.MatmulRequest(a=a, b=b, out=out),
-            lambda made=made: next(candidates(made[0], device.arch, lane.versions)),
+            lambda made=made: next(candidates(made[0], device.arch, executor.versions)),
             lambda made=made: lower(made[0], made[1].compute),
             lambda made=made: Descriptors(made[2].problem),
-            lambda made=made: heuristic(lane.cublaslt, made[3], made[2].problem, lane.workspace.nbytes),
+            lambda made=made: heuristic(handle_of(executor), made[3], made[2].problem, executor.workspace.nbytes),
         )
         times = [time.perf_counter()]
         for step in work[: len(found)]:

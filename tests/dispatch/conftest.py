@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 import dispatch as dp
-from dispatch import callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream
-from dispatch.cuda import CudaDevice
+from dispatch.bind import refit
+from dispatch.core.request import Plan, Request, Signature
+from dispatch.device import callers_graph, context, cuda, external, pinned, releases, stream
+from dispatch.device.cuda import CudaDevice
+from dispatch.execute import cuda_graph as replay
+from dispatch.execute import executor
 from dispatch.keys import F32, HOST
-from dispatch.request import Plan, Request, Signature
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -68,7 +71,7 @@ class ProbePlan(Plan):
         request.value = request.action()
 
 
-def probe_plan(_request: Probe, _lane: Any, row: dp.Row) -> Plan:
+def probe_plan(_request: Probe, _executor: Any, row: dp.Row) -> Plan:
     return ProbePlan(row, capture_safe=False)
 
 
@@ -108,7 +111,7 @@ def stand_in(monkeypatch):
 
     def install(count):
         made = module.StandIn(count)
-        for room in (callers_graph, context, cuda, external, lane, pinned, refit, releases, replay, stream):
+        for room in (callers_graph, context, cuda, external, executor, pinned, refit, releases, replay, stream):
             monkeypatch.setattr(room, "driver", made)
         stream.exchange_mode.cache_clear()
         return made
@@ -126,7 +129,8 @@ def driver(stand_in):
 
 @pytest.fixture
 def run(driver):
-    """`run(work)` calls `work(device)` on a thread of its own, which has no lanes yet, and looks at the driver then.
+    """`run(work)` calls `work(device)` on a thread of its own, which has no executors yet, and looks at the driver
+    then.
 
     No memory was touched or freed too early, and no recording of anybody's was lost, unless `may_lose` says so.
     """

@@ -14,13 +14,13 @@ import numpy as np
 import dispatch
 import dispatch as dp
 from dispatch import Compute, Epilogue, ScaleMode, Scales
-from dispatch.cutlass import evt
-from dispatch.device import HostDevice
+from dispatch.device.device import HostDevice
+from dispatch.device.tensor import Tensor
 from dispatch.keys import F32, HOST, Dtype
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.activation import ActivationMode
-from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 from dispatch.ops.rnn import weight_shapes
-from dispatch.tensor import Tensor
 
 MEMORY = 3 << 30  # bytes by which the process may grow meanwhile: a huge extent is to end in an error, not in swapping
 

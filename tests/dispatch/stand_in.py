@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 
 import cudabind.driver
-from dispatch.stream import NOT_READY
+from dispatch.device.stream import NOT_READY
 
 INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE, UNSUPPORTED, INVALIDATED = 1, 201, 400, 900, 901
 GLOBAL, RELAXED = 0, 2

@@ -1,4 +1,4 @@
-"""What is closed while something still refers to it: streams, their lanes, and devices.
+"""What is closed while something still refers to it: streams, their executors, and devices.
 
 No handle is used when it is gone, and no finalizer that comes in between waits for its own thread. The stand-in for the
 driver notes handles that are touched when their stream is gone.
@@ -16,20 +16,21 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cuda import CudaDevice
-from dispatch.cudnn import handle
-from dispatch.device import _hand_back
-from dispatch.dlpack import _lend
+from dispatch.core.request import Plan
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import _hand_back
+from dispatch.device.dlpack import _lend
+from dispatch.device.recordings import Recordings
+from dispatch.device.stream import Stream, current
+from dispatch.device.tensor import Storage, Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
-from dispatch.isolate.chunks import file_chunk
-from dispatch.isolate.memory import SharedCuda
 from dispatch.keys import F32
-from dispatch.ops.matmul import exact, exact_kernels, launched
-from dispatch.replay import Recordings
-from dispatch.request import Plan
-from dispatch.stream import Stream, current
-from dispatch.tensor import Storage, Tensor
-from dispatch.worker import CudaWorker
+from dispatch.libraries.cublaslt import launched
+from dispatch.libraries.cudnn import handle
+from dispatch.ops.matmul import exact, exact_kernels
+from dispatch.supervise.process.chunks import file_chunk
+from dispatch.supervise.process.shared_device import SharedCuda
+from dispatch.supervise.worker import CudaWorker
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
@@ -50,13 +51,13 @@ class Shared(SharedCuda):
 def test_a_thread_whose_current_stream_was_closed_goes_on_on_its_own(driver, run):
     def work(dev):
         stream = dev.stream()
-        lane = dev.lane(stream)
-        assert current.lane is lane, "as in a worker's thread"
+        executor = dev.executor(stream)
+        assert current.executor is executor, "as in a worker's thread"
         stream.close()
         dev.bytes_in_use()
         assert stream.c_handle.value not in driver.streams
         assert not dev.zeros(SHAPE).numpy().any()
-        assert current.lane is dev.lane() is not lane
+        assert current.executor is dev.executor() is not executor
 
     run(work)
 
@@ -73,7 +74,7 @@ def test_in_a_block_of_a_stream_that_was_closed_nothing_is_enqueued(run, is_shar
                 dev.empty(SHAPE)
             with pytest.raises(Closed):
                 kept.numpy()
-        assert dev.lane().stream is not stream
+        assert dev.executor().stream is not stream
 
     run(work)
 
@@ -83,9 +84,9 @@ def test_a_thread_that_copied_on_a_stream_copies_on_another_once_that_is_closed(
         dev = Shared()
         with dev.stream() as stream:
             dev.empty(SHAPE)
-        assert dev.lane().stream is stream, "the thread had none of its own"
+        assert dev.executor().stream is stream, "the thread had none of its own"
         stream.close()
-        assert not dev.lane().stream.closed
+        assert not dev.executor().stream.closed
 
     run(work)
 
@@ -101,7 +102,7 @@ def test_the_hosts_only_stream_cannot_be_closed():
 @pytest.mark.parametrize("order", ["use", "lend", "show", "follow"])
 def test_a_stream_that_is_closed_while_another_thread_orders_work_behind_it(driver, run, order):
     def work(dev):
-        dev.lane()
+        dev.executor()
         stream, event = dev.stream(), dev.event
         with stream:
             x = dev.zeros(SHAPE)
@@ -121,7 +122,9 @@ def test_a_stream_that_is_closed_while_another_thread_orders_work_behind_it(driv
         elif order == "lend":
             _lend(x, driver.begin_theirs())
         elif order == "follow":
-            own, other = (SimpleNamespace(lane=SimpleNamespace(stream=one)) for one in (dev.lane().stream, stream))
+            own, other = (
+                SimpleNamespace(executor=SimpleNamespace(stream=one)) for one in (dev.executor().stream, stream)
+            )
             CudaWorker._follow(own, SimpleNamespace(worker=other))
         else:
             assert x.__cuda_array_interface__["data"][0] == x.ptr
@@ -189,16 +192,16 @@ def test_streams_of_a_closed_device_are_destroyed_before_its_context_goes(driver
         stream = dev.stream()
         with stream:
             x = dev.zeros(SHAPE)
-        assert dev.lane().capture(lambda: None) is not None  # has a recorder
+        assert dev.executor().capture(lambda: None) is not None  # has a recorder
         dev.close()
         assert not context
         assert not driver.streams
         stream.synchronize()
         stream.close()
         del stream, x, dev
-        current.lanes.clear()
+        current.executors.clear()
         current.homes.clear()
-        current.lane = None
+        current.executor = None
         gc.collect()
         assert not late
 
@@ -216,7 +219,7 @@ def test_what_copies_and_other_libraries_wait_for_goes_back_as_the_device_is_clo
 
         lender = Lender()
         gone, memory = weakref.ref(lender), dev.empty(SHAPE)
-        storage = Storage(dev, memory.ptr, 0, dev.lane().stream, _hand_back, (memory, lender))
+        storage = Storage(dev, memory.ptr, 0, dev.executor().stream, _hand_back, (memory, lender))
         borrowed = Tensor(storage, memory.ptr, memory.layout)
         dev.fill_zero(borrowed)
         dev.empty(SHAPE).copy_from_async(np.ones(SHAPE, np.float32))  # from memory of the pool, which nobody waits for
@@ -269,17 +272,17 @@ def test_a_finalizer_may_record_while_its_thread_waits_for_the_device():
     within_patience(lambda: recordings.none().__enter__() is None)
 
 
-def test_a_finalizer_may_open_a_lane_while_its_thread_opens_one(run):
+def test_a_finalizer_may_open_an_executor_while_its_thread_opens_one(run):
     def work(dev):
-        class Lanes(weakref.WeakSet):
-            def add(self, lane):
+        class Executors(weakref.WeakSet):
+            def add(self, executor):
                 if not opened:
                     opened.append(dev.stream())
-                    dev.lane(opened[-1])  # as a finalizer would, for the set allocates memory
-                super().add(lane)
+                    dev.executor(opened[-1])  # as a finalizer would, for the set allocates memory
+                super().add(executor)
 
         opened = []
-        dev._lanes = Lanes()
+        dev._executors = Executors()
         within_patience(lambda: dev.zeros(SHAPE))
 
     run(work)
@@ -288,14 +291,14 @@ def test_a_finalizer_may_open_a_lane_while_its_thread_opens_one(run):
 @pytest.mark.parametrize("room", ["handle", "exact", "exact_kernels", "launched"])
 def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, monkeypatch, room):
     def work(dev):
-        lane = dev.lane()
+        executor = dev.executor()
         monkeypatch.setattr(handle, "Handle", lambda _: SimpleNamespace(close=lambda: None))
         exact_kernels._loaded[dev] = {F32: (None, {})}
         found, ask = {
-            "handle": (handle, lambda: handle.handle_of(lane)),
-            "exact": (exact, lambda: exact._shared(lane, 64)),
-            "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(lane, F32) == {}),
-            "launched": (launched, lambda: launched._recorder(lane)),
+            "handle": (handle, lambda: handle.handle_of(executor)),
+            "exact": (exact, lambda: exact._shared(executor, 64)),
+            "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(executor, F32) == {}),
+            "launched": (launched, lambda: launched._recorder(executor)),
         }[room]
 
         def look():
@@ -307,14 +310,14 @@ def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, monkey
     run(work)
 
 
-def test_a_lane_that_could_not_be_made_is_none_to_be_closed(run, monkeypatch):
+def test_an_executor_that_could_not_be_made_is_none_to_be_closed(run, monkeypatch):
     def work(dev):
         with monkeypatch.context() as patch:
             patch.setattr(dev, "activate", lambda: 1 // 0)
             with pytest.raises(ZeroDivisionError):
-                dev.lane()
+                dev.executor()
         gc.collect()  # its finalizer finds nothing that it could not close
-        assert not dev.lanes()
+        assert not dev.executors()
 
     run(work)
 
@@ -338,7 +341,7 @@ def test_no_use_comes_between_as_a_captured_call_takes_its_operands(driver, run,
         with Stream.from_handle(dev, handle) as stream, monkeypatch.context() as patch:
             patch.setattr(Stream, "wait_for_uses", wait)
             patch.setattr(Plan, "enqueue", lambda *_: None)
-            dev.lane().enqueue(Plan(None, capture_safe=True), (), (x,), ())
+            dev.executor().enqueue(Plan(None, capture_safe=True), (), (x,), ())
         assert could_use == [False]
         assert x.storage.owner is stream
 
@@ -350,23 +353,23 @@ def test_ctrl_c_as_a_recording_begins_leaves_none_under_way(driver, run, monkeyp
     """The signal came during the driver's call: Python raises it as that returns, before its status is stored."""
 
     def work(dev):
-        lane, begin = dev.lane(), driver.cuStreamBeginCapture
+        executor, begin = dev.executor(), driver.cuStreamBeginCapture
 
         def interrupted(*given):
             begin.unchecked_holding_gil(*given)
             raise KeyboardInterrupt
 
-        target = lane.target.value
+        target = executor.target.value
         with monkeypatch.context() as patch:
             patch.setattr(launched, "driver", driver)
             patch.setattr(driver, "cuStreamBeginCapture", SimpleNamespace(unchecked_holding_gil=interrupted))
             with pytest.raises(KeyboardInterrupt):
-                lane.capture(lambda: None) if how == "a call" else launched.kernels(lane, lambda: 0)
+                executor.capture(lambda: None) if how == "a call" else launched.kernels(executor, lambda: 0)
         assert not driver.capturing
-        assert lane.target.value == target
+        assert executor.target.value == target
         gc.collect()
         dev.zeros(SHAPE)
         assert not driver.capturing, "nor has a stream gone into one that is never ended"
-        assert lane.capture(lambda: None) is not None
+        assert executor.capture(lambda: None) is not None
 
     run(work)

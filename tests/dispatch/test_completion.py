@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dispatch import completion as completion_module
-from dispatch.completion import COMPLETIONS, Blocking, Callback, Polling
+from dispatch.device.stream import NOT_READY
 from dispatch.errors import DeviceFault
-from dispatch.seat import Seat
-from dispatch.stream import NOT_READY
-from dispatch.worker import Flight
+from dispatch.supervise import completion as completion_module
+from dispatch.supervise.completion import COMPLETIONS, Blocking, Callback, Polling
+from dispatch.supervise.queue import WorkerQueue
+from dispatch.supervise.worker import Batch
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
@@ -90,14 +90,14 @@ def gpu(monkeypatch):
 
 @pytest.fixture(params=[Polling, Blocking, Callback])
 def way(request, gpu):
-    seat = Seat(0, 1)
+    seat = WorkerQueue(0, 1)
     made = request.param(gpu, seat, SimpleNamespace(c_handle=ctypes.c_void_p(7)))
     yield made
     made.close()
 
 
 def fly(way):
-    flight = Flight(way.event())
+    flight = Batch(way.event())
     flight.futures = [None]
     way.watch(flight)
     return flight
@@ -145,7 +145,7 @@ def test_a_pause_ends_when_something_is_queued_unless_there_is_no_room_for_it(gp
 
 
 def test_a_waiter_ends_with_its_worker_and_its_events_are_destroyed(gpu):
-    way = Blocking(gpu, Seat(3, 1), None)
+    way = Blocking(gpu, WorkerQueue(3, 1), None)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "dispatch gpu waiter 3"]
     flight = fly(way)
     gpu.end(flight)
@@ -159,7 +159,7 @@ def test_a_waiter_ends_with_its_worker_and_its_events_are_destroyed(gpu):
 
 
 def test_a_callback_that_comes_late_finds_nobody(gpu):
-    way = Callback(gpu, Seat(0, 1), SimpleNamespace(c_handle=None))
+    way = Callback(gpu, WorkerQueue(0, 1), SimpleNamespace(c_handle=None))
     flight = fly(way)
     way.close()
     gpu.end(flight)

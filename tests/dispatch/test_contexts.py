@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dispatch import refit
-from dispatch.cuda import CudaDevice
+from dispatch.bind import refit
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.stream import Stream
+from dispatch.device.tensor import Storage
 from dispatch.keys import F32
-from dispatch.stream import Stream
-from dispatch.tensor import Storage
 
 DEFAULTS = [0, 1, 2]
 SHAPE = (5, 7)
@@ -24,7 +24,7 @@ SHAPE = (5, 7)
 
 @pytest.fixture
 def thread():
-    """Run a function on a thread of its own, which has no context, no lanes and no streams."""
+    """Run a function on a thread of its own, which has no context, no executors and no streams."""
 
     def run(work, *arguments):
         with ThreadPoolExecutor(1) as pool:
@@ -39,7 +39,7 @@ def driver(request, stand_in):
 
 
 def do_everything(dev):
-    """All that a device and its lanes do without a library."""
+    """All that a device and its executors do without a library."""
     values = np.arange(35, dtype=np.float32).reshape(SHAPE)
     tensor, zeros = dev.array(values), dev.zeros(SHAPE)
     assert np.array_equal(tensor.numpy(), values)
@@ -47,7 +47,7 @@ def do_everything(dev):
     source = dev.pinned(SHAPE)
     source[...] = values
     assert np.array_equal(zeros.copy_from_async(source).result().numpy_async().result(), values)
-    here = dev.lane()
+    here = dev.executor()
     for view in (tensor, tensor[::-1], tensor[:, ::-2], tensor[1:, 2:], tensor[:0], dev.array(3.5)):
         copy = here.twin(view)
         assert np.array_equal(copy.numpy(), view.numpy())
@@ -63,7 +63,7 @@ def do_everything(dev):
 
 def use_a_default_stream(driver, dev, handle):
     """Memory on another library's default stream: made, used on ours as well, kept, and freed."""
-    ours = dev.lane().stream
+    ours = dev.executor().stream
     theirs = Stream.from_handle(dev, handle)
     with theirs:
         tensor = dev.array(np.ones(SHAPE, np.float32))
@@ -143,7 +143,7 @@ def test_a_recorded_call_on_a_default_stream_is_launched_in_its_context(driver, 
     def work():
         dev = [CudaDevice(number, 1) for number in range(len(driver.contexts))][-1]
         with Stream.from_handle(dev, 0):
-            recorded = dev.lane().capture(lambda: None)
+            recorded = dev.executor().capture(lambda: None)
         driver.cuCtxSetCurrent(driver.contexts[0])
         assert recorded.launch() == 0
         assert driver.launched == driver.contexts[-1:]
@@ -162,9 +162,9 @@ def test_a_copy_between_tensors_and_a_refit_find_the_memory_of_their_device(driv
             def tensors(self):
                 return [("b", target, False)]
 
-        refit.refit(dev.lane(), Request(), {"b": source})
+        refit.refit(dev.executor(), Request(), {"b": source})
         assert target.numpy().all()
-        refit.refit(dev.lane(), Request(), {"b": np.zeros(SHAPE, np.float32)})
+        refit.refit(dev.executor(), Request(), {"b": np.zeros(SHAPE, np.float32)})
         assert not target.numpy().any()
         assert driver.stack == driver.contexts[:1]
 

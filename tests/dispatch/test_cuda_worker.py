@@ -12,14 +12,14 @@ import pytest
 
 import dispatch as dp
 from cudabind.errors import CublasLtError
-from dispatch import completion as completion_module
-from dispatch import worker as worker_module
-from dispatch.device import Device
+from dispatch.core.request import Request
+from dispatch.device.device import Device
+from dispatch.device.stream import NOT_READY
 from dispatch.errors import BadRequest, DeviceFault, OutOfMemory, WorkerFailed
 from dispatch.keys import Arch
-from dispatch.request import Request
-from dispatch.stream import NOT_READY
-from dispatch.worker import BATCH, IN_FLIGHT
+from dispatch.supervise import completion as completion_module
+from dispatch.supervise import worker as worker_module
+from dispatch.supervise.worker import BATCH, IN_FLIGHT
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
@@ -57,7 +57,7 @@ class Track:
         self.closed = True
 
 
-class Lane:
+class Executor:
     def __init__(self, device, stream):
         self.device, self.stream, self.closed, self.forgotten = device, stream, False, 0
 
@@ -78,7 +78,7 @@ class Gpu(Device):
 
     def __init__(self):
         super().__init__("cuda:0", 0, Arch(90), 1)
-        self.tracks, self.lanes, self.recycled = [], [], []
+        self.tracks, self.executors, self.recycled = [], [], []
         self.status = 0
 
     def activate(self):
@@ -88,9 +88,9 @@ class Gpu(Device):
         self.tracks.append(Track(self))
         return self.tracks[-1]
 
-    def lane(self, stream=None):
-        self.lanes.append(Lane(self, stream))
-        return self.lanes[-1]
+    def executor(self, stream=None):
+        self.executors.append(Executor(self, stream))
+        return self.executors[-1]
 
     def event(self):
         return SimpleNamespace(at=None)
@@ -151,7 +151,7 @@ def test_a_future_ends_when_the_gpu_has_passed_its_work_and_not_before(gpu):
         gpu.tracks[0].done = 5
         assert [future.result(PATIENCE) for future in futures] == list(range(5))
         assert sup.stats().running == 0
-    assert gpu.lanes[0].closed
+    assert gpu.executors[0].closed
     assert gpu.tracks[0].closed
 
 
@@ -181,7 +181,7 @@ def test_what_runs_after_another_is_enqueued_behind_its_event_while_that_one_run
         while sum(track.enqueued for track in gpu.tracks) < 4:
             looked_at(gpu)
         assert not any(future.done() for future in (held, first, second, third))
-        zero, one = (seat.worker.lane.stream for seat in sup._crew.seats)
+        zero, one = (seat.worker.executor.stream for seat in sup._crew.seats)
         assert one.waits == [(0, zero, 2)], "its stream was told to wait before it was given anything"
         assert zero.waits == [(2, one, 1)]
         for track in gpu.tracks:
@@ -310,7 +310,7 @@ def test_a_worker_that_breaks_settles_what_it_had_in_flight(gpu):
         gpu.tracks[1].done = 1
         assert two.result(PATIENCE) == 2
         assert sup.stats().restarts == 1
-    assert [lane.closed for lane in gpu.lanes] == [True, True]
+    assert [executor.closed for executor in gpu.executors] == [True, True]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -335,5 +335,5 @@ def test_out_of_memory_settles_what_is_in_flight_and_tries_again_once(gpu, times
         else:
             assert isinstance(big.exception(PATIENCE), OutOfMemory)
         assert two.result(PATIENCE) == 2
-        assert gpu.lanes[0].forgotten == 1
+        assert gpu.executors[0].forgotten == 1
         assert (sup.stats().running, sup.stats().restarts) == (0, 0)

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.bind.refit import _copy
+from dispatch.execute.executor import CudaExecutor
 from dispatch.keys import F32
-from dispatch.lane import CudaLane
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, shortcut
 from dispatch.ops.matmul.request import MatmulRequest
-from dispatch.refit import _copy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -113,7 +113,7 @@ def record_for_all_numbers(self, plan, arguments):
     return replay
 
 
-record = CudaLane.record
+record = CudaExecutor.record
 enqueue = cublaslt.CublasLtPlan.enqueue
 
 
@@ -132,7 +132,7 @@ uses = shortcut.Shortcut.uses
 MUTATIONS = {  # what is broken, and the calls that show it
     "patterns of all epilogues": (shortcut, "_pattern", pattern_of_all, PLAIN | {"epilogue": dp.Epilogue.BGRADB}),
     "any dtype": (shortcut, "_kind", untyped, PLAIN | {"dtypes": FLOATS, "epilogue": dp.Epilogue.NONE}),
-    "records of other numbers": (CudaLane, "record", record_for_all_numbers, {}),
+    "records of other numbers": (CudaExecutor, "record", record_for_all_numbers, {}),
     "numbers of the first call": (cublaslt.CublasLtPlan, "enqueue", numbers_of_the_first_call, {}),
     "any number": (shortcut.Shortcut, "takes", lambda *_: True, {}),
     "outputs over operands": (matmul, "may_overlap", lambda *_: False, SQUARE),

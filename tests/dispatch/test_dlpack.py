@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch import dlpack
+from dispatch.device import dlpack
 from dispatch.errors import BadRequest, StaleTensor
 
 SHARED = ["f64", "f32", "f16", "i8", "u8", "i32", "u32", "i64", "u64", "bool", "c64", "c128"]

@@ -20,7 +20,7 @@ import faulthandler, gc, itertools, os, signal, socket, sys, tempfile, threading
 warnings.simplefilter("ignore")
 import numpy as np
 import dispatch as dp
-from dispatch import status
+from dispatch.supervise import status_server as status
 from dispatch.errors import Closed, DispatchError
 
 status.PATIENCE = 120.0  # seconds that an answer may take: how busy the machine is must not matter
@@ -70,8 +70,8 @@ def run(program):
 STORM = """
 from cudabind import _lazy
 from cudabind.sys import cublasLt, cudnn
-from dispatch.isolate.memory import SharedHost
-from dispatch.tuning import AlgorithmCache, Algorithm
+from dispatch.supervise.process.shared_device import SharedHost
+from dispatch.execute.autotune import AlgorithmCache, Algorithm
 
 shared = SharedHost()
 sup = dp.Supervisor("host", streams=2)
@@ -118,7 +118,7 @@ def tune():
     cache.get("op", "1")
 
 def streams():
-    host.lane()
+    host.executor()
     with host.stream():
         product()
 
@@ -233,7 +233,7 @@ def test_rows_that_come_in_as_a_process_is_forked_are_there_in_it():
 
 
 SHARED = """
-from dispatch.isolate.memory import SharedHost
+from dispatch.supervise.process.shared_device import SharedHost
 
 dev = SharedHost()
 old = dev.array(np.arange(1000))
@@ -320,7 +320,7 @@ for _ in range(6):
     use()
 for futures in pending:
     assert all(future.result(120) is not None for future in futures)
-from dispatch.status import ask
+from dispatch.supervise.status_server import ask
 assert len(ask(os.getpid())) == 2
 assert [sup.stats().failed for sup in sups] == [0, 0] and [sup.generation for sup in sups] == [1, 1]
 for sup in sups:

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from dispatch.errors import BadRequest, Undelivered
-from dispatch.future import CANCELLED, DELIVERED, DONE, FAILED, MISSED, Future, TimedFuture
+from dispatch.supervise.future import CANCELLED, DELIVERED, DONE, FAILED, MISSED, Future, TimedFuture
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 

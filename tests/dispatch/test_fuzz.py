@@ -9,10 +9,10 @@ import pytest
 
 import dispatch
 from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales
-from dispatch.device import HostDevice
+from dispatch.device.device import HostDevice
 from dispatch.errors import BadRequest, DispatchError, NoRow, StaleTensor
+from dispatch.execute.executor import CudaExecutor
 from dispatch.keys import Compute
-from dispatch.lane import CudaLane
 from dispatch.ops.matmul import cublaslt
 from dispatch.ops.matmul.host import NumpyMatmul
 
@@ -424,7 +424,7 @@ def launches(monkeypatch):
     count(NumpyMatmul, "run")
     count(cublaslt.CublasLtPlan, "enqueue")
     count(cublaslt.EmptyPlan, "enqueue")
-    count(CudaLane, "launch")
+    count(CudaExecutor, "launch")
     return counted
 
 

@@ -21,9 +21,9 @@ FILES = [path for root in ROOTS for path in sorted(root.rglob("*.py")) if path.p
 HARMLESS = {
     "_unpacked": "the file is closed with its last reference",
     "_ask": "the socket is closed with its last reference",
-    "Deadlines.seconds_left": "the warden's thread",
-    "Deadlines.due": "the warden's thread",
-    "Child.__init__": "the warden's thread",
+    "Deadlines.seconds_left": "the monitor thread",
+    "Deadlines.due": "the monitor thread",
+    "Child.__init__": "the monitor thread",
     "CudaChild._take": "a child, which ignores the signal",
 }
 

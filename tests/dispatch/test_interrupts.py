@@ -26,9 +26,9 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import supervisor as supervisor_module
-from dispatch.future import Future
-from dispatch.isolate import wire
+from dispatch.supervise import supervisor as supervisor_module
+from dispatch.supervise.future import Future
+from dispatch.supervise.process import messages as wire
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 EVERYWHERE = bool(os.environ.get("EVERYWHERE"))  # all places with processes, too, which takes minutes
@@ -348,7 +348,7 @@ def test_frames_that_are_sent_and_received_under_interrupts_lose_and_double_no_b
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    near, far = map(wire.Link, ends)
+    near, far = map(wire.Connection, ends)
     messages = [[number, bytes([number % 256]) * (number * 37 % 9000)] for number in range(1, 400)]
     left, got = deque(messages), []
 

@@ -1,6 +1,5 @@
 """The journal of a supervisor: what it holds, what it survives, and that the requests of one can be run again."""
 
-import importlib
 import json
 import os
 import signal
@@ -14,13 +13,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import journal as journal_module
 from dispatch.__main__ import main
-from dispatch.entries import Memory, Reader, Writer
 from dispatch.errors import Undelivered
-from dispatch.journal import read
 from dispatch.keys import BF16, HOST, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.limits import LONGEST
+from dispatch.row_check import cases_of
+from dispatch.supervise import journal as journal_module
+from dispatch.supervise.journal import read
+from dispatch.supervise.limits import LONGEST
+from dispatch.supervise.request_json import Memory, Reader, Writer
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 N = 8
@@ -216,7 +216,7 @@ dev = dp.device("host")
 sup = dp.Supervisor("host", streams=1, journal=sys.argv[1])
 for _ in range(100):
     sup.submit(dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))).result(120)
-from dispatch.journal import read
+from dispatch.supervise.journal import read
 while sum(len(line.get("done", ())) for line in read(sys.argv[1])[1]) < 100:
     time.sleep(0.01)  # it is written without being closed
 os.kill(os.getpid(), signal.SIGKILL)
@@ -280,18 +280,13 @@ def rebuilt(request, device):
     return Reader(Memory(device, [line], {1: 0}, 0).tensor, device).request(line)
 
 
-def family(row):
-    """The op's package, which has its cases; one that another package brought has none."""
-    return importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
-
-
-HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and hasattr(family(row), "cases")]
+HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and cases_of(row)]
 
 
 @pytest.mark.parametrize("row", HOST_ROWS, ids=lambda row: row.name)
 def test_cases_of_a_row_come_back_as_they_were(row, rng):
     dev = dp.device("host")
-    cases = family(row).cases(row)[::4]
+    cases = cases_of(row)[::4]
     assert cases
     for case in cases:
         request = case.trial(dev, rng).request
@@ -403,7 +398,7 @@ def test_what_depended_on_the_moment_is_not_run_again(path, probe, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "dispatch.table:TABLE", "dispatch.errors:BadRequest", "dispatch.nowhere:X"]
+    "name", ["os:system", "dispatch.table.table:TABLE", "dispatch.errors:BadRequest", "dispatch.nowhere:X"]
 )
 def test_a_file_does_not_choose_what_is_run(path, name, capsys):
     with dp.Supervisor("host", streams=1, journal=path) as sup:
@@ -497,7 +492,9 @@ def mutated(lines, rng):
 
 
 def test_a_damaged_journal_is_one_clear_error_or_runs_what_is_sound(path, tmp_path, rng, capsys, monkeypatch):
-    monkeypatch.setattr("dispatch.entries.MEMORY", 1 << 22)  # as if this machine had no more: others work on it, too
+    monkeypatch.setattr(
+        "dispatch.supervise.request_json.MEMORY", 1 << 22
+    )  # as if this machine had no more: others work on it, too
     a_journal(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     statuses = []

@@ -11,7 +11,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest
-from dispatch.limits import LONGEST, RestartLimit, check_seconds
+from dispatch.supervise.limits import LONGEST, RestartLimit, check_seconds
 
 NO_TIME = [math.nan, math.inf, -math.inf, np.float32("nan"), "1", b"1", True, False, np.True_, 1j, [1], {}, object]
 PATIENCE = 120

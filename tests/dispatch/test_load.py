@@ -10,9 +10,9 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, DependencyFailed, QueueFull
-from dispatch.future import Future, LateFuture
-from dispatch.levels import ORDERS, Levels
-from dispatch.seat import Seat
+from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.priority_queue import ORDERS, PriorityQueue
+from dispatch.supervise.queue import WorkerQueue
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -43,7 +43,7 @@ def held(sup, probe, worker=0):
 # -- the queue itself -----------------------------------------------------------------------------------------------
 def test_a_queue_of_levels_takes_the_smaller_priority_first_and_each_level_in_order():
     middle = deque(Future(name) for name in "abc")
-    levels = Levels(middle, None)
+    levels = PriorityQueue(middle, None)
     levels.put([Future("x"), Future("y")], 1)
     levels.put([Future("0")], -1)
     levels.append(Future("d"))
@@ -59,7 +59,7 @@ def test_a_queue_of_levels_takes_the_smaller_priority_first_and_each_level_in_or
 
 
 def test_no_level_waits_for_ever_behind_the_others():
-    levels = Levels(deque(), None)
+    levels = PriorityQueue(deque(), None)
     for priority in (-1, 0, 1):
         levels.put([Future(priority) for _ in range(100)], priority)
     taken = [levels.popleft()._request for _ in range(64)]
@@ -68,7 +68,7 @@ def test_no_level_waits_for_ever_behind_the_others():
 
 
 def test_no_level_waits_for_ever_where_requests_are_sent_before_they_are_taken_out():
-    levels = Levels(deque(), None)
+    levels = PriorityQueue(deque(), None)
     for priority in (-1, 0, 1):
         levels.put([Future(priority) for _ in range(100)], priority)
     taken = []
@@ -81,7 +81,7 @@ def test_no_level_waits_for_ever_where_requests_are_sent_before_they_are_taken_o
 
 
 def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_released():
-    levels = Levels(deque(), lambda late: late.after == ())
+    levels = PriorityQueue(deque(), lambda late: late.after == ())
     waiting = LateFuture("waits", (Future("first"),))
     levels.put([waiting, Future("behind")], 0)
     assert not levels
@@ -101,7 +101,7 @@ def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_releas
 
 
 def test_the_oldest_of_the_lowest_level_is_dropped():
-    levels = Levels(deque([Future("a")]), lambda _: False)
+    levels = PriorityQueue(deque([Future("a")]), lambda _: False)
     levels.put([LateFuture("x", (Future("never"),)), Future("y")], 1)
     for name in "xya":
         oldest = levels.oldest()
@@ -288,7 +288,7 @@ def test_nothing_is_dropped_where_another_worker_has_room(probe):
 
 def test_a_batch_goes_where_there_is_room_though_others_have_less_to_do(probe):
     with dp.Supervisor("host") as sup:
-        full, busy = Seat(0, 1), Seat(1, 1)
+        full, busy = WorkerQueue(0, 1), WorkerQueue(1, 1)
         full.items.append(Future(probe()))
         busy.busy = 5
         assert sup._crew.shares(1, [full, busy]) == [(busy, 1)]

@@ -8,7 +8,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.keys import HOST, Arch
-from dispatch.select import distance, explain, nearest
+from dispatch.table.select import distance, explain, nearest
 
 H100 = Arch(90)
 ROWS = [row for row in dp.TABLE.of("matmul") if row.on(H100)][:4]

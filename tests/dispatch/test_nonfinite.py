@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import enum
-import importlib
 import zlib
 from typing import NamedTuple
 
@@ -11,9 +10,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch import row_check
+from dispatch.core.nonfinite import NONE, STATEMENTS, stated
 from dispatch.errors import BadRow, NoRow
 from dispatch.keys import E8M0, F4E2M1, F32, HOST
-from dispatch.nonfinite import NONE, STATEMENTS, stated
 from dispatch.ops.rnn.weights import named_views, pack, places
 
 ROWS = list(dp.TABLE)
@@ -65,11 +65,9 @@ CLEAN = 3  # runs, by which is known what comes out otherwise each time
 CHANCE = 8  # times that much is no chance
 
 
-def cases_of(row):
-    room = importlib.import_module(row.call.__module__)
-    if not hasattr(room, "cases") and row.op not in WITHOUT_CASES:
-        room = importlib.import_module(f"{row.call.__module__}.trials")
-    found = getattr(room, "cases", lambda _: [])(row)
+def sorted_cases(row):
+    found = row_check.cases_of(row)
+    assert found or row.op in WITHOUT_CASES
     if row.op in ("matmul", "cutlass_gemm"):  # another epilogue for each row
         start = zlib.crc32(row.name.encode()) % len(found)
         found = found[start:] + found[:start]
@@ -81,7 +79,7 @@ def cases_of(row):
 def makers(row, device):
     """For some small cases of a row what makes their request afresh, with the same numbers each time."""
     found = {}
-    for case in cases_of(row):
+    for case in sorted_cases(row):
 
         def make(case=case, device=device):
             rng = np.random.default_rng(7)

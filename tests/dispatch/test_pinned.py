@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import pinned as pinned_module
-from dispatch.cuda import CudaDevice
+from dispatch.device import pinned as pinned_module
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.pinned import Copy, PinnedPool
+from dispatch.device.stream import NOT_READY
 from dispatch.errors import BadRequest, OutOfMemory, StaleTensor
-from dispatch.pinned import Copy, PinnedPool
-from dispatch.stream import NOT_READY
 
 MIB = 1 << 20
 
@@ -223,7 +223,7 @@ def test_a_copy_that_nobody_is_told_of_has_ended(stand_in, monkeypatch, error, i
             patch.setattr(dev, "recorded", recorded)
             with pytest.raises(error):
                 x.copy_from_async(np.zeros((4, 8), np.float32)) if into else x.numpy_async()
-        assert driver.done(driver.clock(dev.lane().stream.c_handle.value))
+        assert driver.done(driver.clock(dev.executor().stream.c_handle.value))
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(work).result()

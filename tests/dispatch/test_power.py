@@ -11,27 +11,20 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
-from dispatch.mutation import verdicts
-from dispatch.ops.cutlass_gemm.trials import quantized_cases, tree_cases
-from dispatch.ops.matmul.trial import as_on_a_gpu
+from dispatch.ops.cutlass_gemm.cases import quantized_cases, tree_cases
+from dispatch.row_check import cases_of
+from dispatch.testing.mutations import verdicts
+from dispatch.testing.roundoff import as_on_a_gpu
 
 ELSEWHERE = {
     "cudnn_graph": "users' own graphs have no cases: tests/dispatch/cudnn holds their nodes",
     "dropout_states": "a state is the library's own: its cases hold the masks drawn from it against another's",
 }
 EVERY = 1 if os.environ.get("EVERYWHERE") else 3
-FURTHER = ("several_cases",)  # of a row, beside `cases`
 
 
 def family(row):
     return ".".join(row.call.__module__.split(".")[:3])
-
-
-def cases_of(row):
-    """All cases of a row, wherever its op keeps them."""
-    rooms = [importlib.import_module(family(row))]
-    rooms += [importlib.import_module(f"{family(row)}.trials")] if not hasattr(rooms[0], "cases") else []
-    return [case for room in rooms for name in ("cases", *FURTHER) for case in getattr(room, name, lambda _: [])(row)]
 
 
 def groups():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
 from dispatch.errors import BadRequest
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 
 

@@ -19,18 +19,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dispatch import callers_graph, cuda, dlpack
-from dispatch.cuda import CudaDevice
-from dispatch.device import MAX_LANES, _hand_back, from_cuda_array_interface
+from dispatch.bind.refit import refit
+from dispatch.core.request import Plan
+from dispatch.device import callers_graph, cuda, dlpack
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import MAX_LANES, _hand_back, from_cuda_array_interface
+from dispatch.device.recordings import Recordings
+from dispatch.device.stream import Stream, current, order, relaxed
+from dispatch.device.tensor import Storage, Tensor
 from dispatch.errors import BadRequest
-from dispatch.isolate.chunks import file_chunk
-from dispatch.isolate.memory import SharedCuda
+from dispatch.execute.cuda_graph import TRIES
 from dispatch.keys import F32
-from dispatch.refit import refit
-from dispatch.replay import TRIES, Recordings
-from dispatch.request import Plan
-from dispatch.stream import Stream, current, order, relaxed
-from dispatch.tensor import Storage, Tensor
+from dispatch.supervise.process.chunks import file_chunk
+from dispatch.supervise.process.shared_device import SharedCuda
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
@@ -45,7 +46,7 @@ def lend(tensor, handle):
 def borrow(dev, keep):
     """A tensor over memory of another library, on the current stream."""
     memory = dev.empty(SHAPE)
-    storage = Storage(dev, memory.ptr, 0, dev.lane().stream, _hand_back, (memory, keep))
+    storage = Storage(dev, memory.ptr, 0, dev.executor().stream, _hand_back, (memory, keep))
     return Tensor(storage, memory.ptr, memory.layout)
 
 
@@ -93,12 +94,12 @@ def test_what_is_used_on_streams_in_turn_is_behind_each_of_them(driver, run):
         tensor = dev.zeros(SHAPE)
         for handle in (*handles, *handles):
             with Stream.from_handle(dev, handle):
-                copy = dev.lane().twin(tensor)
+                copy = dev.executor().twin(tensor)
                 dev.fill_zero(copy)
         for handle in handles:
             driver.end_theirs(handle)
         dev.fill_zero(tensor)
-        clock = driver.clock(dev.lane().stream.c_handle.value)
+        clock = driver.clock(dev.executor().stream.c_handle.value)
         assert len(clock) >= 3, "the writer is behind the readers"
         del tensor, copy
         dev.bytes_in_use()
@@ -307,14 +308,14 @@ def test_memory_goes_back_on_the_thread_that_destroys_streams(driver, run):
         with stream:
             tensor = borrow(dev, gone.holder())
             dev.fill_zero(tensor)
-        lane = dev.lane()
+        executor = dev.executor()
         dev.releases._collecting.acquire()  # another thread is about it
         before = dict(driver.events)
         del tensor
         assert driver.events == before
         dev.releases._collecting.release()
         stream.close()
-        lane.stream.synchronize()
+        executor.stream.synchronize()
         dev.bytes_in_use()
         dev.bytes_in_use()
         assert gone.is_back
@@ -327,7 +328,7 @@ def test_memory_that_was_shown_to_anybody_waits_for_the_device(driver, run):
         tensor = dev.zeros(SHAPE)
         face = dlpack.cuda_array_interface(tensor)
         theirs = driver.begin_theirs()
-        assert face["stream"] == dev.lane().stream.handle
+        assert face["stream"] == dev.executor().stream.handle
         driver.use(tensor.ptr, theirs)
         driver.end_theirs(theirs)
         del tensor
@@ -371,7 +372,7 @@ def test_other_libraries_memory_goes_back_once_our_streams_are_done(driver, run)
             if on_theirs:
                 theirs.finish_uses()
             else:
-                dev.lane().stream.synchronize()
+                dev.executor().stream.synchronize()
             dev.bytes_in_use()
             assert gone.is_back
 
@@ -397,14 +398,14 @@ def test_nothing_is_waited_for_as_memory_dies(driver, run, monkeypatch):
     run(work)
 
 
-def test_lanes_on_streams_that_are_closed_are_forgotten(run):
+def test_executors_on_streams_that_are_closed_are_forgotten(run):
     def work(dev):
         for _ in range(20):
             stream = dev.stream()
             with stream:
                 dev.zeros(SHAPE)
             stream.close()
-        assert len(current.lanes) <= 2
+        assert len(current.executors) <= 2
 
     run(work)
 
@@ -412,9 +413,9 @@ def test_lanes_on_streams_that_are_closed_are_forgotten(run):
 def test_a_block_that_cannot_be_entered_leaves_nothing_behind(driver, run, monkeypatch):
     def work(dev):
         handle = driver.begin_theirs()
-        dev.lane()
+        dev.executor()
         with monkeypatch.context() as patch:
-            patch.setattr(CudaDevice, "open_lane", None)
+            patch.setattr(CudaDevice, "open_executor", None)
             for stream in (dev.stream(), Stream.from_handle(dev, handle)):
                 with pytest.raises(TypeError), stream:
                     pass
@@ -436,12 +437,12 @@ def test_a_stream_that_dies_inside_of_its_block_is_not_taken_for_alive_ever_afte
     run(work)
 
 
-def test_lanes_on_streams_that_come_and_go_are_few(driver, run):
+def test_executors_on_streams_that_come_and_go_are_few(driver, run):
     def work(dev):
         for _ in range(60):
             with Stream.from_handle(dev, driver.begin_theirs()):
-                dev.lane()
-        assert len(current.lanes) <= 18
+                dev.executor()
+        assert len(current.executors) <= 18
 
     run(work)
 
@@ -457,7 +458,7 @@ def test_a_copy_from_the_host_has_read_another_librarys_page_locked_memory(drive
             driver.locked.append(memory)
         array = np.frombuffer(memory, np.float32)
         dev.array(array)
-        is_done = driver.done(driver.clock(dev.lane().stream.c_handle.value))
+        is_done = driver.done(driver.clock(dev.executor().stream.c_handle.value))
         assert is_done == is_locked, "of other memory the driver has made a copy"
 
     run(work)
@@ -503,11 +504,11 @@ def test_everything_else_goes_on_beside_a_callers_capture(driver, run):
         dev.stream().close()
         dev.bytes_in_use()
         del tensor
-        assert dev.lane().capture(lambda: None) is not None
+        assert dev.executor().capture(lambda: None) is not None
         gc.collect()
         with Stream.from_handle(dev, handle):
             made = dev.zeros(SHAPE)
-            dev.lane().zeros(64)
+            dev.executor().zeros(64)
         assert driver.end_capture(handle), driver.lost
         where = made.ptr
         del made
@@ -530,7 +531,7 @@ def test_everything_else_goes_on_beside_a_callers_capture(driver, run):
         lambda _, tensor: tensor.numpy(),
         lambda _, tensor: tensor.numpy_async(),
         lambda dev, _: dev.synchronize(),
-        lambda dev, _: dev.lane().stream.synchronize(),
+        lambda dev, _: dev.executor().stream.synchronize(),
         lambda dev, _: dev.trim(),
     ],
 )
@@ -576,7 +577,7 @@ def test_memory_used_on_a_stream_of_ours_that_the_caller_captures_waits_for_the_
             one, other = dev.zeros(SHAPE), dev.zeros(SHAPE)
         dev.fill_zero(other)
         with ours:
-            dev.lane().twin(other)
+            dev.executor().twin(other)
         driver.begin_capture(ours.handle)
         del one, other
         dev.bytes_in_use()
@@ -594,7 +595,7 @@ def test_garbage_that_holds_a_stream_and_its_memory(driver, run, first):
         stream = dev.stream()
         with stream:
             tensor = dev.zeros(SHAPE)
-        current.lanes.clear()
+        current.executors.clear()
         ring = [stream, tensor] if first == "stream" else [tensor, stream]
         ring.append(ring)
         handle = stream.c_handle.value
@@ -615,7 +616,7 @@ def test_memory_of_a_stream_that_dies_is_freed_behind_it_by_whatever_thread(driv
         stream, retire = dev.stream(), dev.retire
         with stream:
             tensor = dev.zeros(SHAPE)
-        current.lanes.clear()
+        current.executors.clear()
 
         def retire_later(stream):
             with ThreadPoolExecutor(1) as other:  # as the finalizer of the stream runs
@@ -646,7 +647,7 @@ def test_a_stream_of_ours_that_waits_for_a_captured_one_goes_into_its_graph(driv
             assert order.epoch > epoch, "what was prepared there looks again"
             with ours:
                 made = dev.zeros(SHAPE)
-                assert dev.lane().captured
+                assert dev.executor().captured
                 del before
                 dev.bytes_in_use()
             theirs.wait_for(ours)
@@ -667,20 +668,20 @@ def test_what_a_captured_call_is_first_to_need_is_the_graphs(driver, run):
         __slots__ = ()
 
         def enqueue(self, arguments):
-            addresses.extend([lane.scalar(0.5, F32), lane.zeros(64)])
+            addresses.extend([executor.scalar(0.5, F32), executor.zeros(64)])
             for address in addresses:
-                driver.step(lane.target.value, address)
+                driver.step(executor.target.value, address)
 
     def work(dev):
-        nonlocal lane
+        nonlocal executor
         handle = driver.begin_theirs()
         number = driver.begin_capture(handle)
         with Stream.from_handle(dev, handle):
-            lane = dev.lane()
-            lane.enqueue(Scaled(None, capture_safe=True), (), (), ())
+            executor = dev.executor()
+            executor.enqueue(Scaled(None, capture_safe=True), (), (), ())
         assert driver.end_capture(handle)
-        current.lanes.pop(lane.stream).close()
-        lane = current.lane = None
+        current.executors.pop(executor.stream).close()
+        executor = current.executor = None
         for _ in range(2):
             dev.bytes_in_use()
         assert set(addresses) <= set(driver.memory)
@@ -689,7 +690,7 @@ def test_what_a_captured_call_is_first_to_need_is_the_graphs(driver, run):
             dev.bytes_in_use()
         assert not driver.memory
 
-    lane, addresses = None, []
+    executor, addresses = None, []
     run(work)
 
 
@@ -721,7 +722,7 @@ def test_new_weights_in_a_capture_are_kept_for_the_graph(driver, run):
         request = SimpleNamespace(tensors=lambda: [("b", target, False)])
         number = driver.begin_capture(handle)
         with Stream.from_handle(dev, handle):
-            refit(dev.lane(), request, {"b": source})
+            refit(dev.executor(), request, {"b": source})
         assert driver.end_capture(handle)
         where = source.ptr
         del source
@@ -740,8 +741,8 @@ def test_a_recording_ends_no_capture_of_others_whatever_the_library_does(driver,
     def work(dev):
         handle = driver.begin_theirs()
         driver.begin_capture(handle)
-        lane = dev.lane()
-        assert lane.capture(lambda: driver.cuEventQuery.unchecked(ctypes.c_void_p(1))) is not None
+        executor = dev.executor()
+        assert executor.capture(lambda: driver.cuEventQuery.unchecked(ctypes.c_void_p(1))) is not None
         assert driver.end_capture(handle)
 
     run(work)
@@ -756,7 +757,7 @@ def test_an_array_of_another_stream_is_taken_beside_a_capture(driver, run, monke
         driver.begin_capture(here if captured == "ours" else there)
         with Stream.from_handle(dev, here), monkeypatch.context() as patch:
             patch.setattr(cuda, "device_of_pointer", lambda _: 0)
-            patch.setitem(sys.modules["dispatch.device"]._live, "cuda:0", dev)
+            patch.setitem(sys.modules["dispatch.device.device"]._live, "cuda:0", dev)
             if captured == "ours":  # the host waits for the other
                 assert from_cuda_array_interface(source).ptr == memory.ptr
             else:
@@ -853,24 +854,24 @@ def test_a_stream_that_is_named_again_once_its_capture_has_ended_sees(driver, ru
 
 def test_a_recording_that_is_lost_is_repeated_then_given_up_and_errors_are_raised(driver, run):
     def work(dev):
-        lane = dev.lane()
-        target, tries = lane.target.value, []
+        executor = dev.executor()
+        target, tries = executor.target.value, []
 
         def lost():
-            tries.append(lane.target.value)
+            tries.append(executor.target.value)
             if len(tries) <= losses:
                 driver.lose("another library")
 
         losses = 0
         for losses, is_recorded in ((0, True), (TRIES - 1, True), (TRIES, False)):  # noqa: B007  # `lost` reads it
             tries.clear()
-            assert (lane.capture(lost) is not None) == is_recorded
-            assert lane.target.value == target not in tries
+            assert (executor.capture(lost) is not None) == is_recorded
+            assert executor.target.value == target not in tries
         with pytest.raises(ZeroDivisionError):
-            lane.capture(lambda: 1 // 0)
-        assert lane.target.value == target
+            executor.capture(lambda: 1 // 0)
+        assert executor.target.value == target
         assert not driver.capturing
-        assert lane.capture(lambda: None) is not None
+        assert executor.capture(lambda: None) is not None
         driver.lost.clear()
 
     run(work)
@@ -883,7 +884,7 @@ def test_a_wait_for_the_device_and_a_recording_never_meet(run):
         def record():
             dev.activate()
             for _ in range(150):
-                assert dev.lane().capture(lambda: None) is not None
+                assert dev.executor().capture(lambda: None) is not None
 
         def wait():
             dev.activate()
@@ -922,15 +923,15 @@ def test_who_waits_for_the_device_waits_for_a_recording_to_end(run):
 
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(wait)
-            assert dev.lane().capture(enqueue) is not None
+            assert dev.executor().capture(enqueue) is not None
             waiting.result()
 
     run(work)
 
 
-def test_streams_that_are_dropped_unclosed_go_with_their_lanes(run):
+def test_streams_that_are_dropped_unclosed_go_with_their_executors(run):
     def work(dev):
-        home, kept = dev.lane(), dev.stream()
+        home, kept = dev.executor(), dev.stream()
         streams = []
         for number in range(3 * MAX_LANES):
             stream = dev.stream()
@@ -943,8 +944,8 @@ def test_streams_that_are_dropped_unclosed_go_with_their_lanes(run):
                 assert not dev.zeros(SHAPE).numpy().any()
         gc.collect()
         assert sum(stream() is not None for stream in streams) <= MAX_LANES
-        assert len(dev.lanes()) <= MAX_LANES + 2
-        assert dev.lane() is home
+        assert len(dev.executors()) <= MAX_LANES + 2
+        assert dev.executor() is home
 
     run(work)
 
@@ -1078,7 +1079,7 @@ class Walk:
         tensor = self.a_tensor()
         if tensor is not None and not self.is_captured():
             try:
-                self.tensors.append(self.dev.lane().twin(tensor))
+                self.tensors.append(self.dev.executor().twin(tensor))
             except BadRequest:
                 assert self.may_refuse()
 
@@ -1152,7 +1153,7 @@ class Walk:
             self.do_end_graph()
         self.tensors.clear()
         self.lent.clear()
-        current.lanes.clear()
+        current.executors.clear()
         gc.collect()
         for _ in range(3):
             self.dev.bytes_in_use()

@@ -153,7 +153,7 @@ def test_a_worker_is_replaced_where_the_system_gives_no_more_threads(probe, unst
 
 
 def test_no_thread_at_all_is_an_error_with_a_name(monkeypatch):
-    from dispatch import crew
+    from dispatch.supervise import pool as crew
 
     def none(*_):
         raise RuntimeError("can't start new thread")

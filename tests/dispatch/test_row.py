@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.core.request import Plan
+from dispatch.core.row import Row, Table
 from dispatch.errors import BadRow
 from dispatch.keys import F32, HOST, Epilogue
-from dispatch.request import Plan
-from dispatch.row import Row, Table
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = next(row for row in dp.TABLE if row.arch == HOST and row.dtypes == (F32,) * 4)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import dispatch as dp
+from dispatch.core.row import Row, Table
 from dispatch.errors import BadRow, NoRow
 from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
-from dispatch.row import Row, Table
-from dispatch.select import select
+from dispatch.table.select import select
 
 NONE, RELU, GELU = Epilogue.NONE, Epilogue.RELU, Epilogue.GELU
 PLAIN: tuple[ScaleMode | None, ScaleMode | None] = (None, None)

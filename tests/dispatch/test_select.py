@@ -17,11 +17,11 @@ from dispatch import Arch, Compute, Dtype, Epilogue, MatmulRequest, ScaleMode, S
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.conv import ConvFwdRequest
-from dispatch.ops.matmul import reference
+from dispatch.ops.matmul.reference import reference
 from dispatch.ops.norm import NormFwdRequest
 from dispatch.ops.reduction import ReduceRequest
 from dispatch.ops.sdpa import SdpaFwdRequest
-from dispatch.select import candidates, no_row, reasons, select
+from dispatch.table.select import candidates, no_row, reasons, select
 
 RNG = np.random.default_rng(5)
 E, C = Epilogue, Compute

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch import status
 from dispatch.__main__ import main
 from dispatch.cli.top import with_rates
+from dispatch.supervise import status_server as status
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -292,8 +292,8 @@ def test_a_defect_in_an_answer_costs_that_answer(monkeypatch):
 EXHAUSTED = """
 import os, resource, socket, threading, time
 import dispatch as dp
-from dispatch import status
-from dispatch.status import ask
+from dispatch.supervise import status_server as status
+from dispatch.supervise.status_server import ask
 status.PATIENCE = 120.0
 sup = dp.Supervisor("host", streams=1)
 askers = [socket.socket(socket.AF_UNIX) for _ in range(20)]
@@ -344,7 +344,7 @@ def test_a_journal_that_cannot_be_begun_leaves_nothing(missing, monkeypatch, tmp
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more)
         if missing == "header":
-            patch.setattr("dispatch.journal.Journal._write", full)
+            patch.setattr("dispatch.supervise.journal.Journal._write", full)
         with pytest.raises((RuntimeError, OSError), match=r"can't start new thread|No space left"):
             dp.Supervisor("host", streams=1, journal=tmp_path / "journal")
     gc.collect()
@@ -358,7 +358,7 @@ def test_a_journal_that_cannot_be_begun_leaves_nothing(missing, monkeypatch, tmp
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_gets_no_answer():
     script = (
-        "import os, sys\nfrom dispatch.status import ask, boards\nos.setuid(65534)\n"
+        "import os, sys\nfrom dispatch.supervise.status_server import ask, boards\nos.setuid(65534)\n"
         "print(len(boards(int(sys.argv[1]))), ask(int(sys.argv[1])))"
     )
     with dp.Supervisor("host", streams=1):
@@ -374,7 +374,7 @@ def test_another_user_gets_no_answer():
 FORK = """
 import os, warnings
 import dispatch as dp
-from dispatch import status
+from dispatch.supervise import status_server as status
 status.PATIENCE = 120.0
 warnings.simplefilter("ignore")
 with dp.Supervisor("host", streams=1) as sup:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import crew as crew_module
 from dispatch.errors import BadRequest, Closed, DeviceFault, QueueFull, StaleTensor, Undelivered, WorkerFailed
-from dispatch.future import MISSED, Future, LateFuture
+from dispatch.supervise import pool as crew_module
+from dispatch.supervise.future import MISSED, Future, LateFuture
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -130,8 +130,8 @@ def test_a_request_that_is_bound_to_a_worker_goes_there_again(probe):
     with dp.Supervisor("host", streams=4) as sup:
         request = probe(lambda: threading.current_thread().name)
         assert sup.submit(request, worker=2).result(PATIENCE).endswith("2")
-        (lane,) = [lane for lane, seat in sup._crew.homes.items() if seat.index == 2]
-        request.bound = type("Bound", (), {"lane": lane})  # as a GPU's lane leaves it
+        (executor,) = [executor for executor, seat in sup._crew.homes.items() if seat.index == 2]
+        request.bound = type("Bound", (), {"executor": executor})  # as a GPU's executor leaves it
         assert {sup.submit(request).result(PATIENCE)[-1] for _ in range(8)} == {"2"}
     with dp.Supervisor("host", streams=4, placement="fair") as sup:
         assert {sup.submit(request).result(PATIENCE)[-1] for _ in range(8)} == {"0", "1", "2", "3"}
@@ -276,13 +276,13 @@ def test_an_exception_that_leaves_the_block_carries_them(probe):
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_supervisor_that_is_closed_has_left_no_thread_behind(isolation, monkeypatch):
-    begin, before = crew_module.Crew._begin, set(threading.enumerate())
+    begin, before = crew_module.WorkerPool._begin, set(threading.enumerate())
 
     def slow(self, then):
         begin(self, then)
         time.sleep(0.3)  # whom it has let go on is faster
 
-    monkeypatch.setattr(crew_module.Crew, "_begin", slow)
+    monkeypatch.setattr(crew_module.WorkerPool, "_begin", slow)
     with dp.Supervisor("host", streams=1, isolation=isolation) as sup:
         pass
     assert not [thread.name for thread in set(threading.enumerate()) - before]
@@ -568,7 +568,7 @@ def test_a_supervisor_that_is_dropped_under_an_interrupt_ends_its_threads(isolat
         patch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value))
         del sup
         crew.join(PATIENCE)  # in here: who asks for its status holds it for a moment
-    assert not [thread.name for thread in threading.enumerate() if re.search("worker|warden", thread.name)]
+    assert not [thread.name for thread in threading.enumerate() if re.search("worker|monitor thread", thread.name)]
     assert [type(error) for error in ignored] == [KeyboardInterrupt]
     if isolation == "process":
         device.close()
@@ -650,7 +650,7 @@ def test_a_forked_child_is_told_that_the_supervisor_stayed_behind():
 def test_a_fork_while_another_thread_takes_a_request_back_does_not_hang():
     script = EXIT.format(conftest=CONFTEST) + (
         "import os, warnings\n"
-        "from dispatch.waiting import open_waiting\n"
+        "from dispatch.supervise.waiters import open_waiting\n"
         "release = threading.Event()\n"
         "sup.submit(Probe(lambda: (entered.set(), release.wait())), worker=0)\n"
         "queued = sup.submit(Probe(), worker=0)\n"

@@ -8,9 +8,9 @@ import pytest
 
 import cudabind
 import dispatch as dp
+from dispatch.core.row import Row, Table
 from dispatch.keys import HOST, Arch
-from dispatch.row import Row, Table
-from dispatch.table import ROOMS
+from dispatch.table.table import ROOMS
 
 ROWS = list(dp.TABLE)
 GPU_ROWS = [row for row in ROWS if row.arch != HOST]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch import trace
 from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, QueueFull, Undelivered, WorkerFailed
+from dispatch.logs import EVENTS
+from dispatch.supervise import trace
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -171,7 +172,7 @@ def test_what_goes_wrong_is_logged_as_json(probe, caplog):
     assert "expected that" in told[1]["words"]
     assert "ZeroDivisionError" in told[3]["cause"]
     levels = {record.facts["event"]: record.levelno for record in caplog.records}
-    assert levels == {event: trace.EVENTS[event] for event in levels}
+    assert levels == {event: EVENTS[event] for event in levels}
 
 
 def test_a_handler_that_raises_harms_nobody(probe):

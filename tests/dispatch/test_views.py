@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.device import HostDevice
+from dispatch.device.device import HostDevice
+from dispatch.device.strided_copy import pieces
 from dispatch.errors import BadIndex, BadRequest, StaleTensor
-from dispatch.isolate.memory import shared
-from dispatch.pieces import pieces
+from dispatch.supervise.process.shared_device import shared
 
 DTYPES = ("f32", "bf16", "i8", "f8e4m3", "bool", "c64", "f4e2m1", "f4e2m1")
 COUNT = 1500

@@ -9,11 +9,11 @@ import pytest
 
 import dispatch as dp
 from cudabind.errors import CublasLtError, CudaDriverError
+from dispatch.device.stream import current
 from dispatch.errors import BadRequest, DeadlineExceeded, NoRow, OutOfMemory, StaleTensor, WorkerFailed
-from dispatch.lane import HostLane
-from dispatch.seat import Seat
-from dispatch.stream import current
-from dispatch.worker import OUT_OF_MEMORY
+from dispatch.execute.executor import HostExecutor
+from dispatch.supervise.queue import WorkerQueue
+from dispatch.supervise.worker import OUT_OF_MEMORY
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -38,16 +38,16 @@ def test_requests_at_one_worker_run_in_their_order(probe):
     assert ran == list(range(400))
 
 
-def test_each_worker_has_a_thread_and_a_lane_of_its_own(probe):
-    def lane() -> object:
-        return current.lane, threading.current_thread().name
+def test_each_worker_has_a_thread_and_an_executor_of_its_own(probe):
+    def executor() -> object:
+        return current.executor, threading.current_thread().name
 
     with dp.Supervisor("host", streams=3) as sup:
-        found = [sup.submit(probe(lane), worker=i).result(PATIENCE) for i in (0, 1, 2, 0)]
-    assert len({id(lane) for lane, _ in found}) == 3
+        found = [sup.submit(probe(executor), worker=i).result(PATIENCE) for i in (0, 1, 2, 0)]
+    assert len({id(executor) for executor, _ in found}) == 3
     assert found[0][0] is found[3][0]
     assert [name for _, name in found] == [f"dispatch host worker {i}" for i in (0, 1, 2, 0)]
-    assert all(lane.closed for lane, _ in found)
+    assert all(executor.closed for executor, _ in found)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dispatch host")]
 
 
@@ -97,7 +97,7 @@ def test_a_failure_does_not_hold_its_future_in_a_cycle(probe):
         while trace is not None:
             frames.append(trace.tb_frame.f_code.co_name)
             trace = trace.tb_next
-    assert frames[0] == "run"  # of the lane: the worker's own frame, which holds the future, is cut off
+    assert frames[0] == "run"  # of the executor: the worker's own frame, which holds the future, is cut off
     assert frames[-1] == "fail"
 
 
@@ -125,7 +125,7 @@ def test_out_of_memory_is_tried_again_once_with_caches_freed(probe, error):
     tries = []
 
     def short(times: int) -> object:
-        tries.append(len(current.lane.plans))
+        tries.append(len(current.executor.plans))
         if len(tries) <= times:
             raise error
         return "fits"
@@ -188,7 +188,7 @@ def test_a_request_that_cannot_describe_itself_still_fails_with_its_own_defect(p
 
 
 def test_a_wake_up_before_the_rest_is_not_lost_and_a_second_one_does_no_harm():
-    seat = Seat(0, 1)
+    seat = WorkerQueue(0, 1)
     seat.wake()
     seat.wake()
     seat.rest(-1)  # would never end if the wake-up were lost
@@ -196,11 +196,11 @@ def test_a_wake_up_before_the_rest_is_not_lost_and_a_second_one_does_no_harm():
     assert not seat.asleep
 
 
-def test_what_is_kept_for_a_lane_goes_as_it_is_closed_the_latest_first_and_once(probe):
+def test_what_is_kept_for_an_executor_goes_as_it_is_closed_the_latest_first_and_once(probe):
     gone: list[str] = []
 
     def keep() -> None:
-        current.lane.at_close.extend(lambda name=name: gone.append(name) for name in ("first", "second"))
+        current.executor.at_close.extend(lambda name=name: gone.append(name) for name in ("first", "second"))
 
     with dp.Supervisor("host", streams=1) as sup:
         sup.submit(probe(keep)).result(PATIENCE)
@@ -208,8 +208,8 @@ def test_what_is_kept_for_a_lane_goes_as_it_is_closed_the_latest_first_and_once(
     assert gone == ["second", "first"]
 
 
-def test_a_lane_that_is_lost_gives_nothing_back():
-    lane = HostLane(dp.device("host").stream())
-    lane.at_close.append(lambda: pytest.fail("a library was called after the device was lost"))
-    lane.lose()
-    assert lane.closed
+def test_an_executor_that_is_lost_gives_nothing_back():
+    executor = HostExecutor(dp.device("host").stream())
+    executor.at_close.append(lambda: pytest.fail("a library was called after the device was lost"))
+    executor.lose()
+    assert executor.closed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import dispatch as dp
 from cudabind import driver
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
+from dispatch.row_check import cases_of
 
 N = 64
 MODES = ["global", "thread_local", "relaxed"]
@@ -54,9 +54,7 @@ def test_each_op_is_captured_at_its_first_call(dev, rng, op):
     for row in dp.TABLE.of(op):
         if not row.on(dev.arch):
             continue
-        package = importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
-        cases = getattr(package, "cases", None) or importlib.import_module(f"{package.__name__}.trials").cases
-        for case in cases(row)[:6]:
+        for case in cases_of(row)[:6]:
             trial = case.trial(dev, rng)
             dev.synchronize()
             stream = dev.stream()
@@ -122,7 +120,7 @@ def test_open_outputs_belong_to_the_graph(dev, rng):
         ("copy to the host", lambda x: x.numpy_async()),
         ("copy to the host", lambda x: x[0, 0, ...].item()),
         ("wait for the device", lambda x: x.device.synchronize()),
-        ("whose work is run", lambda x: x.device.lane().stream.synchronize()),
+        ("whose work is run", lambda x: x.device.executor().stream.synchronize()),
         ("to be tuned", lambda x: dp.matmul(x, x[:, :24], autotune=True, workspace=12345)),
         (
             "to be tuned",
@@ -132,9 +130,9 @@ def test_open_outputs_belong_to_the_graph(dev, rng):
 )
 def test_what_cannot_be_captured_is_refused_by_name(dev, rng, monkeypatch, tmp_path, what, work):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    from dispatch import lane
+    from dispatch.execute import executor
 
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
     x, out = dev.array(rng.standard_normal((N, N)), "f32"), dev.empty((N, N))
     dev.synchronize()
     stream = dev.stream()
@@ -148,7 +146,7 @@ def test_what_cannot_be_captured_is_refused_by_name(dev, rng, monkeypatch, tmp_p
     try:
         _, executable = capture(stream, refused)
     finally:
-        lane.algorithms.cache_clear()
+        executor.algorithms.cache_clear()
     launch(stream, executable)
     assert np.allclose(out.numpy(), product(x, x), rtol=1e-3, atol=1e-2)
     driver.cuGraphExecDestroy(executable)

@@ -172,7 +172,7 @@ def test_letting_go_of_lent_memory_waits_for_nobody_on_the_host(dev, cupy, add):
         add(borrowed, target, 10 * CYCLES)
     other = dev.stream()
     with other:
-        full(dev, 0.0).numpy()  # a lane that is ready
+        full(dev, 0.0).numpy()  # an executor that is ready
         del ours, borrowed
         gc.collect()
         full(dev, 3.0)
@@ -199,7 +199,7 @@ def test_memory_that_nobody_can_order_any_more_comes_back_at_last(dev, cupy):
     dev.trim()
 
 
-def test_one_handle_is_one_stream_and_its_lanes_are_few(dev, cupy):
+def test_one_handle_is_one_stream_and_its_executors_are_few(dev, cupy):
     theirs = cupy.cuda.Stream(non_blocking=True)
     one = dp.Stream.from_handle(dev, theirs.ptr)
     assert dp.Stream.from_handle(dev, theirs.ptr) is one
@@ -213,7 +213,7 @@ def test_one_handle_is_one_stream_and_its_lanes_are_few(dev, cupy):
             dp.matmul(x, x)
     gc.collect()
     dev.synchronize()
-    assert dev.bytes_in_use() - before < 32 * 40 * MIB, "a lane has a workspace of 32 MiB"
+    assert dev.bytes_in_use() - before < 32 * 40 * MIB, "an executor has a workspace of 32 MiB"
 
 
 # -- beside recordings and captures ---------------------------------------------------------------------------------
@@ -357,12 +357,12 @@ def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkey
     with dev.stream():
         out = dev.empty((64, 64))
         request = dp.MatmulRequest(a, b, out=out)
-        plan = dev.lane().plan(request)
+        plan = dev.executor().plan(request)
         kind, enqueue, lost = type(plan), type(plan).enqueue, []
 
         def ended(self, arguments):
             enqueue(self, arguments)
-            recording = self._lane.target.value != self._lane.stream.c_handle.value
+            recording = self._executor.target.value != self._executor.stream.c_handle.value
             if recording and len(lost) < losses:
                 lost.append(driver.cuCtxSynchronize.unchecked())  # what another library may do meanwhile
 
@@ -386,15 +386,15 @@ def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkey
             assert np.allclose(one().numpy(), right, atol=1e-3)
 
 
-def test_an_error_while_recording_leaves_the_lane_usable(dev, rng, monkeypatch):
+def test_an_error_while_recording_leaves_the_executor_usable(dev, rng, monkeypatch):
     a = dev.array(rng.standard_normal((64, 64)), "f32")
     right = a.numpy().astype(np.float64) @ a.numpy()
     with dev.stream():
         out = dev.empty((64, 64))
         dp.matmul(a, a, out=out)
-        lane = dev.lane()
-        target = lane.target.value
-        plan = lane.plan(dp.MatmulRequest(a, a, out=out))
+        executor = dev.executor()
+        target = executor.target.value
+        plan = executor.plan(dp.MatmulRequest(a, a, out=out))
         for error in (BadRequest("x", "y", "z"), KeyboardInterrupt()):
 
             def fail(*_, error=error):
@@ -404,7 +404,7 @@ def test_an_error_while_recording_leaves_the_lane_usable(dev, rng, monkeypatch):
                 patch.setattr(type(plan), "enqueue", fail)
                 with pytest.raises(type(error)):
                     dp.matmul(a, a, out=out)
-            assert lane.target.value == target
+            assert executor.target.value == target
         for _ in range(3):
             out.copy_from(np.full((64, 64), np.nan))
             assert np.allclose(dp.matmul(a, a, out=out).numpy(), right, atol=1e-3)

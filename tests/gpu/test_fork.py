@@ -95,7 +95,7 @@ isolated.close()
 print("fine")
 """
 ASKED = """
-from dispatch.cuda import is_available
+from dispatch.device.cuda import is_available
 assert is_available()
 
 def work():
@@ -111,7 +111,7 @@ print("fine")
 TORCH = """
 import torch
 torch.ones(3, device="cuda").sum().item()
-""" + ASKED.replace("from dispatch.cuda import is_available\nassert is_available()\n", "")
+""" + ASKED.replace("from dispatch.device.cuda import is_available\nassert is_available()\n", "")
 BEFORE = """
 def work():
     dev = dp.device("cuda:0")
@@ -149,7 +149,7 @@ VIEWS = """
 import torch
 sup = dp.Supervisor("cuda:0", streams=1, isolation="process")
 dev = sup.device
-from dispatch.isolate import chunks
+from dispatch.supervise.process import chunks
 ends, unmap = [], chunks.driver.cuMemUnmap
 
 class Unmap:

@@ -124,21 +124,21 @@ def test_a_chain_over_all_workers_of_a_child_is_in_order(rng, completion):
     home.close()
 
 
-def test_a_lane_that_has_let_its_memory_go_runs_on(dev, rng):
+def test_an_executor_that_has_let_its_memory_go_runs_on(dev, rng):
     a, b = rng.standard_normal((N, N)), rng.standard_normal((N, N))
     request = dp.MatmulRequest(dev.array(a, "f32"), dev.array(b, "f32"), out=dev.empty((N, N)))
     with dev.stream():
-        lane = dev.lane()
+        executor = dev.executor()
         for _ in range(3):
             for _ in range(3):
                 dp.run(request)
             assert close(request.out, a @ b)
-            lane.release()
-            assert lane._workspace is None
+            executor.release()
+            assert executor._workspace is None
             request.out.copy_from(np.full((N, N), np.nan))
         call = dp.prepare(request)
-        kept = lane.workspace
-        lane.release()
-        assert lane._workspace is kept, "the call's graph holds its address"
+        kept = executor.workspace
+        executor.release()
+        assert executor._workspace is kept, "the call's graph holds its address"
         call()
         assert close(request.out, a @ b)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.core.nonfinite import ENGINE, IEEE, NONE, TO_NAN
 from dispatch.keys import HOST
-from dispatch.nonfinite import ENGINE, IEEE, NONE, TO_NAN
-from dispatch.ops.rnn.trials import FORMS
+from dispatch.ops.rnn.cases import FORMS
 from dispatch.ops.rnn.weights import weight_shapes
 
 SOURCE = Path(__file__).parents[1] / "dispatch" / "test_nonfinite.py"

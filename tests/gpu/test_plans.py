@@ -10,11 +10,11 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch import lane
-from dispatch.replay import Replay
+from dispatch.execute import executor
+from dispatch.execute.cuda_graph import GraphExec
 
 if TYPE_CHECKING:
-    from dispatch.request import Plan
+    from dispatch.core.request import Plan
 
 N = 64
 
@@ -37,14 +37,14 @@ def close(result: dp.Tensor, expected: np.ndarray) -> bool:
 
 
 def plan_of(request: dp.MatmulRequest) -> Plan:
-    return request.device.lane().plan(request)
+    return request.device.executor().plan(request)
 
 
 @pytest.mark.parametrize("way", ["matmul", "run"])
 def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng, way):
     a, b, out = operand(dev, rng, N, N), operand(dev, rng, N, N), dev.empty((N, N))
     expected, recorded = product(a, b), []
-    with dev.stream():  # a lane of its own, with no plans yet
+    with dev.stream():  # an executor of its own, with no plans yet
         for _ in range(4):
             out.copy_from(np.full((N, N), np.nan))
             request = dp.MatmulRequest(a, b, out=out)
@@ -53,12 +53,12 @@ def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng,
                 plan = plan_of(request)
             else:
                 dp.matmul(a, b, out=out)
-                (short,) = dev.lane().shortcuts.values()
+                (short,) = dev.executor().shortcuts.values()
                 plan = short.plan
             assert close(out, expected)
             recorded.append(len(plan.replays))
     assert recorded == [0, 1, 1, 1]
-    assert all(isinstance(replay, Replay) for replay in plan.replays.values())
+    assert all(isinstance(replay, GraphExec) for replay in plan.replays.values())
 
 
 def test_a_replay_reads_its_operands_anew(dev, rng):
@@ -72,12 +72,12 @@ def test_a_replay_reads_its_operands_anew(dev, rng):
 
 def test_other_pointers_of_a_layout_take_the_same_plan(dev, rng):
     pairs = [(operand(dev, rng, N, N), operand(dev, rng, N, N)) for _ in range(5)]
-    before = len(dev.lane().plans)
+    before = len(dev.executor().plans)
     plan_of(dp.MatmulRequest(*pairs[0]))
     for _ in range(3):
         for a, b in pairs:
             assert close(dp.matmul(a, b), product(a, b))
-    assert len(dev.lane().plans) <= before + 1
+    assert len(dev.executor().plans) <= before + 1
 
 
 def test_a_bound_call_takes_other_operands(dev, rng):
@@ -128,7 +128,7 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(lane, "MAX_REPLAYS", 4)
+    monkeypatch.setattr(executor, "MAX_REPLAYS", 4)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
     with dev.stream():
         bound = dp.prepare(dp.MatmulRequest(a, b, out=poisoned(dev, N, N)))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import status, trace
 from dispatch.__main__ import main
 from dispatch.errors import DeviceFault, HookFailed, TaintedTensor
-from dispatch.journal import read
+from dispatch.supervise import status_server as status
+from dispatch.supervise import trace
+from dispatch.supervise.journal import read
 
 PATIENCE = 60
 N = 64

@@ -15,9 +15,9 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
+from dispatch.core.request import Plan, Request, Signature
 from dispatch.errors import BadRequest, OutOfMemory
 from dispatch.keys import F32, Arch
-from dispatch.request import Plan, Request, Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ class GreedyPlan(Plan):
         self.request.dev.empty(1 << 46, "u8")
 
 
-def greedy_plan(request: Greedy, _lane: Any, row: dp.Row) -> Plan:
+def greedy_plan(request: Greedy, _executor: Any, row: dp.Row) -> Plan:
     plan = GreedyPlan(row, capture_safe=False)
     plan.request = request
     return plan
@@ -237,7 +237,7 @@ import numpy as np
 import dispatch as dp
 from cudabind import driver, nvrtc
 from dispatch.keys import F32, Arch
-from dispatch.request import Plan, Request, Signature
+from dispatch.core.request import Plan, Request, Signature
 
 device = dp.device("cuda:0")
 source = 'extern "C" __global__ void fault(unsigned long long p) { %s }' % sys.argv[1]
@@ -258,15 +258,15 @@ class Fault(Request):
 
 
 class FaultPlan(Plan):
-    __slots__ = ("kernel", "lane")
+    __slots__ = ("kernel", "executor")
     def enqueue(self, arguments):
-        stream = self.lane.stream.c_handle.value
+        stream = self.executor.stream.c_handle.value
         driver.cuLaunchKernel(self.kernel, 1, 1, 1, 1, 1, 1, 0, stream, (arguments, (ctypes.c_uint64,)), 0)
 
 
-def fault_plan(request, lane, row):
+def fault_plan(request, executor, row):
     plan = FaultPlan(row, capture_safe=False)
-    plan.lane, plan.kernel = lane, driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"fault")
+    plan.executor, plan.kernel = executor, driver.cuModuleGetFunction(driver.cuModuleLoadData(code), b"fault")
     return plan
 
 

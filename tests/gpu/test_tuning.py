@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import lane, tuning
+from dispatch.execute import autotune as tuning
+from dispatch.execute import executor
 from dispatch.ops.matmul import cublaslt
 
 EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
@@ -17,9 +18,9 @@ EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
 @pytest.fixture
 def dev(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
     yield dp.device("cuda:0")
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
 
 
 @pytest.fixture
@@ -48,12 +49,12 @@ def check(request, out):
 
 
 def file_of(dev):
-    return dev.lane().algorithms.path
+    return dev.executor().algorithms("cublasLt").path
 
 
 def test_a_tuned_request_is_right_and_timed_once(dev, rng, races):
     request = tuned(dev, rng)
-    with dev.stream():  # a lane of its own, with no plans yet
+    with dev.stream():  # an executor of its own, with no plans yet
         for _ in range(4):
             check(request, dp.run(request)[0])
     assert len(races) == 1
@@ -65,7 +66,7 @@ def test_a_tuned_request_is_right_and_timed_once(dev, rng, races):
 def test_another_process_takes_the_outcome_without_timing(dev, rng, races):
     with dev.stream():
         dp.run(tuned(dev, rng))
-    lane.algorithms.cache_clear()  # what a new process would start with
+    executor.algorithms.cache_clear()  # what a new process would start with
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])
@@ -79,7 +80,7 @@ def test_an_outcome_that_is_no_algorithm_is_timed_anew(dev, rng, races, blob):
     stored = json.loads(file_of(dev).read_text())
     stored["algorithms"] = {key: [blob, 0] for key in stored["algorithms"]}
     file_of(dev).write_text(json.dumps(stored))
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])

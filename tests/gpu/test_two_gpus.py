@@ -5,16 +5,15 @@ The tests of one GPU find nothing of what may be missing here, for there the rig
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch import lane
 from dispatch.errors import BadRequest, DeviceFault, NoRow
+from dispatch.execute import executor
 from dispatch.keys import HOST
+from dispatch.row_check import cases_of
 
 PATIENCE = 60
 N = 96
@@ -89,9 +88,7 @@ def test_each_op_runs_on_the_second(second, rng, op):
     for row in dp.TABLE.of(op):
         if not row.on(second.arch):
             continue
-        package = importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
-        cases = getattr(package, "cases", None) or importlib.import_module(f"{package.__name__}.trials").cases
-        for case in cases(row):
+        for case in cases_of(row):
             trial = case.trial(second, rng)
             try:
                 call = dp.prepare(trial.request)
@@ -134,12 +131,12 @@ def test_operands_on_both_are_refused(first, second, rng):
 
 def test_a_product_is_tuned_on_the_second(second, rng, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
     request, right = product(second, rng)
     try:
         assert is_close(dp.run(request.replace(autotune=True)), right)
     finally:
-        lane.algorithms.cache_clear()
+        executor.algorithms.cache_clear()
 
 
 def test_weights_are_refitted_on_the_second(second, rng):

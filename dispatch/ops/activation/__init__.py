@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.request import run
 from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode, ActivationRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.activation.trials import ActivationCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "ActivationBwdRequest",
@@ -25,10 +23,8 @@ __all__ = [
     "ActivationRequest",
     "activation",
     "activation_bwd",
-    "cases",
     "cudnn_activation",
     "numpy_activation",
-    "reference",
 ]
 
 RELU = ActivationMode.RELU
@@ -52,31 +48,16 @@ def activation_bwd(
     return result
 
 
-def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnActivationForward` or `cudnnActivationBackward`."""
     from dispatch.ops.activation import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_activation(request: ActivationRequest | ActivationBwdRequest, lane: Lane, row: Row) -> Plan:
+def numpy_activation(request: ActivationRequest | ActivationBwdRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.activation.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.activation.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
-    """The output of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.activation.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[ActivationCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.activation import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

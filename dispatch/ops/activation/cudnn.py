@@ -9,26 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
-from dispatch.cudnn.tensors import Descriptor, tensor
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode
 from dispatch.ops.activation.rules import axes_of
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.activation.request import ActivationRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
 
 __all__ = ["plan"]
 
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def plan(request: ActivationRequest | ActivationBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: ActivationRequest | ActivationBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.x.size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     dtype = request.x.dtype
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     axes = axes_of(layouts)
@@ -38,9 +38,9 @@ def plan(request: ActivationRequest | ActivationBwdRequest, lane: CudaLane, row:
     if isinstance(request, ActivationBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
-        return CallPlan(lane, row, cudnn.cudnnActivationBackward, (function, one, *operands))
+        return CallPlan(executor, row, cudnn.cudnnActivationBackward, (function, one, *operands))
     x, y = described
-    return CallPlan(lane, row, cudnn.cudnnActivationForward, (function, one, x, Operand(0), zero, y, Operand(1)))
+    return CallPlan(executor, row, cudnn.cudnnActivationForward, (function, one, x, Operand(0), zero, y, Operand(1)))
 
 
 def _function(mode: ActivationMode, coef: float) -> Descriptor:

@@ -1,18 +1,18 @@
-"""Wrong activations that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong activations that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import made
-from dispatch.ops.activation.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.activation.reference import evaluate
 from dispatch.ops.activation.request import WITH_COEF, ActivationMode
+from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
-    from dispatch.tensor import Array
 
     Results = dict[str, Array]
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import Axis, alike, describable, merge
+from dispatch.core.axes import Axis, alike, describable, merge
 from dispatch.ops.activation.request import ActivationMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dispatch.device.tensor import Layout
     from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
-    from dispatch.tensor import Layout
 
 __all__ = ["axes_of", "elu_above_0", "five_axes", "one_layout"]
 

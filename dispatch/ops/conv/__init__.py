@@ -1,14 +1,15 @@
 """Convolution and its gradients: `conv_fwd` (bias, residual and activation fused), `conv_bwd_data`, `conv_bwd_filter`.
 
 `ConvFwdRequest` and its two companions are the requests; `cudnn_conv` and `numpy_conv` carry them out, `reference` says
-what is right, `cases` what is tested. `conv_transpose` is `conv_bwd_data` as a forward operation. The rooms: base and
-request (what may be asked), describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
+what is right, `cases` what is tested. `conv_transpose` is `conv_bwd_data` as a forward operation. The files: base and
+request (what may be asked), graph, cudnn, reference, rules (for the table), cases (what is tested).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.conv.request import (
     Activation,
     ConvBwdDataRequest,
@@ -17,16 +18,13 @@ from dispatch.ops.conv.request import (
     ConvRequest,
     Padding,
 )
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
     from dispatch.keys import Compute
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.conv.forms import ConvCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
 __all__ = [
     "Activation",
@@ -34,14 +32,12 @@ __all__ = [
     "ConvBwdFilterRequest",
     "ConvFwdRequest",
     "Padding",
-    "cases",
     "conv_bwd_data",
     "conv_bwd_filter",
     "conv_fwd",
     "conv_transpose",
     "cudnn_conv",
     "numpy_conv",
-    "reference",
 ]
 
 Extents = int | tuple[int, ...]
@@ -118,31 +114,16 @@ def conv_transpose(
 # fmt: on
 
 
-def cudnn_conv(request: ConvRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.ops.conv import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_conv(request: ConvRequest, lane: Lane, row: Row) -> Plan:
+def numpy_conv(request: ConvRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy in the row's compute type."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.conv.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.conv.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: ConvRequest) -> Results:
-    """The output of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.conv.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[ConvCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.conv import forms
-
-    return forms.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

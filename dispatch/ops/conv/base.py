@@ -10,19 +10,20 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.cudnn.convolve import Steps, output_shape
-from dispatch.cudnn.layouts import dense_strides, lies_dense
-from dispatch.cudnn.operands import OperandRequest, chosen, whole
+from dispatch.core.layouts import dense_strides, lies_dense
+from dispatch.core.operand_checks import each
+from dispatch.core.operands import OperandRequest, chosen, whole
+from dispatch.core.request import Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import Compute, Dtype
-from dispatch.request import Signature
+from dispatch.libraries.cudnn.convolve import Steps, output_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
-__all__ = ["Activation", "ConvRequest", "Padding", "each"]
+__all__ = ["Activation", "ConvRequest", "Padding"]
 
 Shape = tuple[int, ...]
 Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # the same everywhere; of each axis; before and behind
@@ -191,14 +192,6 @@ class ConvRequest(OperandRequest):
             raise BadRequest(
                 "w", f"a filter {w[2:]} by dilation {self.steps.dilation}", f"one that fits into x {x}", hint
             )
-
-
-def each(name: str, value: Any, rank: int, low: int) -> Shape:
-    """A number for each spatial axis."""
-    values = value if isinstance(value, tuple) else (value,) * rank
-    if len(values) != rank:
-        raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")
-    return tuple(whole(name, one, low) for one in values)
 
 
 def _pairs(value: Any, rank: int) -> list[tuple[int, int]]:

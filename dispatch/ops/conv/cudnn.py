@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.keys import F32, Compute
-from dispatch.ops.conv.describe import describe
+from dispatch.libraries.cudnn.engines import Policy
+from dispatch.libraries.cudnn.plan import WORKSPACE, bind
+from dispatch.ops.conv.graph import describe
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.conv.request import ConvRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
 
 __all__ = ["plan", "policy_of"]
 
@@ -27,7 +27,7 @@ def policy_of(request: ConvRequest, row: Row) -> Policy:
     return Policy(tensor_cores, request.deterministic, WORKSPACE if request.workspace is None else request.workspace)
 
 
-def plan(request: ConvRequest, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane; Refused with cuDNN's words where no engine takes it."""
+def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
     graph, places = describe(request)
-    return bind(request, lane, row, graph, places, policy_of(request, row), autotune=request.autotune)
+    return bind(request, executor, row, graph, places, policy_of(request, row), autotune=request.autotune)

@@ -1,4 +1,4 @@
-"""Wrong convolutions that every case must reject, cuDNN's and CUTLASS's: see `dispatch/mutation.py`."""
+"""Wrong convolutions that every case must reject, cuDNN's and CUTLASS's: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, lines_out, made, neighbour, typical
-from dispatch.ops.conv.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import Activation, ConvFwdRequest
+from dispatch.testing.mutations import changed, lines_out, made, neighbour, typical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.tensor import Array, Tensor
+    from dispatch.device.tensor import Array, Tensor
 
     Results = dict[str, Array]
 

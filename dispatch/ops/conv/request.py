@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_type
-from dispatch.cudnn.layouts import dense_strides
-from dispatch.cudnn.operands import Made, chosen, whole
+from dispatch.core.layouts import dense_strides
+from dispatch.core.operand_checks import each
+from dispatch.core.operands import Made, chosen, whole
 from dispatch.errors import BadRequest
-from dispatch.ops.conv.base import Activation, ConvRequest, Padding, each
+from dispatch.ops.conv.base import Activation, ConvRequest, Padding
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute, Dtype
-    from dispatch.tensor import Tensor
 
 __all__ = ["Activation", "ConvBwdDataRequest", "ConvBwdFilterRequest", "ConvFwdRequest", "ConvRequest", "Padding"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.layouts import lies_dense
+from dispatch.core.layouts import lies_dense
 from dispatch.keys import F32, F64, Compute
 from dispatch.ops.conv.request import Activation
 

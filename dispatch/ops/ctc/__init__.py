@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.ctc.request import CtcRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.ctc.trials import CtcCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
-__all__ = ["CtcRequest", "cases", "ctc_loss", "cudnn_ctc", "numpy_ctc", "reference"]
+__all__ = ["CtcRequest", "ctc_loss", "cudnn_ctc", "numpy_ctc"]
 
 
 def ctc_loss(
@@ -44,31 +42,16 @@ def ctc_loss(
     return run(CtcRequest(logits, labels, label_lengths, input_lengths, *fields))
 
 
-def cudnn_ctc(request: CtcRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnCTCLoss_v8`."""
     from dispatch.ops.ctc import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_ctc(request: CtcRequest, lane: Lane, row: Row) -> Plan:
+def numpy_ctc(request: CtcRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.ctc.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.ctc.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: CtcRequest) -> Results:
-    """The losses and the gradient of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.ctc.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[CtcCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.ctc import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

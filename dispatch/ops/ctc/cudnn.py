@@ -10,15 +10,15 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, Operand
-from dispatch.cudnn.handle import handle_of
-from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
+from dispatch.libraries.cudnn.calls import CallPlan, Operand
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.ctc.request import CtcRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
 
 __all__ = ["plan"]
 
@@ -31,7 +31,7 @@ LEAST_LONGEST = 16
 LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # as in the request's arguments()
 
 
-def plan(request: CtcRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request."""
     logits = tensor_3d(request.logits.layout)
     loss = Descriptor("CTCLoss")
@@ -44,12 +44,12 @@ def plan(request: CtcRequest, lane: CudaLane, row: Row) -> Plan:
     )
     size = ctypes.c_size_t()
     gradient: Any = logits.handle if request.with_gradient else None
-    handle = handle_of(lane).follow()
+    handle = handle_of(executor).follow()
     cudnn.cudnnGetCTCLossWorkspaceSize_v8(handle, algorithm, loss.handle, logits.handle, gradient, ctypes.byref(size))
-    scratch = handle_of(lane).scratch(lane, size.value)
+    scratch = handle_of(executor).scratch(executor, size.value)
     arguments = (
         *(algorithm, loss, logits, Operand(LOGITS), Operand(LABELS), Operand(LABEL_LENGTHS), Operand(INPUT_LENGTHS)),
         *(Operand(LOSSES), gradient, Operand(GRADIENT), size, scratch.c_ptr),
     )
     zeroed = ((GRADIENT, request.logits.nbytes),) if request.with_gradient else ()
-    return CallPlan(lane, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)
+    return CallPlan(executor, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)

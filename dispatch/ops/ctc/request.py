@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import Made, OperandRequest, dense, whole
+from dispatch.core.operands import Made, OperandRequest, dense, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["CtcRequest"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import describable
+from dispatch.core.axes import describable
 
 if TYPE_CHECKING:
     from dispatch.ops.ctc.request import CtcRequest

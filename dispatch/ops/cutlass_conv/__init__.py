@@ -1,33 +1,33 @@
 """Convolution and its gradients by CUTLASS kernels with epilogue trees, dense with channels last.
 
 `cutlass_conv_fwd`, `cutlass_conv_bwd_data`, `cutlass_conv_bwd_filter` are the request functions; `cutlass_plan`,
-`multistage_plan` and `numpy_plan` carry the requests out, `reference` says what is right. The rooms: base, request
-(what may be asked), problem, rules (for the table), cutlass and multistage (on a GPU), host, trials (what is tested).
+`multistage_plan` and `numpy_plan` carry the requests out, reference.py says what is right. The files: base,
+request (what may be asked), problem, rules (for the table), cutlass and sm80 (on a GPU), precompile, reference, cases.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.cutlass_conv.request import (
     CutlassConvBwdDataRequest,
     CutlassConvBwdFilterRequest,
     CutlassConvFwdRequest,
 )
-from dispatch.request import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
     from dispatch.keys import Compute
-    from dispatch.lane import CudaLane, Lane
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
     from dispatch.ops.conv.base import Padding
     from dispatch.ops.cutlass_conv.base import TreedConvRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Array, Tensor
 
 __all__ = [
     "CutlassConvBwdDataRequest",
@@ -40,7 +40,6 @@ __all__ = [
     "cutlass_plan",
     "multistage_plan",
     "numpy_plan",
-    "reference",
 ]
 
 Extents = int | tuple[int, ...]
@@ -102,7 +101,7 @@ def cutlass_conv_bwd_filter(
 
 def channels_last(tensor: Tensor) -> Tensor:
     """A copy of an image or a filter (N, C, spatial…) that is dense with channels last; by way of the host, waiting."""
-    from dispatch.cudnn.layouts import dense_strides
+    from dispatch.core.layouts import dense_strides
 
     device = tensor.device
     made = device.empty(tuple(tensor.shape[axis] for axis in (0, *range(2, tensor.ndim), 1)), tensor.dtype)
@@ -112,29 +111,22 @@ def channels_last(tensor: Tensor) -> Tensor:
     return view
 
 
-def cutlass_plan(request: TreedConvRequest, lane: CudaLane, row: Row) -> Plan:
+def cutlass_plan(request: TreedConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a CUTLASS kernel with im2col tensor maps, which is compiled where it is in no cache."""
     from dispatch.ops.cutlass_conv import cutlass  # at first use: importing `dispatch` looks for no headers
 
-    return cutlass.plan(request, lane, row)
+    return cutlass.plan(request, executor, row)
 
 
-def multistage_plan(request: TreedConvRequest, lane: CudaLane, row: Row) -> Plan:
+def multistage_plan(request: TreedConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a multistage kernel, which every GPU since sm_80 runs."""
-    from dispatch.ops.cutlass_conv import multistage
+    from dispatch.ops.cutlass_conv import sm80 as multistage
 
-    return multistage.plan(request, lane, row)
+    return multistage.plan(request, executor, row)
 
 
-def numpy_plan(_request: TreedConvRequest, _lane: Lane, row: Row) -> Plan:
+def numpy_plan(_request: TreedConvRequest, _executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.ops.cutlass_conv import host
+    from dispatch.ops.cutlass_conv import reference as host
 
     return host.plan(row)
-
-
-def reference(request: TreedConvRequest) -> dict[str, Array]:
-    """What a request's outputs are in float64, by name."""
-    from dispatch.ops.cutlass_conv import host
-
-    return host.reference(request)

@@ -14,21 +14,21 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS
-from dispatch.cudnn.layouts import dense_strides
-from dispatch.cudnn.operands import Made
-from dispatch.cutlass.evt import Reduce, Store, walk
-from dispatch.cutlass.treed import Treed, check_tree, pairs_of
+from dispatch.core.layouts import dense_strides
+from dispatch.core.operands import Made
+from dispatch.core.request import Signature
+from dispatch.device.tensor import Tensor, c_strides
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32
+from dispatch.libraries.cutlass.evt import Reduce, Store, walk
+from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, pairs_of
 from dispatch.ops.conv.base import ConvRequest
-from dispatch.request import Signature
-from dispatch.tensor import Tensor, c_strides
 
 if TYPE_CHECKING:
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
+    from dispatch.core.request import Argument, Operands, Use
     from dispatch.keys import Dtype
-    from dispatch.request import Argument, Operands, Use
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["TreedConvRequest"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cutlass.config import Config
 from dispatch.errors import BadRequest
+from dispatch.libraries.cutlass.config import Config
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_conv.base import TreedConvRequest

@@ -1,18 +1,18 @@
-"""Wrong convolutions by CUTLASS that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong convolutions by CUTLASS that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cutlass.evt import Leaf, Reduce, Store, walk
-from dispatch.mutation import changed, lines_out, made
+from dispatch.libraries.cutlass.evt import Leaf, Reduce, Store, walk
 from dispatch.ops.conv.mutations import mutations
-from dispatch.ops.cutlass_conv.host import reference
+from dispatch.ops.cutlass_conv.reference import reference
 from dispatch.ops.cutlass_gemm.mutations import node_out
+from dispatch.testing.mutations import changed, lines_out, made
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Array
+    from dispatch.device.tensor import Array
 
     Results = dict[str, Array]
 

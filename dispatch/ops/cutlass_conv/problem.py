@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING
 
-from dispatch.cutlass.visitors import Operand
+from dispatch.device.tensor import Tensor
 from dispatch.keys import F32
-from dispatch.tensor import Tensor
+from dispatch.libraries.cutlass.visitors import Operand
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_conv.base import TreedConvRequest

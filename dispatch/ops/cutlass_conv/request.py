@@ -13,10 +13,10 @@ from dispatch.ops.conv.request import ConvBwdDataRequest, ConvBwdFilterRequest, 
 from dispatch.ops.cutlass_conv.base import TreedConvRequest
 
 if TYPE_CHECKING:
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
-    from dispatch.tensor import Tensor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["CutlassConvBwdDataRequest", "CutlassConvBwdFilterRequest", "CutlassConvFwdRequest"]
 
@@ -32,7 +32,7 @@ class CutlassConvFwdRequest(TreedConvRequest):
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
         c: of Y's shape, which the tree reads as `evt.source()`; it may be `out` itself.
         out: Y, (N, K, spatial…); channels last where it is left out.
-        epilogue: a tree of `dispatch.cutlass.evt`; None for alpha · conv + beta · C. Its rows are (K,), its cols
+        epilogue: a tree of `dispatch.evt`; None for alpha · conv + beta · C. Its rows are (K,), its cols
             (N, spatial…), what it loads and stores is of Y's shape.
         operands: what the tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.layouts import lies_dense
-from dispatch.cutlass.evt import linear_combination
-from dispatch.cutlass.visitors import lower
+from dispatch.core.layouts import lies_dense
+from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
+from dispatch.libraries.cutlass.evt import linear_combination
+from dispatch.libraries.cutlass.visitors import lower
 from dispatch.ops.cutlass_conv.problem import alignments, dims_of, images, operands_of, spatial
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_conv.base import TreedConvRequest

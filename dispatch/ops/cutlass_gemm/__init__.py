@@ -1,28 +1,28 @@
 """Products by CUTLASS kernels with epilogue trees: D = tree(A · B, C, operands).
 
 `cutlass_gemm` is the request function, `CutlassGemmRequest` the request; `cutlass_plan`, `blackwell_plan`,
-`multistage_plan` and `numpy_plan` carry it out, `reference` says what is right. The rooms: request (what may be asked),
-layout and rules (for the table), cutlass, tune, rival, blackwell and multistage (on a GPU), host, trials (what is
-tested). Kernels come from `dispatch.cutlass`.
+`multistage_plan` and `numpy_plan` carry it out, reference.py says what is right. Files: request (what may be asked),
+layout and rules (for the table), cutlass, tune, cublaslt_candidate, sm100 and sm80 (on a GPU), reference, cases (what
+is tested). Kernels come from `dispatch.libraries.cutlass`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
     from dispatch.keys import Compute
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Array, Tensor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = [
     "CutlassGemmRequest",
@@ -31,43 +31,35 @@ __all__ = [
     "cutlass_plan",
     "multistage_plan",
     "numpy_plan",
-    "reference",
 ]
 
 
-def cutlass_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def cutlass_plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a CUTLASS kernel, which is compiled where it is in no cache."""
     from dispatch.ops.cutlass_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
 
-    return cutlass.plan(request, lane, row)
+    return cutlass.plan(request, executor, row)
 
 
-def blackwell_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def blackwell_plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a kernel for sm_100a or sm_120a."""
-    from dispatch.ops.cutlass_gemm import blackwell
+    from dispatch.ops.cutlass_gemm import sm100 as blackwell
 
-    return blackwell.plan(request, lane, row)
+    return blackwell.plan(request, executor, row)
 
 
-def multistage_plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def multistage_plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a multistage kernel, which every GPU since sm_80 runs."""
-    from dispatch.ops.cutlass_gemm import multistage
+    from dispatch.ops.cutlass_gemm import sm80 as multistage
 
-    return multistage.plan(request, lane, row)
+    return multistage.plan(request, executor, row)
 
 
-def numpy_plan(_request: CutlassGemmRequest, _lane: Lane, row: Row) -> Plan:
+def numpy_plan(_request: CutlassGemmRequest, _executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.ops.cutlass_gemm import host
+    from dispatch.ops.cutlass_gemm import reference as host
 
     return host.plan(row)
-
-
-def reference(request: CutlassGemmRequest) -> dict[str, Array]:
-    """What a request's outputs are in float64, by name."""
-    from dispatch.ops.cutlass_gemm import host
-
-    return host.reference(request)
 
 
 def cutlass_gemm(

@@ -10,25 +10,25 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass.config import RASTERS, choose
-from dispatch.cutlass.emit import GemmSpec, emit
-from dispatch.cutlass.evt import Reduce, walk
-from dispatch.cutlass.launch import Launch, module
-from dispatch.cutlass.staged import Lines, Staged
+from dispatch.core.request import Argument, Plan
+from dispatch.device.tensor import Tensor
 from dispatch.keys import I32, Arch, Compute
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.config import RASTERS, choose
+from dispatch.libraries.cutlass.emit.sm90_gemm import GemmSpec, emit
+from dispatch.libraries.cutlass.evt import Reduce, walk
+from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.ops.cutlass_gemm.layout import operands_of, order_of, pitch
-from dispatch.request import Argument, Plan
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.emit import Source
-    from dispatch.lane import CudaLane
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-    from dispatch.row import Row
 
 __all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "multiprocessors", "plan", "spec_of", "staged"]
 
@@ -37,23 +37,23 @@ INFINITY = 0x7F800000
 START = {"max": INFINITY | 1 << 31, "min": INFINITY}  # f32 bits; other reductions start from zero
 
 
-def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane: choose the kernel, compile or load it, learn its parameters."""
+def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor: choose the kernel, compile or load it, learn its parameters."""
     if request.autotune and request.config is None:
         from dispatch.ops.cutlass_gemm import tune
 
-        return tune.plan(request, lane, row)
-    return CutlassPlan(request, lane, row, chosen(request, lane))
+        return tune.plan(request, executor, row)
+    return CutlassPlan(request, executor, row, chosen(request, executor))
 
 
-def chosen(request: CutlassGemmRequest, lane: CudaLane) -> Config:
+def chosen(request: CutlassGemmRequest, executor: CudaExecutor) -> Config:
     """The configuration of a request: its own, or the one that suits its extents."""
-    return choose(request.m, request.n, request.k, request.batches, multiprocessors(lane), request.config)
+    return choose(request.m, request.n, request.k, request.batches, multiprocessors(executor), request.config)
 
 
-def multiprocessors(lane: CudaLane) -> int:
-    """How many multiprocessors the lane's GPU has."""
-    return int(lane.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
+def multiprocessors(executor: CudaExecutor) -> int:
+    """How many multiprocessors the executor's GPU has."""
+    return int(executor.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
 
 
 def compiled(request: CutlassGemmRequest, row: Row, config: Config) -> tuple[Source, str, Future[bytes]]:
@@ -90,24 +90,24 @@ class CutlassPlan(Plan):
     """One kernel for one set of layouts."""
 
     __slots__ = (
-        *("_finish", "_lane", "_launch", "_names", "_number", "_staged", "_starts", "_values"),
+        *("_finish", "_executor", "_launch", "_names", "_number", "_staged", "_starts", "_values"),
         *("config", "kernel", "spec"),
     )
 
-    def __init__(self, request: CutlassGemmRequest, lane: CudaLane, row: Row, config: Config) -> None:
+    def __init__(self, request: CutlassGemmRequest, executor: CudaExecutor, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
-        self._lane = lane
+        self._executor = executor
         self.config = config
         self.spec = spec_of(request, Arch(90), config)
         source, self.kernel, future = compiled(request, row, config)
-        loaded = module(lane.device, self.kernel, future.result(), source.words)
+        loaded = module(executor.device, self.kernel, future.result(), source.words)
         self._number = _whole if request.d_dtype is I32 else _float
         self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = fixed_words(request, multiprocessors(lane))
+        self._values = fixed_words(request, multiprocessors(executor))
         self._values |= {"swizzle": config.swizzle, "raster": RASTERS.index(config.raster)}
-        self._staged = staged(request, lane)
+        self._staged = staged(request, executor)
         self._values |= self._staged.words
-        self._launch = Launch(loaded, lane, self._values, config.cluster)
+        self._launch = Launch(loaded, executor, self._values, config.cluster)
         reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
         sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
         self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
@@ -123,7 +123,7 @@ class CutlassPlan(Plan):
                 values[name] = argument
             else:
                 values[f"{name}.value"] = self._number(argument.real)
-        stream = self._lane.target.value or 0
+        stream = self._executor.target.value or 0
         for name, bits, count in self._starts:
             driver.cuMemsetD32Async(values[name], bits, count, stream)
         self._launch.enqueue({**values, **self._staged.addresses}, stream)
@@ -132,12 +132,12 @@ class CutlassPlan(Plan):
             self._launch.scale(values[name], count, factor, stream)
 
 
-def staged(request: CutlassGemmRequest, lane: CudaLane) -> Staged:
+def staged(request: CutlassGemmRequest, executor: CudaExecutor) -> Staged:
     """The memory that the kernel writes for those matrices which the request gives and a tensor map would overrun."""
     given = {"out": request.out} | {
         name: request.given.get(name) for name, kind in request.kinds.items() if kind == "store"
     }
-    return Staged(lane, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
+    return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
 
 
 def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Wrong products through epilogue trees that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong products through epilogue trees that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cutlass.evt import Clamp, Leaf, Node, Reduce, Store, walk
-from dispatch.mutation import changed, lines_out, neighbour, typical
-from dispatch.ops.cutlass_gemm.host import reference
+from dispatch.libraries.cutlass.evt import Clamp, Leaf, Node, Reduce, Store, walk
+from dispatch.ops.cutlass_gemm.reference import reference
+from dispatch.testing.mutations import changed, lines_out, neighbour, typical
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array, Tensor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-    from dispatch.tensor import Array, Tensor
 
     Results = dict[str, Array]
 

@@ -13,18 +13,19 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_kinds, check_number
-from dispatch.cutlass.evt import Reduce, Store, walk
-from dispatch.cutlass.treed import Given, Treed, check_tree, pairs_of
+from dispatch.core.operand_checks import check_extents
+from dispatch.core.overlap import broadcast, overlap
+from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.tensor import Tensor, c_strides
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
-from dispatch.ops.matmul.validate import broadcast, check_extents, overlap
-from dispatch.request import Argument, Operands, Request, Signature, Use
-from dispatch.tensor import Tensor, c_strides
+from dispatch.libraries.cutlass.evt import Reduce, Store, walk
+from dispatch.libraries.cutlass.evt_operands import Given, Treed, check_tree, pairs_of
 
 if TYPE_CHECKING:
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
-    from dispatch.device import Device
+    from dispatch.device.device import Device
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["CutlassGemmRequest"]
 
@@ -40,7 +41,7 @@ class CutlassGemmRequest(Treed, Request):
         a, b: the operands; rows or columns are dense, and the others a multiple of 16 bytes apart.
         c: the source (…, m, n), which the tree reads as `evt.source()`.
         out: D, of `out_dtype`. Lines that end amid 16 bytes are copied to it: tensor maps would write on behind them.
-        epilogue: a tree of `dispatch.cutlass.evt`; None for alpha · A · B + beta · C.
+        epilogue: a tree of `dispatch.evt`; None for alpha · A · B + beta · C.
         operands: what the tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
         alpha, beta: the scalars of those names.
         compute: COMPUTE_32F_FAST_TF32 for f32 operands, which only run in TF32; else None.

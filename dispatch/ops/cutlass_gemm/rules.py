@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cutlass.visitors import lower
+from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
+from dispatch.libraries.cutlass.visitors import lower
 from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, operands_of, order_of
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest

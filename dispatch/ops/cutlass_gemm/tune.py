@@ -1,6 +1,6 @@
 """Autotune of cutlass_gemm: CUTLASS's candidates and cuBLASLt race, and the winner is remembered on disk.
 
-cutlass.py sends requests with `autotune` here. The memory is the one of matmul's autotune (`dispatch.tuning`); an
+cutlass.py sends requests with `autotune` here. The memory is that of matmul's autotune (execute/autotune.py); an
 outcome names the row and the kernel that won. Where the table refuses a request nothing is timed.
 """
 
@@ -10,54 +10,54 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cutlass.compile import CompileFailed
-from dispatch.cutlass.config import CONFIGS, Config, candidates
-from dispatch.cutlass.warm import finish
-from dispatch.ops.cutlass_gemm import rival
+from dispatch.execute.autotune import Algorithm, fastest
+from dispatch.libraries.cutlass.compile import CompileFailed
+from dispatch.libraries.cutlass.config import CONFIGS, Config, candidates
+from dispatch.ops.cutlass_gemm import cublaslt_candidate as rival
 from dispatch.ops.cutlass_gemm.cutlass import CutlassPlan, compiled, multiprocessors
-from dispatch.tuning import Algorithm, fastest
+from dispatch.progress import finish
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-    from dispatch.request import Argument, Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
 __all__ = ["contenders", "outcome", "plan", "recall", "store_key"]
 
 CUBLASLT = "cublasLtMatmul"
 
 
-def plan(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of the fastest kernel for a request: the one remembered, or the one that wins now."""
     key = store_key(request)
-    known = lane.algorithms.get(request.op, key)
-    found = None if known is None else _remembered(request, lane, row, known)
+    known = executor.algorithms("cublasLt").get(request.op, key)
+    found = None if known is None else _remembered(request, executor, row, known)
     if found is not None:
         return found
-    lane.refuse_capture("a request that is to be tuned")
-    plans = contenders(request, lane, row)
+    executor.refuse_capture("a request that is to be tuned")
+    plans = contenders(request, executor, row)
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number].enqueue(arguments)
 
-    winner = plans[fastest(lane, request, run, len(plans))]
-    lane.algorithms.put(request.op, key, outcome(winner))
+    winner = plans[fastest(executor, request, run, len(plans))]
+    executor.algorithms("cublasLt").put(request.op, key, outcome(winner))
     return winner
 
 
-def contenders(request: CutlassGemmRequest, lane: CudaLane, row: Row) -> list[Plan]:
+def contenders(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> list[Plan]:
     """A plan for each candidate that compiles, the one chosen without timing first; cuBLASLt's comes last."""
-    configs = candidates(request.m, request.n, request.k, request.batches, multiprocessors(lane))
+    configs = candidates(request.m, request.n, request.k, request.batches, multiprocessors(executor))
     finish([compiled(request, row, config)[2] for config in dict.fromkeys(c.kernel for c in configs)])
-    plans: list[Plan] = [CutlassPlan(request, lane, row, configs[0])]
+    plans: list[Plan] = [CutlassPlan(request, executor, row, configs[0])]
     for config in configs[1:]:
         try:
-            plans.append(CutlassPlan(request, lane, row, config))
+            plans.append(CutlassPlan(request, executor, row, config))
         except CompileFailed:  # noqa: PERF203 - a tree whose operands leave no room for a large tile
             continue
-    other = rival.plan(request, lane)
+    other = rival.plan(request, executor)
     return plans if other is None else [*plans, other]
 
 
@@ -82,15 +82,15 @@ def recall(known: Algorithm) -> tuple[Config | None, str] | None:
         return None
 
 
-def _remembered(request: CutlassGemmRequest, lane: CudaLane, row: Row, known: Algorithm) -> Plan | None:
+def _remembered(request: CutlassGemmRequest, executor: CudaExecutor, row: Row, known: Algorithm) -> Plan | None:
     """The plan of an earlier outcome; None where the kernel is another by now, or cuBLASLt has none any more."""
     recalled = recall(known)
     if recalled is None:
         return None
     config, kernel = recalled
     if config is None:
-        return rival.plan(request, lane)
-    made = CutlassPlan(request, lane, row, config)
+        return rival.plan(request, executor)
+    made = CutlassPlan(request, executor, row, config)
     return made if made.kernel == kernel else None
 
 

@@ -1,8 +1,8 @@
 """Grouped products by one CUTLASS kernel: rows of one matrix in groups, or products of any extents.
 
 `cutlass_grouped_gemm` is the request function, `CutlassGroupedGemmRequest` and `CutlassSeveralGemmRequest` are the
-requests; `cutlass_plan` and `numpy_plan` carry them out, `reference` says what is right. The rooms: request and several
-(what may be asked), rules, config, cutlass (on a GPU), host, trials.
+requests; `cutlass_plan` and `numpy_plan` carry them out, reference.py says what is right. The files: request and
+request_lists (what may be asked), rules, config, cutlass (on a GPU), reference, cases.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import as_array
+from dispatch.core.request import run
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
-from dispatch.request import run
-from dispatch.tensor import Tensor
+from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Array
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor, Executor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
     Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
 
@@ -36,29 +35,21 @@ __all__ = [
     "cutlass_grouped_gemm",
     "cutlass_plan",
     "numpy_plan",
-    "reference",
 ]
 
 
-def cutlass_plan(request: Requests, lane: CudaLane, row: Row) -> Plan:
+def cutlass_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a grouped CUTLASS kernel, which is compiled where it is in no cache."""
     from dispatch.ops.cutlass_grouped_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
 
-    return cutlass.plan(request, lane, row)
+    return cutlass.plan(request, executor, row)
 
 
-def numpy_plan(request: Requests, _lane: Lane, row: Row) -> Plan:
+def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy, group by group."""
-    from dispatch.ops.cutlass_grouped_gemm import host
+    from dispatch.ops.cutlass_grouped_gemm import reference as host
 
     return host.plan(request, row)
-
-
-def reference(request: Requests) -> dict[str, Array]:
-    """What a request's outputs are in float64, by name."""
-    from dispatch.ops.cutlass_grouped_gemm import host
-
-    return host.several(request) if isinstance(request, CutlassSeveralGemmRequest) else host.reference(request)
 
 
 def cutlass_grouped_gemm(

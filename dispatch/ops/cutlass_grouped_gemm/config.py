@@ -6,8 +6,8 @@ CUTLASS walks over groups along m.
 
 from __future__ import annotations
 
-from dispatch.cutlass.config import Config
 from dispatch.errors import BadRequest
+from dispatch.libraries.cutlass.config import Config
 
 __all__ = ["CONFIGS", "LARGE", "MEDIUM", "SMALL", "choose"]
 

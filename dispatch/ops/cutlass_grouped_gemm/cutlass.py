@@ -12,25 +12,25 @@ import struct
 from typing import TYPE_CHECKING
 
 from cudabind import driver
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass.emit_grouped import PLACED, GroupedSpec, emit
-from dispatch.cutlass.launch import Launch, module
-from dispatch.cutlass.staged import Lines, Staged
-from dispatch.cutlass.visitors import Operand
+from dispatch.core.request import Argument, Plan
 from dispatch.keys import F32, U8, Arch
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, GroupedSpec, emit
+from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.staged import Lines, Staged
+from dispatch.libraries.cutlass.visitors import Operand
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
 from dispatch.ops.cutlass_grouped_gemm.config import choose
-from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
-from dispatch.request import Argument, Plan
+from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dispatch.cutlass.config import Config
-    from dispatch.lane import CudaLane
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.libraries.cutlass.config import Config
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
     Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
 
@@ -41,11 +41,11 @@ SHAPE_BYTES = 12  # three extents of a group
 THREADS = 256
 
 
-def plan(request: Requests, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane: compile or load the kernel, learn its parameters."""
+def plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
     if isinstance(request, CutlassSeveralGemmRequest):
-        return SeveralPlan(request, lane, row)
-    return GroupedPlan(request, lane, row)
+        return SeveralPlan(request, executor, row)
+    return GroupedPlan(request, executor, row)
 
 
 def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
@@ -79,13 +79,13 @@ def places(groups: int) -> tuple[dict[str, int], int]:
 class _Plan(Plan):
     """What both have in common: the kernel, and memory for the arrays that it reads."""
 
-    __slots__ = ("_lane", "_launch", "_memory", "_place", "_values", "spec")
+    __slots__ = ("_executor", "_launch", "_memory", "_place", "_values", "spec")
     entry: bytes  # of the small kernel
 
-    def __init__(self, request: Requests, lane: CudaLane, row: Row) -> None:
+    def __init__(self, request: Requests, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
-        self._lane = lane
-        device = lane.device
+        self._executor = executor
+        device = executor.device
         processors = device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         config = choose(request.rows, request.groups, request.n, processors, request.config)
         self.spec = spec_of(request, Arch(90), config)
@@ -95,19 +95,19 @@ class _Plan(Plan):
         self._place = loaded.function(self.entry)
         groups = request.groups
         offsets, size = places(groups)
-        self._memory: Tensor = lane.empty((size,), (1,), U8)
+        self._memory: Tensor = executor.empty((size,), (1,), U8)
         self._values = {
             "groups": groups,
             "multiprocessors": processors,
             **{name: self._memory.ptr + offset for name, offset in offsets.items()},
             "alpha": 0 if not hasattr(request.alpha, "ptr") else 1,
         }
-        self._launch = Launch(loaded, lane, self._values, config.cluster)
+        self._launch = Launch(loaded, executor, self._values, config.cluster)
 
     def _small(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
         """Launch the small kernel; its arguments are read before this returns."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        stream = self._lane.target.value or 0
+        stream = self._executor.target.value or 0
         driver.cuLaunchKernel(self._place, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
 
     def _grouped(self, alpha: Argument) -> None:
@@ -116,7 +116,7 @@ class _Plan(Plan):
             values["alpha"] = alpha
         else:
             values["alpha.value"] = int(struct.unpack("<I", struct.pack("<f", alpha.real))[0])
-        self._launch.enqueue(values, self._lane.target.value or 0)
+        self._launch.enqueue(values, self._executor.target.value or 0)
 
 
 class GroupedPlan(_Plan):
@@ -125,12 +125,12 @@ class GroupedPlan(_Plan):
     __slots__ = ("_fixed", "_staged")
     entry = b"arrange"
 
-    def __init__(self, request: CutlassGroupedGemmRequest, lane: CudaLane, row: Row) -> None:
-        super().__init__(request, lane, row)
+    def __init__(self, request: CutlassGroupedGemmRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(request, executor, row)
         out = request.missing().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
         steps = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
-        self._staged = Staged(lane, {} if request.out is None else {"out": Lines.of(request.out, "row")})
+        self._staged = Staged(executor, {} if request.out is None else {"out": Lines.of(request.out, "row")})
         self._fixed = (
             request.groups,
             request.n,
@@ -143,7 +143,7 @@ class GroupedPlan(_Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         a, b, ends, out, alpha = arguments
         groups, n, k, a_step, b_step, b_group, d_step = self._fixed
-        given, stream = {"out": int(out.real)}, self._lane.target.value or 0
+        given, stream = {"out": int(out.real)}, self._executor.target.value or 0
         d = self._staged.addresses.get("out", given["out"])
         numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, d, d_step)
         words = (*numbers, self._values["shapes"], self._values["addresses_a"])
@@ -159,8 +159,8 @@ class SeveralPlan(_Plan):
     __slots__ = ("_groups", "_staged")
     entry = b"place"
 
-    def __init__(self, request: CutlassSeveralGemmRequest, lane: CudaLane, row: Row) -> None:
-        super().__init__(request, lane, row)
+    def __init__(self, request: CutlassSeveralGemmRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(request, executor, row)
         made = request.missing()
         steps = [[pitch(t.shape, t.layout.strides) for t in tensors] for tensors in (request.a, request.b)]
         if request.out is None:
@@ -168,7 +168,7 @@ class SeveralPlan(_Plan):
         else:
             steps.append([pitch(t.shape, t.layout.strides) for t in request.out])
         given = () if request.out is None else request.out
-        self._staged = Staged(lane, {f"out[{g}]": Lines.of(t, "row") for g, t in enumerate(given)})
+        self._staged = Staged(executor, {f"out[{g}]": Lines.of(t, "row") for g, t in enumerate(given)})
         words = self._staged.words
         steps[2] = [words.get(f"out[{g}].pitch", step) for g, step in enumerate(steps[2])]
         self._groups = tuple(zip(request.extents, *steps, strict=True))
@@ -184,7 +184,7 @@ class SeveralPlan(_Plan):
         for first, number, words in chunks(self._groups, a, b, d):
             self._small([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
         self._grouped(alpha)
-        self._staged.copy_out(given, self._lane.target.value or 0)
+        self._staged.copy_out(given, self._executor.target.value or 0)
 
 
 def chunks(

@@ -1,4 +1,4 @@
-"""Wrong grouped products that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong grouped products that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.mutation import changed
 from dispatch.ops.cutlass_gemm.mutations import typical_k
-from dispatch.ops.cutlass_grouped_gemm.host import reference, several
+from dispatch.ops.cutlass_grouped_gemm.reference import reference, several
+from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array, Tensor
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-    from dispatch.tensor import Array, Tensor
 
     Results = dict[str, Array]
 

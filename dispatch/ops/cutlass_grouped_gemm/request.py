@@ -14,22 +14,23 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_kinds, shown
-from dispatch.cutlass.evt import accumulator, scalar
-from dispatch.cutlass.treed import check_tree
-from dispatch.cutlass.visitors import operands_of
+from dispatch.core.operand_checks import check_extents
+from dispatch.core.overlap import overlap
+from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, I32, Dtype
-from dispatch.ops.matmul.validate import check_extents, overlap
-from dispatch.request import Argument, Operands, Request, Signature, Use
-from dispatch.tensor import Tensor
+from dispatch.libraries.cutlass.evt import accumulator, scalar
+from dispatch.libraries.cutlass.evt_operands import check_tree
+from dispatch.libraries.cutlass.visitors import operands_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.cutlass.config import Config
-    from dispatch.cutlass.evt import Node
-    from dispatch.device import Device
-    from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
+    from dispatch.device.device import Device
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
+    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 
 __all__ = ["CutlassGroupedGemmRequest", "padded", "validate_choices"]
 
@@ -47,7 +48,7 @@ class CutlassGroupedGemmRequest(Request):
         b: (groups, k, n).
         ends: i32 (groups,), not falling, the last one at most total; rows behind the last end are not written.
         out: D (total, n), of `out_dtype`, rows dense. Rows that end amid 16 bytes are copied to it, see cutlass_gemm's.
-        epilogue: a tree of `dispatch.cutlass.evt` over the accumulator and alpha; None for alpha · A · B.
+        epilogue: a tree of `dispatch.evt` over the accumulator and alpha; None for alpha · A · B.
         alpha: a number, or an f32 tensor of one element.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.

@@ -12,7 +12,7 @@ from dispatch.ops.cutlass_gemm.rules import lines_by_16
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-    from dispatch.ops.cutlass_grouped_gemm.several import CutlassSeveralGemmRequest
+    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 
     Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
 

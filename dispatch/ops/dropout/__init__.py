@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.request import run
 from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest, DropoutStatesRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.device import Device
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.dropout.trials import DropoutCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "DropoutBwdRequest",
     "DropoutRequest",
     "DropoutStatesRequest",
-    "cases",
     "cudnn_dropout",
     "dropout",
     "dropout_bwd",
     "dropout_states",
     "numpy_dropout",
-    "reference",
 ]
 
 
@@ -59,31 +55,20 @@ def dropout_bwd(dy: Tensor, reserve: Tensor, p: float = 0.5, *, out: Tensor | No
     return result
 
 
-def cudnn_dropout(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_dropout(
+    request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row
+) -> Plan:
     """A plan that ends in `cudnnSetDropoutDescriptor`, `cudnnDropoutForward` or `cudnnDropoutBackward`."""
     from dispatch.ops.dropout import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_dropout(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: Lane, row: Row) -> Plan:
+def numpy_dropout(
+    request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: Executor, row: Row
+) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.dropout.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.dropout.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest) -> Results:
-    """The outputs of a request of the host in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.dropout.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[DropoutCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.dropout import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

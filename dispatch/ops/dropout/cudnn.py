@@ -7,46 +7,31 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand
-from dispatch.cudnn.handle import handle_of
-from dispatch.cudnn.tensors import Descriptor, tensor
 from dispatch.errors import Refused
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand
+from dispatch.libraries.cudnn.dropout_states import states_bytes
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutStatesRequest
 
 if TYPE_CHECKING:
-    from dispatch.device import Device
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.dropout.request import DropoutRequest
-    from dispatch.request import Argument, Plan
-    from dispatch.row import Row
 
-__all__ = ["plan", "states_bytes"]
-
-_sizes: weakref.WeakKeyDictionary[Device, int] = weakref.WeakKeyDictionary()
+__all__ = ["plan"]
 
 
-def states_bytes(device: Device) -> int:
-    """The size of a state on a GPU, as cuDNN says it: random numbers for each of its threads, some MiB."""
-    known = _sizes.get(device)
-    if known is None:
-        size = ctypes.c_size_t()
-        lane: Any = device.lane()
-        cudnn.cudnnDropoutGetStatesSize(handle_of(lane).follow(), ctypes.byref(size))
-        known = _sizes[device] = size.value
-    return known
-
-
-def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of any of the requests; nothing is launched where there is no element."""
     if isinstance(request, DropoutStatesRequest):
-        return StatesPlan(lane, row)
+        return StatesPlan(executor, row)
     source = request.dy if isinstance(request, DropoutBwdRequest) else request.x
     if source.size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     flat = tensor(source.dtype, (source.size,), (1,))
     size = ctypes.c_size_t()
     cudnn.cudnnDropoutGetReserveSpaceSize(flat.handle, ctypes.byref(size))
@@ -55,9 +40,9 @@ def plan(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, lan
         raise Refused(f"cudnnDropoutGetReserveSpaceSize asks for {size.value} bytes, the request has {reserve}")
     if isinstance(request, DropoutBwdRequest):
         operands = (flat, Operand(0), flat, Operand(2), Operand(1), size)
-        return DropoutPlan(lane, row, cudnn.cudnnDropoutBackward, operands, float(request.p), None)
+        return DropoutPlan(executor, row, cudnn.cudnnDropoutBackward, operands, float(request.p), None)
     operands = (flat, Operand(0), flat, Operand(2), Operand(3), size)
-    return DropoutPlan(lane, row, cudnn.cudnnDropoutForward, operands, float(request.p), 1)
+    return DropoutPlan(executor, row, cudnn.cudnnDropoutForward, operands, float(request.p), 1)
 
 
 class DropoutPlan(CallPlan):
@@ -66,14 +51,14 @@ class DropoutPlan(CallPlan):
     __slots__ = ("_bound", "_dropout", "_p", "_states")
 
     def __init__(
-        self, lane: CudaLane, row: Row, function: Any, arguments: tuple[Any, ...], p: float, states: int | None
+        self, executor: CudaExecutor, row: Row, function: Any, arguments: tuple[Any, ...], p: float, states: int | None
     ) -> None:
         dropout = Descriptor("Dropout")
-        super().__init__(lane, row, function, (dropout, *arguments))
+        super().__init__(executor, row, function, (dropout, *arguments))
         self._dropout, self._p, self._states = dropout, p, states
         self._bound: Argument = -1
         if states is None:  # it draws nothing, but cuDNN 9.19 refuses a descriptor without memory for a state
-            self._bind(lane.workspace.c_ptr.value or 0)
+            self._bind(executor.workspace.c_ptr.value or 0)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         if self._states is not None and arguments[self._states] != self._bound:
@@ -83,7 +68,7 @@ class DropoutPlan(CallPlan):
     def _bind(self, address: Argument) -> None:
         """Let the descriptor draw from the state at an address; this launches nothing."""
         states: Any = address
-        size = states_bytes(self._lane.device)
+        size = states_bytes(self._executor.device)
         cudnn.cudnnRestoreDropoutDescriptor(
             self._dropout.handle, self._handle.follow(), self._p, ctypes.c_void_p(states), size, 0
         )
@@ -95,8 +80,8 @@ class StatesPlan(CallPlan):
 
     __slots__ = ("_dropout",)
 
-    def __init__(self, lane: CudaLane, row: Row) -> None:
-        super().__init__(lane, row, cudnn.cudnnSetDropoutDescriptor, (), capture_safe=False)
+    def __init__(self, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(executor, row, cudnn.cudnnSetDropoutDescriptor, (), capture_safe=False)
         self._dropout = Descriptor("Dropout")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -104,5 +89,5 @@ class StatesPlan(CallPlan):
         states: Any = address
         cudnn.cudnnSetDropoutDescriptor(
             *(self._dropout.handle, self._handle.follow(), 0.5, ctypes.c_void_p(states)),
-            *(states_bytes(self._lane.device), int(seed.real)),
+            *(states_bytes(self._executor.device), int(seed.real)),
         )

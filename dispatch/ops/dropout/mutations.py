@@ -1,4 +1,4 @@
-"""Wrong dropout that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong dropout that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Array, Tensor
+    from dispatch.device.tensor import Array, Tensor
 
     Results = dict[str, Array]
 

@@ -10,58 +10,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.cudnn.operands import Made, OperandRequest, dense, like, whole
-from dispatch.device import Device
+from dispatch.core.operand_checks import check_opaque, check_probability
+from dispatch.core.operands import Made, OperandRequest, dense, like, whole
+from dispatch.device.device import Device
 from dispatch.errors import BadRequest
 from dispatch.keys import U8, Dtype
+from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
 
 if TYPE_CHECKING:
-    from dispatch.request import Argument, Operands
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Argument, Operands
+    from dispatch.device.tensor import Tensor
 
 __all__ = [
-    "STATES_ALIGNMENT",
     "DropoutBwdRequest",
     "DropoutRequest",
     "DropoutStatesRequest",
-    "check_opaque",
-    "check_probability",
     "reserve_bytes",
-    "states_bytes",
 ]
 
 MAX_SEED = 2**63 - 1
-STATES_ALIGNMENT, RESERVE_ALIGNMENT = 16, 4  # bytes, of what the library keeps in them: structs, and words of bits
-HOST_STATES = 16  # bytes: the seed, and how many masks were drawn from it
-
-
-def states_bytes(device: Device) -> int:
-    """The size of a state on a device; on a GPU cuDNN says it."""
-    if device.is_host:
-        return HOST_STATES
-    from dispatch.ops.dropout import cudnn  # at first use: requests bind no library
-
-    return cudnn.states_bytes(device)
+RESERVE_ALIGNMENT = 4  # bytes: it holds words of bits
 
 
 def reserve_bytes(size: int) -> int:
     """The size of the reserve space of so many elements: a bit each, in words of four bytes."""
     return -(-size // 32) * 4
-
-
-def check_probability(name: str, p: object) -> None:
-    """BadRequest unless a number is a probability below 1."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
-        raise BadRequest(name, repr(p), "a number from 0 to below 1")
-
-
-def check_opaque(name: str, tensor: Tensor, wanted: int, alignment: int, hint: str) -> None:
-    """BadRequest unless a tensor is dense u8 of a size, at a multiple of so many bytes."""
-    layout = tensor.layout
-    if (layout.shape, layout.dtype) != ((wanted,), U8) or not layout.is_contiguous:
-        raise BadRequest(name, str(layout), f"dense u8[{wanted}]", hint)
-    if wanted and layout.alignment < alignment:
-        raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import describable, merge
+from dispatch.core.axes import describable, merge
 
 if TYPE_CHECKING:
     from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest

@@ -1,40 +1,40 @@
 """Graphs that users draw: any chain of pointwise operations, products, convolutions and reductions that cuDNN fuses.
 
 `Graph` is the drawing board, `GraphRequest` the request, `cudnn_graph` and `numpy_graph` carry it out; the reference is
-the drawing itself, evaluated in NumPy. The rooms: board, request.
+the drawing itself, evaluated in NumPy. The files: builder, request.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.graph.board import Graph, Node
+from dispatch.ops.graph.builder import Graph, Node
 from dispatch.ops.graph.request import GraphRequest
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.request import Plan
-    from dispatch.row import Row
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
 
 
-def cudnn_graph(request: GraphRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_graph(request: GraphRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
-    from dispatch.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
-    from dispatch.cudnn.filled import filled, fills_of
-    from dispatch.cudnn.plan import WORKSPACE, bind
+    from dispatch.libraries.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
+    from dispatch.libraries.cudnn.plan import WORKSPACE, bind
+    from dispatch.libraries.cudnn.prefill import filled, fills_of
 
     policy = Policy(request.tf32 or not request.multiplies_f32, request.deterministic, WORKSPACE)
     fills = fills_of(request.graph, request.places)
-    made = bind(request, lane, row, request.graph, request.places, policy, autotune=request.autotune)
-    return filled(lane, made, fills)
+    made = bind(request, executor, row, request.graph, request.places, policy, autotune=request.autotune)
+    return filled(executor, made, fills)
 
 
-def numpy_graph(request: GraphRequest, lane: Lane, row: Row) -> Plan:
+def numpy_graph(request: GraphRequest, executor: Executor, row: Row) -> Plan:
     """A plan that evaluates the drawing with NumPy."""
-    from dispatch.cudnn.formulas import NumpyPlan, work_of
+    from dispatch.core.host_plan import NumpyPlan, work_of
     from dispatch.ops.graph.request import evaluate
 
-    del request, lane  # NumPy needs no handle, no stream and no workspace
+    del request, executor  # NumPy needs no handle, no stream and no workspace
     return NumpyPlan(row, evaluate, work_of(row.dtypes[0]))

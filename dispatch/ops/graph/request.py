@@ -1,4 +1,4 @@
-"""GraphRequest: a drawn graph and the tensors it runs on; made by `board.py`, run like any other request.
+"""GraphRequest: a drawn graph and the tensors it runs on; made by `builder.py`, run like any other request.
 
 Making one validates it: every operand has the shape, dtype and strides that the drawing says. This file calls nothing.
 """
@@ -12,19 +12,19 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, check_type, shown
-from dispatch.cudnn.graph import Graph
-from dispatch.cudnn.reference import evaluate as evaluate_graph
+from dispatch.core.overlap import overlap
+from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
-from dispatch.ops.matmul.validate import overlap
-from dispatch.request import Argument, Operands, Request, Signature, Use
-from dispatch.tensor import Tensor
+from dispatch.libraries.cudnn.graph import Graph
+from dispatch.libraries.cudnn.reference import evaluate as evaluate_graph
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.cudnn.graph import Wire
-    from dispatch.device import Device
+    from dispatch.core.host_plan import Results
+    from dispatch.device.device import Device
     from dispatch.keys import Dtype
+    from dispatch.libraries.cudnn.graph import Wire
 
 __all__ = ["GraphRequest", "evaluate"]
 

@@ -1,40 +1,36 @@
 """Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
 
 `matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul`, `exact_gelu_matmul` and `numpy_matmul`
-carry it out, `reference` says what is right, `cases` what is tested. The rooms of this folder: request and validate
-(what may be asked), shortcut (calls seen before), scales, lower (in cuBLASLt's terms), descriptors, cublaslt,
-launched (what it would run), exact and exact_kernels (what it would do too roughly), host, rules (for the table),
-formulas (what is right), forms and trial (what is tested).
+carry it out. The files: request and validate (what may be asked), shortcut (calls seen before), scales, lower (in
+cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would do too roughly), host, rules (for the table),
+reference (what is right), cases and bounds (what is tested).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from dispatch.core.overlap import may_overlap
+from dispatch.core.request import run
+from dispatch.device.stream import current
 from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import recognize, remember
-from dispatch.ops.matmul.validate import may_overlap
-from dispatch.request import run
-from dispatch.stream import current
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.matmul.forms import Case
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Array, Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "MatmulRequest",
     "Scales",
     "aux_shape",
-    "cases",
     "cublaslt_matmul",
     "exact_gelu_matmul",
     "matmul",
     "numpy_matmul",
-    "reference",
 ]
 
 Number = int | float | complex
@@ -50,39 +46,25 @@ OneOutput = Literal[
 ]
 
 
-def cublaslt_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+def cublaslt_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cublasLtMatmul`; Refused with the library's reason where it finds no algorithm."""
     from dispatch.ops.matmul import cublaslt  # at first use: importing `dispatch` binds no library
 
-    return cublaslt.plan(request, lane, row)
+    return cublaslt.plan(request, executor, row)
 
 
-def exact_gelu_matmul(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cublasLtMatmul` and a kernel for GELU; Refused with NVRTC's reason where there is none."""
     from dispatch.ops.matmul import exact
 
-    return exact.plan(request, lane, row)
+    return exact.plan(request, executor, row)
 
 
-def numpy_matmul(request: MatmulRequest, lane: Lane, row: Row) -> Plan:
+def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy in the row's compute type."""
     from dispatch.ops.matmul import host
 
-    return host.plan(request, lane, row)
-
-
-def reference(request: MatmulRequest) -> dict[str, Array]:
-    """What a request's outputs are in float64 (complex128, exact integers), by name; see formulas.py."""
-    from dispatch.ops.matmul import formulas
-
-    return formulas.reference(request)
-
-
-def cases(row: Row) -> list[Case]:
-    """The cases that a row of the table is tried with; see forms.py."""
-    from dispatch.ops.matmul import forms
-
-    return forms.cases(row)
+    return host.plan(request, executor, row)
 
 
 # fmt: off
@@ -117,10 +99,10 @@ def matmul(
     recorded as a graph, and from then on that graph is launched. Raises BadRequest for operands that do not fit, NoRow
     where no library takes the request, StaleTensor for tensors of a closed device.
     """
-    lane: Any = current.lane
+    executor: Any = current.executor
     try:
-        if lane is None or lane.device is not a.layout.device:
-            lane = a.layout.device.lane()
+        if executor is None or executor.device is not a.layout.device:
+            executor = a.layout.device.executor()
         key = (
             a.layout,
             b.layout,
@@ -133,9 +115,9 @@ def matmul(
             beta if beta is None else beta != 0,
             *(compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision),
         )
-        shortcut = lane.shortcuts.get(key)
-        if shortcut is None and lane.patterns:
-            shortcut = recognize(lane, key)
+        shortcut = executor.shortcuts.get(key)
+        if shortcut is None and executor.patterns:
+            shortcut = recognize(executor, key)
     except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
@@ -153,7 +135,7 @@ def matmul(
     ):
         return _by_request(key, a, b, *fields)
     if shortcut.missing:
-        made = {name: lane.empty(*wanted) for name, wanted in shortcut.missing.items()}
+        made = {name: executor.empty(*wanted) for name, wanted in shortcut.missing.items()}
         out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
     arguments = (
         a.ptr,
@@ -170,12 +152,12 @@ def matmul(
     )
     reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
     replay = shortcut.plan.replays.get(arguments)
-    if replay is not None and not lane.stream.foreign:
-        lane.launch(replay, reads, writes)
+    if replay is not None and not executor.stream.foreign:
+        executor.launch(replay, reads, writes)
     elif replay is None and may_overlap(reads, writes):
         return _by_request(None, a, b, *fields)  # looks closely, and explains
     else:
-        lane.enqueue(shortcut.plan, arguments, reads, writes)
+        executor.enqueue(shortcut.plan, arguments, reads, writes)
     if not shortcut.several:
         return out
     return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)
@@ -186,5 +168,5 @@ def _by_request(key: Any, *fields: Any) -> Any:
     request = MatmulRequest(*fields)
     result = run(request)
     if key is not None and not request.device.is_host:
-        remember(request.device.lane(), key, request)
+        remember(request.device.executor(), key, request)
     return result

@@ -14,23 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import cublasLt as lt
+from dispatch.core.request import Argument, Plan
+from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
+from dispatch.execute.autotune import Algorithm, fastest
 from dispatch.keys import F32, Compute
-from dispatch.ops.matmul.descriptors import Desc, Descriptors, heuristic
-from dispatch.ops.matmul.launched import fuses, kernels, must_fuse, must_not_accumulate
-from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, Problem, lower
+from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic
+from dispatch.libraries.cublaslt.handle import handle_of
+from dispatch.libraries.cublaslt.launched import fuses, kernels, must_fuse, must_not_accumulate
+from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, lower
 from dispatch.ops.matmul.scales import AMAX, FACTORS_AND_AMAX, scale_dtype
-from dispatch.request import Argument, Plan
-from dispatch.tensor import Tensor
-from dispatch.tuning import Algorithm, fastest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.keys import Dtype
-    from dispatch.lane import CudaLane
+    from dispatch.libraries.cublaslt.problem import Problem
     from dispatch.ops.matmul.request import MatmulRequest
-    from dispatch.row import Row
 
 __all__ = ["CublasLtPlan", "EmptyPlan", "NotFused", "plan", "vectors_of", "workspace_limit"]
 
@@ -63,31 +65,31 @@ CTYPES: dict[str, Any] = {
 }
 
 
-def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane: lower it, describe it, choose the algorithm. Raises Refused with cuBLASLt's reason."""
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor: lower it, describe it, choose the algorithm; Refused with cuBLASLt's reason."""
     if 0 in request.shape:
-        return EmptyPlan(request, lane, row)
+        return EmptyPlan(request, executor, row)
     compute = row.compute or Compute.COMPUTE_32F
     lowered = lower(request, compute)
     if len(lowered.offsets) > 1 and {"amax_d", "amax_aux"}.intersection(lowered.problem.factors):
         calls = f"{len(lowered.offsets)} calls, each of which sets amax anew"
         raise Refused(f"batch axes that do not join take {calls}: give one batch axis, or leave amax out")
     scale = scale_dtype(request.a.dtype, compute)
-    limit = workspace_limit(request, lane)
+    limit = workspace_limit(request, executor)
     try:
-        made = CublasLtPlan(lane, row, lowered, vectors_of(request, lowered), scale, limit)
+        made = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
     except NotFused as refusal:
         from dispatch.ops.matmul import exact  # at first use: few products need its kernels
 
-        made = exact.behind(request, lane, row, lowered, refusal)
+        made = exact.behind(request, executor, row, lowered, refusal)
     if request.autotune:
         made.tune(request)
     return made
 
 
-def workspace_limit(request: MatmulRequest, lane: CudaLane) -> int:
+def workspace_limit(request: MatmulRequest, executor: CudaExecutor) -> int:
     """The bytes of workspace that an algorithm may use."""
-    return lane.workspace.nbytes if request.workspace is None else min(request.workspace, lane.workspace.nbytes)
+    return executor.workspace.nbytes if request.workspace is None else min(request.workspace, executor.workspace.nbytes)
 
 
 @cache
@@ -109,9 +111,9 @@ class EmptyPlan(Plan):
     __slots__ = ("_target", "_zeroed")
     is_bare = True
 
-    def __init__(self, request: MatmulRequest, lane: CudaLane, row: Row) -> None:
+    def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
-        self._target = lane.target
+        self._target = executor.target
         self._zeroed = [
             (FIRST_FACTOR + index, 0, 4)
             for index, name in enumerate(FACTORS_AND_AMAX)
@@ -145,8 +147,8 @@ class CublasLtPlan(Plan):
         "_beta",
         "_calls",
         "_descriptors",
+        "_executor",
         "_is_hidden",
-        "_lane",
         "_limit",
         "_may_accumulate",
         "_numbers",
@@ -160,10 +162,10 @@ class CublasLtPlan(Plan):
     )
 
     def __init__(
-        self, lane: CudaLane, row: Row, lowered: Lowered, vectors: Sequence[Vector], scale: Dtype, limit: int
+        self, executor: CudaExecutor, row: Row, lowered: Lowered, vectors: Sequence[Vector], scale: Dtype, limit: int
     ) -> None:
         super().__init__(row, capture_safe=True)
-        self._lane, self._limit = lane, limit
+        self._executor, self._limit = executor, limit
         self.lowered = lowered
         problem = lowered.problem
         self._descriptors = descriptors = Descriptors(problem)
@@ -177,7 +179,7 @@ class CublasLtPlan(Plan):
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
         self._numbers: tuple[Argument, ...] = ()
-        self._pages: Any = None  # of the lane, where the numbers were found; None where they are given by value
+        self._pages: Any = None  # of the executor, where the numbers were found; None where they are given by value
         self._scalars: tuple[Any, ...] = (self._alpha, self._beta)  # as the library gets them
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
@@ -188,7 +190,7 @@ class CublasLtPlan(Plan):
 
     def _choose(self) -> lt.cublasLtMatmulHeuristicResult_t:
         """The heuristic's first algorithm; where D must not be rounded too early, the first that does not do so."""
-        handle, problem = self._lane.cublaslt, self.lowered.problem
+        handle, problem = handle_of(self._executor), self.lowered.problem
         (first,) = heuristic(handle, self._descriptors, problem, self._limit)
         if not must_fuse(problem) or self._fuses(first):
             return first
@@ -207,44 +209,44 @@ class CublasLtPlan(Plan):
         numbers = (SOMEWHERE,) * 2 if self.lowered.problem.device_scalars else (1, int(self.lowered.problem.adds_c))
         self._alpha.value, self._beta.value = numbers
         self._numbers = ()
-        return fuses(kernels(self._lane, call))
+        return fuses(kernels(self._executor, call))
 
     def resized(self, problem: Problem) -> CublasLtPlan:
         """The plan of a problem that differs from this one's in nothing but extents, steps and alignments."""
         return CublasLtPlan(*self.parts(problem))
 
-    def parts(self, problem: Problem) -> tuple[CudaLane, Row, Lowered, Sequence[Vector], Dtype, int]:
+    def parts(self, problem: Problem) -> tuple[CudaExecutor, Row, Lowered, Sequence[Vector], Dtype, int]:
         """What makes the plan of such a problem."""
         lowered = Lowered(problem, *self.lowered[1:])
-        return self._lane, self.row, lowered, self._vectors, self._scale, self._limit
+        return self._executor, self.row, lowered, self._vectors, self._scale, self._limit
 
     def _bind(
         self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
     ) -> tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]:
         """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
-        lane, layouts = self._lane, self._descriptors.layouts
+        executor, layouts = self._executor, self._descriptors.layouts
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
         alpha, beta = self._scalars
         call = partial(
             _bare_matmul(),
-            *(lane.cublaslt, self._descriptors.matmul, alpha),
+            *(handle_of(executor), self._descriptors.matmul, alpha),
             *(a, layouts["a"], b, layouts["b"], beta, c, layouts["c"], d, layouts["d"]),
-            *(ctypes.byref(algo), lane.workspace.c_ptr, ctypes.c_size_t(workspace_bytes), lane.target),
+            *(ctypes.byref(algo), executor.workspace.c_ptr, ctypes.c_size_t(workspace_bytes), executor.target),
         )
         return call, (a, b, c, d)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         numbers = arguments[ALPHA:FIRST_FACTOR]
-        if numbers != self._numbers or (self._pages is not None and self._pages is not self._lane._pages):
+        if numbers != self._numbers or (self._pages is not None and self._pages is not self._executor._pages):
             self._numbers = ()  # one of them may be refused, with the other in place
             if type(self._alpha) is ctypes.c_void_p:
-                self._pages = self._lane._pages
+                self._pages = self._executor._pages
             for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
                 self._number(scalar, number)
             self._numbers = numbers
         operands: Any = arguments[:ALPHA]  # addresses are ints
         if self.lowered.empty_k:
-            zeros = self._lane.zeros(self._zero_bytes())
+            zeros = self._executor.zeros(self._zero_bytes())
             operands = (zeros, zeros, *operands[C:])
         for offsets in self.lowered.offsets:
             if self._vectors:
@@ -268,7 +270,7 @@ class CublasLtPlan(Plan):
         c.value, d.value = operands[C] if self._reads_c else None, operands[OUT]
         status = call()
         if status:
-            self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise lt.cublasLtMatmul.error(status)
 
     def _hide(self, in_place: bool) -> None:
@@ -280,7 +282,7 @@ class CublasLtPlan(Plan):
         hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
         if hidden:
             for place, number in zip(self._scalars, self._numbers, strict=True):
-                place.value = self._lane.scalar(float(number.real), self._scale)
+                place.value = self._executor.scalar(float(number.real), self._scale)
         if hidden == self._is_hidden:
             return
         mode = lt.cublasLtPointerMode_t
@@ -303,7 +305,7 @@ class CublasLtPlan(Plan):
     def _number(self, scalar: Any, value: Argument) -> None:
         """Set alpha or beta: an address on the device, a real number, or a complex one."""
         if type(scalar) is ctypes.c_void_p:
-            scalar.value = value if type(value) is int else self._lane.scalar(value, self._scale)
+            scalar.value = value if type(value) is int else self._executor.scalar(value, self._scale)
         elif isinstance(scalar, ctypes.Array):
             scalar[0], scalar[1] = value.real, value.imag
         elif type(scalar) is ctypes.c_int32:
@@ -324,7 +326,7 @@ class CublasLtPlan(Plan):
 
     def _address(self, argument: Argument, offset: int, is_number: bool) -> int:
         if is_number:
-            return self._lane.scalar(float(argument.real), F32)
+            return self._executor.scalar(float(argument.real), F32)
         return int(argument.real) + offset
 
     def _zero_bytes(self) -> int:
@@ -333,18 +335,18 @@ class CublasLtPlan(Plan):
 
     def tune(self, request: MatmulRequest) -> None:
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
-        problem, lane, limit = self.lowered.problem, self._lane, self._limit
+        problem, executor, limit = self.lowered.problem, self._executor, self._limit
         # Of less workspace it is an outcome of its own: what is fastest without it is not what is fastest with it.
-        name = problem.as_key() + ("" if limit == lane.workspace.nbytes else f" in {limit} bytes")
-        known = lane.algorithms.get("matmul", name)
+        name = problem.as_key() + ("" if limit == executor.workspace.nbytes else f" in {limit} bytes")
+        known = executor.algorithms("cublasLt").get("matmul", name)
         if known is not None and self._take(known):
             return
-        lane.refuse_capture("a request that is to be tuned")
-        results = heuristic(lane.cublaslt, self._descriptors, problem, limit, CANDIDATES)
+        executor.refuse_capture("a request that is to be tuned")
+        results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
         found = {bytes(result.algo): result for result in results}
         for terms, workspace in _modest(problem, limit):
             with suppress(Refused):  # nothing that makes do with less: there are the others
-                for result in heuristic(lane.cublaslt, self._descriptors, terms, workspace, CANDIDATES // 4):
+                for result in heuristic(handle_of(executor), self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
         if must_fuse(problem):
@@ -355,9 +357,11 @@ class CublasLtPlan(Plan):
             self._calls = calls[number]
             self.enqueue(arguments)
 
-        best = fastest(lane, request, run, len(calls))
+        best = fastest(executor, request, run, len(calls))
         self._calls = calls[best]
-        lane.algorithms.put("matmul", name, Algorithm(bytes(results[best].algo), results[best].workspaceSize))
+        executor.algorithms("cublasLt").put(
+            "matmul", name, Algorithm(bytes(results[best].algo), results[best].workspaceSize)
+        )
 
     def _take(self, known: Algorithm) -> bool:
         """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
@@ -367,7 +371,7 @@ class CublasLtPlan(Plan):
         result = lt.cublasLtMatmulHeuristicResult_t()
         a, b, c, d = (self._descriptors.layouts[name] for name in "abcd")
         check = lt.cublasLtMatmulAlgoCheck.unchecked
-        if check(self._lane.cublaslt, self._descriptors.matmul, a, b, c, d, algo, result) or result.state:
+        if check(handle_of(self._executor), self._descriptors.matmul, a, b, c, d, algo, result) or result.state:
             return False
         result.algo = algo
         if result.workspaceSize > known.workspace or (must_fuse(self.lowered.problem) and not self._fuses(result)):

@@ -3,7 +3,7 @@
 Two kinds of requests end here, unless they ask for reduced precision. GELU in f64, by rows of its own: the library's is
 far less precise than f64; there the kernels work in D's own memory. And products with a D of 16 bits that every
 algorithm offered would round before bias, GELU or its gradient (see launched.py); there they read f32 from scratch
-memory. All runs on the lane's stream and is captured with it.
+memory. All runs on the executor's stream and is captured with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from cudabind import driver
 from cudabind._fork import anew
 from dispatch.errors import Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype, Epilogue
+from dispatch.libraries.cublaslt.problem import Matrix as Place
+from dispatch.libraries.cublaslt.problem import Problem
 from dispatch.ops.matmul.cublaslt import (
     ALPHA,
     AUX,
@@ -33,36 +35,35 @@ from dispatch.ops.matmul.cublaslt import (
     workspace_limit,
 )
 from dispatch.ops.matmul.exact_kernels import Functions, Launch, Matrix, Work, functions
-from dispatch.ops.matmul.lower import Lowered, Problem, lower
-from dispatch.ops.matmul.lower import Matrix as Place
+from dispatch.ops.matmul.lower import Lowered, lower
 from dispatch.ops.matmul.scales import scale_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Storage
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.matmul.request import MatmulRequest
-    from dispatch.request import Argument, Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Storage
 
 __all__ = ["ExactPlan", "behind", "launches", "plan", "product_of", "work_of"]
 
 ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2}
 
 
-def plan(request: MatmulRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request of f64 with a GELU; Refused where NVRTC is missing, or knows no such GPU."""
     if 0 in request.shape:
-        return EmptyPlan(request, lane, row)
+        return EmptyPlan(request, executor, row)
     lowered = lower(request, row.compute or Compute.COMPUTE_64F)
-    made = _plan(request, lane, row, lowered)
+    made = _plan(request, executor, row, lowered)
     if request.autotune:
         made.tune(request)
     return made
 
 
-def behind(request: MatmulRequest, lane: CudaLane, row: Row, lowered: Lowered, refusal: Refused) -> ExactPlan:
+def behind(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Lowered, refusal: Refused) -> ExactPlan:
     """Bind a request with a D of 16 bits whose epilogue no algorithm fuses; the refusal where there is no kernel."""
     problem = lowered.problem
     stored = {
@@ -70,17 +71,17 @@ def behind(request: MatmulRequest, lane: CudaLane, row: Row, lowered: Lowered, r
     }
     if stored - {request.d_dtype.cuda} or request.d_dtype not in HALF or problem.factors:
         raise refusal
-    return _plan(request, lane, row, lowered)
+    return _plan(request, executor, row, lowered)
 
 
-def _plan(request: MatmulRequest, lane: CudaLane, row: Row, lowered: Lowered) -> ExactPlan:
+def _plan(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Lowered) -> ExactPlan:
     try:
-        found = functions(lane, request.d_dtype)
+        found = functions(executor, request.d_dtype)
     except Refused as refusal:
         raise Refused(f"{refusal}; {HINT}") from refusal
     product = Lowered(product_of(lowered.problem, request.epilogue), *lowered[1:])
     scale = scale_dtype(request.a.dtype, row.compute)
-    made = ExactPlan(lane, row, product, vectors_of(request, product), scale, workspace_limit(request, lane))
+    made = ExactPlan(executor, row, product, vectors_of(request, product), scale, workspace_limit(request, executor))
     made.follow(request.epilogue, lowered.problem, request.d_dtype, found)
     return made
 
@@ -108,9 +109,9 @@ class ExactPlan(CublasLtPlan):
         self._epilogue, self._dtype, self._functions = epilogue, dtype, found
         self._scratch: Storage | None = None
         self._work = work_of(epilogue, whole, self.lowered.problem)
-        self._launches = launches(epilogue, self._work, found, self._lane)
+        self._launches = launches(epilogue, self._work, found, self._executor)
         if dtype is not F64:
-            self._scratch = _shared(self._lane, whole.batch * whole.d.rows * whole.d.cols * F32.itemsize)
+            self._scratch = _shared(self._executor, whole.batch * whole.d.rows * whole.d.cols * F32.itemsize)
 
     def resized(self, problem: Problem) -> ExactPlan:
         if self._scratch is not None:
@@ -134,9 +135,9 @@ class ExactPlan(CublasLtPlan):
         work, given = self._work, list(operands)
         work.d.at = operands[OUT]
         if self._scratch is not None:
-            if self._scratch.owner is not self._lane.stream:
-                # Made while the caller captured the lane's stream, on another one, which was waited for since.
-                self._scratch.owner = self._scratch.writer = self._lane.stream
+            if self._scratch.owner is not self._executor.stream:
+                # Made while the caller captured the executor's stream, on another one, which was waited for since.
+                self._scratch.owner = self._scratch.writer = self._executor.stream
             work.c.at, work.bias.at = operands[C] or None, operands[BIAS] or None
             base = self._scratch.base
             # Of a beta in device memory the library does not know that it is 0: then C must be some address.
@@ -147,7 +148,7 @@ class ExactPlan(CublasLtPlan):
         for launch in self._launches:
             status = launch()
             if status:
-                self._lane.stream.done()  # raises DeviceFault where it is the device that is lost
+                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
                 raise driver.error("cuLaunchKernel", status)
 
 
@@ -167,27 +168,27 @@ def work_of(epilogue: Epilogue, whole: Problem, product: Problem) -> Work:
     )
 
 
-def launches(epilogue: Epilogue, work: Work, found: Functions, lane: CudaLane) -> list[Launch]:
+def launches(epilogue: Epilogue, work: Work, found: Functions, executor: CudaExecutor) -> list[Launch]:
     """The kernels of an epilogue, in their order."""
     names = ["backward" if epilogue.is_gradient else "forward"]
     if epilogue.writes_aux and epilogue.activation == "relu":
         names.insert(0, "mask")
     if epilogue.writes_bgrad:
         names.append("sum_columns")
-    return [Launch(found[name], name, work, lane) for name in names]
+    return [Launch(found[name], name, work, executor) for name in names]
 
 
-_scratches: WeakKeyDictionary[CudaLane, WeakValueDictionary[int, Storage]] = WeakKeyDictionary()
+_scratches: WeakKeyDictionary[CudaExecutor, WeakValueDictionary[int, Storage]] = WeakKeyDictionary()
 _lock = threading.RLock()  # finalizers may come in between
 anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
-def _shared(lane: CudaLane, nbytes: int) -> Storage:
-    """So many bytes for a product: of each power of 2 one for a lane, whose plans run one after the other."""
+def _shared(executor: CudaExecutor, nbytes: int) -> Storage:
+    """So many bytes for a product: of each power of 2 one for an executor, whose plans run one after the other."""
     size = 1 << (nbytes - 1).bit_length()
     with _lock:
-        known = _scratches.setdefault(lane, WeakValueDictionary())
+        known = _scratches.setdefault(executor, WeakValueDictionary())
     storage = known.get(size)
     if storage is None:
-        storage = known[size] = lane.device.allocate(size, lane.stream)
+        storage = known[size] = executor.device.allocate(size, executor.stream)
     return storage

@@ -18,11 +18,11 @@ from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F16, F32, F64, Dtype
-from dispatch.ops.matmul.formulas import GELU_CUBIC, GELU_INNER
+from dispatch.ops.matmul.reference import GELU_CUBIC, GELU_INNER
 
 if TYPE_CHECKING:
-    from dispatch.cuda import CudaDevice
-    from dispatch.lane import CudaLane
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.execute.executor import CudaExecutor
 
 __all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
 
@@ -171,7 +171,7 @@ class Work(ctypes.Structure):
 class Launch:
     """One kernel over a Work, which may change from run to run but for its extents."""
 
-    def __init__(self, function: int, name: str, work: Work, lane: CudaLane) -> None:
+    def __init__(self, function: int, name: str, work: Work, executor: CudaExecutor) -> None:
         high, wide, block = min(work.batch, MOST_BLOCKS), min(work.columns, MOST_BLOCKS), (THREADS, 1, 1)
         rows = -(-work.rows // 8) if name == "mask" else work.rows
         if name == "sum_columns":
@@ -179,7 +179,7 @@ class Launch:
         grid = (-(-rows // block[0]), wide, high)
         self.name, self._work = name, work  # which the parameters point to
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(work))
-        fixed = (*grid, *block, 0, lane.target, self._pointers, None)
+        fixed = (*grid, *block, 0, executor.target, self._pointers, None)
         self._launch = partial(_launch_function(), ctypes.c_void_p(function), *fixed)
 
     def __call__(self) -> int:
@@ -197,12 +197,12 @@ _lock = threading.RLock()  # finalizers may come in between
 anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
-def functions(lane: CudaLane, dtype: Dtype) -> Functions:
-    """The kernels for a dtype of D on the lane's device, loaded once for all its plans; Refused where there is none."""
+def functions(executor: CudaExecutor, dtype: Dtype) -> Functions:
+    """The kernels for a dtype of D on this device, loaded once for all plans; Refused where there is none."""
     with _lock:
-        loaded = _loaded.setdefault(lane.device, {})
+        loaded = _loaded.setdefault(executor.device, {})
         if dtype not in loaded:
-            module = driver.cuModuleLoadData(cubin(f"{lane.device.arch}", dtype))
+            module = driver.cuModuleLoadData(cubin(f"{executor.device.arch}", dtype))
             loaded[dtype] = module, _functions_of(module)
         return loaded[dtype][1]
 

@@ -1,6 +1,6 @@
-"""The host rows' matmul: the formulas of formulas.py in the request's compute precision, rounded once on the way out.
+"""The host rows' matmul: the formulas of reference.py in the request's compute precision, rounded once on the way out.
 
-The table's host rows end here, by `plan`; the host's lane runs it. It reads operands where they lie, whatever
+The table's host rows end here, by `plan`; the host's executor runs it. It reads operands where they lie, whatever
 their strides, and never touches a GPU.
 """
 
@@ -11,29 +11,20 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from dispatch.core.precision import Precision, _by_parts, to_tf32
+from dispatch.core.request import Plan
 from dispatch.keys import Compute
-from dispatch.ops.matmul.formulas import Precision, evaluate
-from dispatch.request import Plan
+from dispatch.ops.matmul.reference import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from dispatch.core.request import Operands
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Array, Tensor
     from dispatch.ops.matmul.request import MatmulRequest
-    from dispatch.request import Operands
-    from dispatch.row import Row
-    from dispatch.tensor import Array, Tensor
 
 __all__ = ["NumpyMatmul", "plan"]
-
-
-def to_tf32(values: Array) -> Array:
-    """To the nearest TF32, which keeps 10 bits of an f32's fraction; ties to even."""
-    if values.dtype.kind == "c":
-        return _by_parts(values, to_tf32)
-    word = values.view(np.uint32)
-    up = np.uint32(0xFFF) + ((word >> np.uint32(13)) & np.uint32(1))
-    rounded = (word + up) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(values), rounded, word).view(np.float32)
 
 
 def to_bf16(values: Array) -> Array:
@@ -48,14 +39,6 @@ def to_f16(values: Array) -> Array:
     if values.dtype.kind == "c":
         return _by_parts(values, to_f16)
     return values.astype(np.float16).astype(values.dtype)
-
-
-def _by_parts(values: Array, rounding: Callable[[Array], Array]) -> Array:
-    """Round the real and the imaginary part."""
-    rounded = np.empty_like(values)
-    rounded.real = rounding(np.ascontiguousarray(values.real))
-    rounded.imag = rounding(np.ascontiguousarray(values.imag))
-    return rounded
 
 
 PRECISION = {
@@ -85,9 +68,9 @@ class NumpyMatmul(Plan):
             store(results[name], tensor)
 
 
-def plan(request: MatmulRequest, lane: Any, row: Row) -> NumpyMatmul:
+def plan(request: MatmulRequest, executor: Any, row: Row) -> NumpyMatmul:
     """The plan of a request on the host, computed in its own compute type, or else in the row's."""
-    del lane  # NumPy needs no handle, no stream and no workspace
+    del executor  # NumPy needs no handle, no stream and no workspace
     return NumpyMatmul(PRECISION[request.compute or row.compute or Compute.COMPUTE_32F], row)
 
 

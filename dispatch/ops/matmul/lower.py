@@ -10,17 +10,18 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.device.tensor import Layout, Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.libraries.cublaslt.problem import Matrix, Problem
 from dispatch.ops.matmul.scales import NO_SCALES, Scales, scale_dtype
-from dispatch.tensor import Layout, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["Lowered", "Matrix", "Problem", "begins", "lower"]
+__all__ = ["Lowered", "begins", "lower"]
 
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
@@ -28,55 +29,6 @@ NO_OFFSETS = (0,) * 7
 NO_STRIDES = dict.fromkeys(("a", "b", "c", "bias", "aux", "bgrad", "d"), 0)  # from batch to batch, of one product
 Missing = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.missing
 NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
-
-
-class Matrix(NamedTuple):
-    """One cuBLASLt matrix layout: column-major, in elements."""
-
-    dtype: Any  # the number of a cudaDataType_t
-    rows: int
-    cols: int
-    ld: int
-    batch_stride: int = 0
-    alignment: int = 256
-
-
-class Problem(NamedTuple):
-    """All that cuBLASLt is told before addresses: what a heuristic's answer depends on, and nothing else.
-
-    `a` … `d` are cuBLASLt's operands, after the exchange; `op_a` and `op_b` say whether each is transposed.
-    """
-
-    a: Matrix
-    b: Matrix
-    c: Matrix
-    d: Matrix
-    op_a: bool
-    op_b: bool
-    batch: int
-    compute: Any  # the number of a cublasComputeType_t
-    scale: Any  # the number of a cudaDataType_t
-    epilogue: int
-    bias_dtype: int = -1
-    bias_stride: int = 0
-    aux_dtype: int = -1
-    aux_ld: int = 0
-    aux_stride: int = 0
-    a_scale_mode: int = -1
-    b_scale_mode: int = -1
-    factors: tuple[str, ...] = ()  # of c, d, aux, amax_d, amax_aux: those that are given
-    fast_accum: bool = False
-    device_scalars: bool = False
-    adds_c: bool = (
-        False  # whether beta is not 0: cuBLASLt hears of it at the call alone, but then does things otherwise
-    )
-    reduced_precision: bool = False  # whether sums and epilogues may round to D's dtype on the way
-    bias_alignment: int = 256  # of bias or bias gradient, at every product of a batch
-    aux_alignment: int = 256
-
-    def as_key(self) -> str:
-        """A text that is equal for equal problems, for the cache on disk."""
-        return repr(self)
 
 
 class Lowered(NamedTuple):
@@ -206,7 +158,7 @@ def _problem(
     mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
     if (mat_c.ld, mat_c.batch_stride) != (mat_d.ld, mat_d.batch_stride):
         # Of C and D that lie apart otherwise cuBLASLt (13.1) looks at C's steps alone, and takes kernels that store so
-        # many bytes of D at once: on an H200 one product in 80 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the
+        # many bytes of D at once: on an H200 one product in 60 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the
         # device. Told the smaller alignment, none of 1,600 did that add C.
         least = min(_least(mat_c, request.c_dtype, batch), _least(mat_d, request.d_dtype, batch))
         mat_c, mat_d = mat_c._replace(alignment=least), mat_d._replace(alignment=least)

@@ -1,4 +1,4 @@
-"""Wrong products that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong products that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Epilogue, ScaleMode
-from dispatch.mutation import changed, host_array, typical
-from dispatch.ops.matmul.formulas import Results, reference
-from dispatch.tensor import Tensor
+from dispatch.ops.matmul.reference import Results, reference
+from dispatch.testing.mutations import changed, host_array, typical
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.ops.matmul.request import MatmulRequest
-    from dispatch.tensor import Array
 
 __all__ = ["MUTATIONS", "named"]
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
+from dispatch.core.overlap import broadcast
+from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.tensor import Tensor, c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
-from dispatch.ops.matmul.validate import TENSORS, broadcast, validate
-from dispatch.request import Argument, Operands, Request, Signature, Use
-from dispatch.tensor import Tensor, c_strides
+from dispatch.ops.matmul.validate import TENSORS, validate
 
 if TYPE_CHECKING:
-    from dispatch.device import Device
+    from dispatch.device.device import Device
 
 __all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
 
@@ -41,7 +42,7 @@ class MatmulRequest(Request):
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
         compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
-        workspace: the most bytes of workspace an algorithm may use; None takes the lane's.
+        workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
         autotune: time the candidates once, keep the fastest, and remember it on disk.
         reduced_precision: let the library round to D's dtype before it is done: partial sums, and what an epilogue is
             applied to. Faster for some products; by default all of it is in the compute type, and D is rounded once.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Epilogue
 from dispatch.ops.matmul.lower import begins
 from dispatch.ops.matmul.scales import NO_SCALES
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dispatch.checks import check_enum, check_shape, shown
+from dispatch.device.tensor import Tensor, c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.tensor import Tensor, c_strides
 
 __all__ = [
     "AMAX",

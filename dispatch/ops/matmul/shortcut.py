@@ -3,16 +3,19 @@
 A Shortcut is for the very same layouts: the plan is at hand. A Pattern is for layouts that differ from those of an
 earlier call in their extents alone: the row is known, and only the plan is made. Both stand for what a request would
 lead to, to the letter: what depends on anything else than the key says is not remembered. Whatever is unusual is left
-to a request, which validates and explains. This room launches nothing.
+to a request, which validates and explains. This module launches nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.operand_checks import MAX_EXTENT
+from dispatch.core.row import accepts
+from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
 from dispatch.keys import I8
-from dispatch.ops.matmul.lower import Matrix
+from dispatch.libraries.cublaslt.problem import Matrix
 from dispatch.ops.matmul.rules import (
     ALIGNED,
     aligned_vectors,
@@ -23,21 +26,18 @@ from dispatch.ops.matmul.rules import (
     no_scales,
 )
 from dispatch.ops.matmul.scales import NO_SCALES
-from dispatch.ops.matmul.validate import MAX_EXTENT
-from dispatch.row import accepts
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.device.tensor import Layout
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
-    from dispatch.request import Plan
-    from dispatch.tensor import Layout
 
 __all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
 
-MAX_SHORTCUTS = 4096  # on one lane; the oldest goes first, for each keeps its plan
-MAX_PATTERNS = 256  # on one lane; each keeps the plan of its first call
+MAX_SHORTCUTS = 4096  # on one executor; the oldest goes first, for each keeps its plan
+MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call
 MAX_WHOLE = 2**31 - 1  # numbers that are ints are taken up to here, where every type of alpha and beta holds them
 Uses = tuple[Tensor, ...]
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
@@ -135,11 +135,11 @@ def _matrix(layout: Layout) -> Matrix:
     return Matrix(layout.dtype.cuda, rows, columns, right, 0, layout.alignment)
 
 
-def recognize(lane: CudaLane, key: Key) -> Shortcut | None:
+def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
     """The shortcut of a call whose layouts were never seen but whose pattern was; it is remembered."""
     name = _pattern(key)
-    pattern = None if name is None else lane.patterns.get(name)
-    if pattern is None or lane.closed:
+    pattern = None if name is None else executor.patterns.get(name)
+    if pattern is None or executor.closed:
         return None
     a, b, _, bias, _, _, out = key[:OPERANDS]
     for other in (b, bias, out):
@@ -147,23 +147,23 @@ def recognize(lane: CudaLane, key: Key) -> Shortcut | None:
             return None
     shortcut: Shortcut | None = pattern.resized(a, b, bias, out)
     if shortcut is not None:
-        _keep(lane.shortcuts, key, shortcut, MAX_SHORTCUTS)
+        _keep(executor.shortcuts, key, shortcut, MAX_SHORTCUTS)
     return shortcut
 
 
-def remember(lane: CudaLane, key: Key, request: MatmulRequest) -> None:
+def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
     """Keep what the next call of the same key needs, and the next of the same pattern."""
     plan = request.bound.plan
     if isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor):
         return  # its plan reads them on the device, and the key does not tell them from numbers
     shortcut = Shortcut(plan, request)
-    _keep(lane.shortcuts, key, shortcut, MAX_SHORTCUTS)
+    _keep(executor.shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
-    if name is not None and name not in lane.patterns and _is_sizeless(lane, request):
-        _keep(lane.patterns, name, Pattern(plan, shortcut), MAX_PATTERNS)
+    if name is not None and name not in executor.patterns and _is_sizeless(executor, request):
+        _keep(executor.patterns, name, Pattern(plan, shortcut), MAX_PATTERNS)
 
 
-def _is_sizeless(lane: CudaLane, request: MatmulRequest) -> bool:
+def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
     """Whether the same request of other extents leads to the same row, and to a plan that differs in extents alone."""
     from dispatch.ops.matmul.cublaslt import CublasLtPlan  # a GPU's request was bound: it is in by now
 
@@ -175,11 +175,11 @@ def _is_sizeless(lane: CudaLane, request: MatmulRequest) -> bool:
         return False
     # Where a row before this one, or this one, looks at extents, other extents may be another row's. Where the library
     # refused what a row before this one takes, it may take other extents of it.
-    before = lane.rows_before(request, plan)
+    before = executor.rows_before(request, plan)
     if not plan.row.rules or not all(SIZELESS.issuperset(row.rules) for row in (*before, plan.row)):
         return False
     signature = request.signature()
-    return not any(row.on(lane.device.arch) and accepts(row, request, signature) for row in before)
+    return not any(row.on(executor.device.arch) and accepts(row, request, signature) for row in before)
 
 
 # The rules that do not look at extents; `_kind` has a pattern for aligned vectors alone.

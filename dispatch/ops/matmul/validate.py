@@ -7,11 +7,14 @@ was expected and what to do; none looks at the elements of a tensor or calls a l
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
+from dispatch.core.operand_checks import MAX_EXTENT, check_extents
+from dispatch.core.overlap import Shape, broadcast, overlap, same_view
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.scales import (
@@ -24,18 +27,13 @@ from dispatch.ops.matmul.scales import (
     scale_dtype,
     scale_shape,
 )
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["TENSORS", "broadcast", "check_extents", "may_overlap", "overlap", "validate"]
+__all__ = ["TENSORS", "validate"]
 
-Shape = tuple[int, ...]
 TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
-MAX_EXTENT = 2**31 - 1
 
 
 def validate(request: MatmulRequest) -> None:
@@ -47,21 +45,6 @@ def validate(request: MatmulRequest) -> None:
     _check_epilogue(request)
     _check_out(request)
     _check_scales(request)
-
-
-def broadcast(one: Shape, other: Shape) -> Shape:
-    """The shape that two broadcast to; ValueError where they do not."""
-    return one if one == other else np.broadcast_shapes(one, other)
-
-
-def may_overlap(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> bool:
-    """Whether the byte ranges of an output and of another operand meet: a quick look that errs on the safe side."""
-    for place, out in enumerate(writes):
-        low, high = out.ptr + out.layout.low, out.ptr + out.layout.high
-        for other in (*reads, *writes[place + 1 :]):
-            if other.ptr + other.layout.low < high and low < other.ptr + other.layout.high:
-                return True
-    return False
 
 
 KINDS = (
@@ -124,12 +107,6 @@ def _check_operands(request: MatmulRequest) -> None:
         tensor = getattr(request, name)
         if tensor is not None:
             _check_steps(name, tensor)
-
-
-def check_extents(name: str, tensor: Tensor) -> None:
-    """Libraries count rows, columns and products in an int."""
-    if max(tensor.shape, default=0) > MAX_EXTENT:
-        raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
 
 
 def _check_steps(name: str, tensor: Tensor) -> None:
@@ -241,44 +218,6 @@ def _check_out(request: MatmulRequest) -> None:
                 raise BadRequest(
                     name, f"memory that overlaps {other_name}", "memory of its own", "only c may be out itself"
                 )
-
-
-def same_view(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the very same elements in the same order."""
-    return (one.ptr, one.dtype, one.shape) == (other.ptr, other.dtype, other.shape) and (
-        one.layout.strides == other.layout.strides
-    )
-
-
-def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share a byte; exact also for interleaved views."""
-    first, second = one.layout, other.layout
-    if one.ptr + first.high <= other.ptr + second.low or other.ptr + second.high <= one.ptr + first.low:
-        return False
-    if one.size == 0 or other.size == 0:
-        return False
-    try:
-        return bool(np.shares_memory(_ghost(one), _ghost(other), max_work=10_000))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
-
-
-class _Interface:
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
-def _ghost(tensor: Tensor) -> Any:
-    """A NumPy array at a tensor's address whose elements are never read: NumPy's overlap solver only needs numbers."""
-    item = max(tensor.dtype.itemsize, 1)
-    face = {
-        "data": (tensor.ptr, True),
-        "typestr": f"|V{item}",
-        "shape": tensor.shape,
-        "strides": tuple(s * item for s in tensor.layout.strides),
-        "version": 3,
-    }
-    return np.asarray(_Interface(face))
 
 
 def _check_numbers(request: MatmulRequest) -> None:

@@ -1,35 +1,31 @@
 """Normalization and its gradient: `norm_fwd` and `norm_bwd`, by layer, root mean square, batch, instance and group.
 
 `NormFwdRequest` and `NormBwdRequest` are the requests; `cudnn_norm` and `numpy_norm` carry them out, `reference` says
-what is right, `cases` what is tested. The rooms: request (what may be asked), describe (as a graph), group (as several
-graphs), cudnn, formulas, rules (for the table), forms (what is tested).
+what is right, `cases` what is tested. The files: request (what may be asked), graph, group (as several graphs),
+cudnn, reference, rules (for the table), cases (what is tested).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode, NormRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.norm.forms import NormCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "NormBwdRequest",
     "NormFwdRequest",
     "NormMode",
-    "cases",
     "cudnn_norm",
     "norm_bwd",
     "norm_fwd",
     "numpy_norm",
-    "reference",
 ]
 
 
@@ -72,31 +68,16 @@ def norm_bwd(
 # fmt: on
 
 
-def cudnn_norm(request: NormRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_norm(request: NormRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.ops.norm import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_norm(request: NormRequest, lane: Lane, row: Row) -> Plan:
+def numpy_norm(request: NormRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy in f32."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.norm.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.norm.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: NormRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.norm.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[NormCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.norm import forms
-
-    return forms.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

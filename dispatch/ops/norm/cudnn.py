@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.plan import WORKSPACE, bind
-from dispatch.cudnn.steps import bind_steps
-from dispatch.ops.norm.describe import describe
+from dispatch.libraries.cudnn.engines import Policy
+from dispatch.libraries.cudnn.graph_sequence import bind_steps
+from dispatch.libraries.cudnn.plan import WORKSPACE, bind
+from dispatch.ops.norm.graph import describe
 from dispatch.ops.norm.group import draw
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.norm.request import NormRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
 
 __all__ = ["plan", "policy_of"]
 
@@ -25,9 +25,9 @@ def policy_of(request: NormRequest, row: Row) -> Policy:
     return Policy(workspace=WORKSPACE if request.workspace is None else request.workspace)
 
 
-def plan(request: NormRequest, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane; Refused with cuDNN's words where no engine takes it."""
+def plan(request: NormRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
     if request.by_group:
-        return bind_steps(request, lane, row, draw(request), policy_of(request, row))
+        return bind_steps(request, executor, row, draw(request), policy_of(request, row))
     graph, places = describe(request)
-    return bind(request, lane, row, graph, places, policy_of(request, row), autotune=request.autotune)
+    return bind(request, executor, row, graph, places, policy_of(request, row), autotune=request.autotune)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.cudnn.graph import Builder
-from dispatch.cudnn.steps import Between, Step, Steps
 from dispatch.keys import F32
+from dispatch.libraries.cudnn.graph import Builder
+from dispatch.libraries.cudnn.graph_sequence import Intermediate, Step, Steps
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.graph import Wire
     from dispatch.keys import Dtype
+    from dispatch.libraries.cudnn.graph import Wire
     from dispatch.ops.norm.request import NormRequest
 
 __all__ = ["draw"]
@@ -47,7 +47,7 @@ class _Drawing:
     def __init__(self, request: NormRequest) -> None:
         self.request = request
         self.steps: list[Step] = []
-        self.between: list[Between] = []
+        self.between: list[Intermediate] = []
         self.samples, self.channels = request.x.shape[:2]
         self.groups = request.groups
         self.spatial = request.x.size // (self.samples * self.channels)
@@ -60,7 +60,7 @@ class _Drawing:
 
     def keep(self, size: int, dtype: Dtype = F32, fill: float | None = None) -> Held:
         """Memory between graphs."""
-        self.between.append(Between(size, dtype, fill))
+        self.between.append(Intermediate(size, dtype, fill))
         return Held(len(self.request.reads) + len(self.request.writes) + len(self.between) - 1, dtype)
 
     # -- the graphs -----------------------------------------------------------------------------------------------

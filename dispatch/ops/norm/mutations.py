@@ -1,4 +1,4 @@
-"""Wrong normalizations that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong normalizations that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, made, neighbour
-from dispatch.ops.norm.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.norm.reference import evaluate
 from dispatch.ops.norm.request import NormFwdRequest, NormMode
+from dispatch.testing.mutations import changed, made, neighbour
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.ops.norm.request import NormRequest
-    from dispatch.tensor import Array
 
     Results = dict[str, Array]
 

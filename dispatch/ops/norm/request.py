@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
+from dispatch.core.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
+from dispatch.core.request import Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
-from dispatch.request import Signature
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["NormBwdRequest", "NormFwdRequest", "NormMode", "NormRequest"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import alike
-from dispatch.cudnn.layouts import lies_dense
+from dispatch.core.axes import alike
+from dispatch.core.layouts import lies_dense
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.request import run
 from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
     from dispatch.ops.pooling.request import Steps
-    from dispatch.ops.pooling.trials import PoolingCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
 __all__ = [
     "PoolingBwdRequest",
     "PoolingMode",
     "PoolingRequest",
-    "cases",
     "cudnn_pooling",
     "numpy_pooling",
     "pooling",
     "pooling_bwd",
-    "reference",
 ]
 
 MAX = PoolingMode.MAX
@@ -70,31 +66,16 @@ def pooling_bwd(
     return result
 
 
-def cudnn_pooling(request: PoolingRequest | PoolingBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_pooling(request: PoolingRequest | PoolingBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnPoolingForward` or `cudnnPoolingBackward`."""
     from dispatch.ops.pooling import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_pooling(request: PoolingRequest | PoolingBwdRequest, lane: Lane, row: Row) -> Plan:
+def numpy_pooling(request: PoolingRequest | PoolingBwdRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.pooling.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.pooling.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: PoolingRequest | PoolingBwdRequest) -> Results:
-    """The output of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.pooling.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[PoolingCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.pooling import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

@@ -10,26 +10,26 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
-from dispatch.cudnn.tensors import Descriptor, tensor
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 from dispatch.ops.pooling.request import PoolingBwdRequest
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Layout
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.pooling.request import PoolingMode, PoolingRequest, Windows
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Layout
 
 __all__ = ["plan"]
 
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def plan(request: PoolingRequest | PoolingBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: PoolingRequest | PoolingBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no image."""
     if request.x.size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     dtype = request.x.dtype
     pool = _pooling(request.windows, request.mode)
     described = [_image(request.layout_of(name)) for name in (*request.reads, *request.writes)]
@@ -37,9 +37,9 @@ def plan(request: PoolingRequest | PoolingBwdRequest, lane: CudaLane, row: Row) 
     if isinstance(request, PoolingBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
-        return CallPlan(lane, row, cudnn.cudnnPoolingBackward, (pool, one, *operands))
+        return CallPlan(executor, row, cudnn.cudnnPoolingBackward, (pool, one, *operands))
     x, y = described
-    return CallPlan(lane, row, cudnn.cudnnPoolingForward, (pool, one, x, Operand(0), zero, y, Operand(1)))
+    return CallPlan(executor, row, cudnn.cudnnPoolingForward, (pool, one, x, Operand(0), zero, y, Operand(1)))
 
 
 def _pooling(windows: Windows, mode: PoolingMode) -> Descriptor:

@@ -1,4 +1,4 @@
-"""Wrong pooling that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong pooling that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, made
-from dispatch.ops.pooling.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.pooling.reference import evaluate
 from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest
+from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Array
+    from dispatch.device.tensor import Array
 
     Results = dict[str, Array]
 

@@ -10,11 +10,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.cudnn.operands import Made, OperandRequest, chosen, like, same_as, whole
+from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as, whole
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["PoolingBwdRequest", "PoolingMode", "PoolingRequest", "Steps", "Windows"]
 

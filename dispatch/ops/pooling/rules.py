@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import alike, describable
+from dispatch.core.axes import alike, describable
 
 if TYPE_CHECKING:
     from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingRequest

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.reduction.request import ReduceOp, ReduceRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.reduction.trials import ReduceCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
-__all__ = ["ReduceOp", "ReduceRequest", "cases", "cudnn_reduce", "cudnn_sums", "numpy_reduce", "reduce", "reference"]
+__all__ = ["ReduceOp", "ReduceRequest", "cudnn_reduce", "cudnn_sums", "numpy_reduce", "reduce"]
 
 ADD = ReduceOp.ADD
 
@@ -44,38 +42,23 @@ def reduce(
     return run(ReduceRequest(x, axes, op, keepdims, indices, out_dtype, out, index))
 
 
-def cudnn_reduce(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_reduce(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnReduceTensor`."""
     from dispatch.ops.reduction import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def cudnn_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.ops.reduction import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan_sums(request, lane, row)
+    return cudnn.plan_sums(request, executor, row)
 
 
-def numpy_reduce(request: ReduceRequest, lane: Lane, row: Row) -> Plan:
+def numpy_reduce(request: ReduceRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.reduction.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.reduction.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: ReduceRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.reduction.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[ReduceCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.reduction import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

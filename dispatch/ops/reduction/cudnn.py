@@ -12,21 +12,21 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
-from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.filled import filled, fills_of
-from dispatch.cudnn.handle import handle_of
-from dispatch.cudnn.plan import WORKSPACE, bind
-from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor
 from dispatch.keys import F32, F64
-from dispatch.ops.reduction.describe import describe
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.engines import Policy
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.libraries.cudnn.plan import WORKSPACE, bind
+from dispatch.libraries.cudnn.prefill import filled, fills_of
+from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor
+from dispatch.ops.reduction.graph import describe
 from dispatch.ops.reduction.rules import axes_of
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.reduction.request import ReduceRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
 
 __all__ = ["plan", "plan_sums", "policy_of"]
 
@@ -35,11 +35,11 @@ INDICES = cudnn.cudnnReduceTensorIndices_t
 BITS_32 = cudnn.cudnnIndicesType_t.CUDNN_32BIT_INDICES
 
 
-def plan(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; nothing is launched where there is no element."""
     out = request.layout_of("out")
     if out.size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     axes = axes_of(request)
     x = tensor(request.x.dtype, [axis.extent for axis in axes], [axis.strides[0] for axis in axes])
     kept = [1 if axis.group else axis.extent for axis in axes]
@@ -49,15 +49,15 @@ def plan(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
     kind = INDICES.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES if request.indices else INDICES.CUDNN_REDUCE_TENSOR_NO_INDICES
     operation = cudnn.cudnnReduceTensorOp_t(request.reduce)
     cudnn.cudnnSetReduceTensorDescriptor(reduction.handle, operation, DTYPES[sums], PROPAGATE, kind, BITS_32)
-    handle, size = handle_of(lane).follow(), ctypes.c_size_t()
+    handle, size = handle_of(executor).follow(), ctypes.c_size_t()
     cudnn.cudnnGetReductionWorkspaceSize(handle, reduction.handle, x.handle, y.handle, ctypes.byref(size))
-    scratch = handle_of(lane).scratch(lane, size.value)
+    scratch = handle_of(executor).scratch(executor, size.value)
     places = (Operand(2), ctypes.c_size_t(4 * out.size)) if request.indices else (None, ctypes.c_size_t(0))
     arguments = (
         *(reduction, *places, scratch.c_ptr, size),
         *(number(1, sums), x, Operand(0), number(0, sums), y, Operand(1)),
     )
-    return CallPlan(lane, row, cudnn.cudnnReduceTensor, arguments, (scratch,))
+    return CallPlan(executor, row, cudnn.cudnnReduceTensor, arguments, (scratch,))
 
 
 def policy_of(request: ReduceRequest, row: Row) -> Policy:
@@ -66,10 +66,10 @@ def policy_of(request: ReduceRequest, row: Row) -> Policy:
     return Policy(workspace=WORKSPACE)
 
 
-def plan_sums(request: ReduceRequest, lane: CudaLane, row: Row) -> Plan:
+def plan_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
     if request.layout_of("out").size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     graph, places = describe(request)
-    made = bind(request, lane, row, graph, places, policy_of(request, row))
-    return filled(lane, made, fills_of(graph, places))
+    made = bind(request, executor, row, graph, places, policy_of(request, row))
+    return filled(executor, made, fills_of(graph, places))

@@ -1,4 +1,4 @@
-"""Wrong reductions that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong reductions that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, made, typical
-from dispatch.ops.reduction.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.reduction.reference import evaluate
 from dispatch.ops.reduction.request import ReduceOp
+from dispatch.testing.mutations import changed, made, typical
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.ops.reduction.request import ReduceRequest
-    from dispatch.tensor import Array
 
     Results = dict[str, Array]
 

@@ -10,12 +10,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.cudnn.operands import Made, OperandRequest, chosen, dense, whole
+from dispatch.core.operands import Made, OperandRequest, chosen, dense, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import U32, Dtype
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["ReduceOp", "ReduceRequest"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import Axis, describable, merge
+from dispatch.core.axes import Axis, describable, merge
 from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Layout
     from dispatch.ops.reduction.request import ReduceRequest
-    from dispatch.tensor import Layout
 
 __all__ = ["axes_of", "eight_axes", "lines", "partial", "shrinks", "sums"]
 

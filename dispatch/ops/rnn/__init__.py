@@ -1,29 +1,26 @@
 """Recurrent networks, LSTM, GRU, ReLU and tanh: `rnn`, and its gradients `rnn_bwd_data` and `rnn_bwd_weights`.
 
 `RnnRequest`, `RnnBwdDataRequest` and `RnnBwdWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
-and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The rooms of this
-folder: network (what it is made of), weights (packing), request, cells and formulas (what is right), cudnn, rules,
-trials.
+and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The files: network
+(what it is made of), weights (packing), request, cells and reference (what is right), cudnn, rules, cases.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.weights import pack_weights, unpack_weights, weight_shapes
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
     from dispatch.keys import Compute
-    from dispatch.lane import CudaLane, Lane
     from dispatch.ops.rnn.request import RnnBase
-    from dispatch.ops.rnn.trials import RnnCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
 __all__ = [
     "Network",
@@ -32,11 +29,9 @@ __all__ = [
     "RnnBwdWeightsRequest",
     "RnnMode",
     "RnnRequest",
-    "cases",
     "cudnn_rnn",
     "numpy_rnn",
     "pack_weights",
-    "reference",
     "rnn",
     "rnn_bwd_data",
     "rnn_bwd_weights",
@@ -108,31 +103,16 @@ def rnn_bwd_weights(
     return result
 
 
-def cudnn_rnn(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
+def cudnn_rnn(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnRNNForward`, `cudnnRNNBackwardData_v8` or `cudnnRNNBackwardWeights_v8`."""
     from dispatch.ops.rnn import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_rnn(request: RnnBase, lane: Lane, row: Row) -> Plan:
+def numpy_rnn(request: RnnBase, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.rnn.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.rnn.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: RnnRequest) -> Results:
-    """The outputs of a forward pass in float64, by name; formulas.py has the backward passes, by what they need."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.rnn.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[RnnCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.rnn import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

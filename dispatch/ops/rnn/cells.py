@@ -1,6 +1,6 @@
 """One step of each recurrent cell, forward and backward, for a batch of sequences, in NumPy.
 
-`formulas.py` walks over steps, layers and directions with these. The equations are those of cuDNN's documentation of
+`reference.py` walks over steps, layers and directions with these. The equations are those of cuDNN's documentation of
 `cudnnRNNMode_t`.
 """
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.ops.activation.formulas import sigmoid
+from dispatch.core.host_plan import sigmoid
 from dispatch.ops.rnn.network import RnnMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dispatch.device.tensor import Array
     from dispatch.ops.rnn.network import Network
-    from dispatch.tensor import Array
 
 __all__ = ["NONE", "Rounding", "as_it_is", "backward_step", "forward_step"]
 

@@ -13,22 +13,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import CallPlan, Operand
-from dispatch.cudnn.handle import handle_of
-from dispatch.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype
-from dispatch.ops.dropout.cudnn import states_bytes
+from dispatch.libraries.cudnn.calls import CallPlan, Operand
+from dispatch.libraries.cudnn.dropout_states import states_bytes
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 from dispatch.ops.rnn.network import Network, RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, steps_first
 
 if TYPE_CHECKING:
-    from dispatch.device import Device
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
     from dispatch.ops.rnn.weights import Places
-    from dispatch.request import Argument, Plan
-    from dispatch.row import Row
 
 __all__ = ["places", "plan", "reserve_bytes"]
 
@@ -44,17 +44,19 @@ MAX_KNOWN = 4096  # answers of cuDNN on one device; the oldest goes first
 class NetworkDescriptor:
     """The descriptors of a network and of its dropout, which the former points to."""
 
-    def __init__(self, lane: CudaLane, network: Network, dtype: Dtype, compute: Compute | None, dropout: float) -> None:
-        self._lane, self._network, self._dtype, self._compute, self._p = lane, network, dtype, compute, dropout
+    def __init__(
+        self, executor: CudaExecutor, network: Network, dtype: Dtype, compute: Compute | None, dropout: float
+    ) -> None:
+        self._executor, self._network, self._dtype, self._compute, self._p = executor, network, dtype, compute, dropout
         self.rnn, self._dropout = Descriptor("RNN"), Descriptor("Dropout")
         # Only a forward pass draws from the state; the others want some memory there, which they do not touch.
-        self.bind(lane.workspace.c_ptr.value or 0)
+        self.bind(executor.workspace.c_ptr.value or 0)
 
     def bind(self, states: int) -> None:
         """Describe the network with masks that are drawn from the state at an address."""
-        handle, dropout = handle_of(self._lane).follow(), self._dropout.handle
+        handle, dropout = handle_of(self._executor).follow(), self._dropout.handle
         if self._p:
-            size = states_bytes(self._lane.device)
+            size = states_bytes(self._executor.device)
             cudnn.cudnnRestoreDropoutDescriptor(dropout, handle, self._p, ctypes.c_void_p(states), size, 0)
         else:
             cudnn.cudnnSetDropoutDescriptor(dropout, handle, 0.0, None, 0, 0)
@@ -88,15 +90,15 @@ class NetworkDescriptor:
 class Described:
     """The descriptors of a request, and what cuDNN asks for: workspace and reserve space."""
 
-    def __init__(self, request: RnnBase, lane: CudaLane, mode: cudnn.cudnnForwardMode_t) -> None:
+    def __init__(self, request: RnnBase, executor: CudaExecutor, mode: cudnn.cudnnForwardMode_t) -> None:
         network, (name, sequence) = request.network, request.sequence()
-        handle = handle_of(lane).follow()
+        handle = handle_of(executor).follow()
         self.dtype = sequence.dtype
         first = steps_first(request.layout_of(name))
         layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED
         if first is False:
             layout = LAYOUT.CUDNN_RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED
-        self.network = NetworkDescriptor(lane, network, self.dtype, request.compute, float(request.dropout))
+        self.network = NetworkDescriptor(executor, network, self.dtype, request.compute, float(request.dropout))
         self.rnn = self.network.rnn
         lengths = request.all_lengths()
         steps = sequence.shape[0]
@@ -133,12 +135,12 @@ class Described:
             raise BadRequest("reserve", given, f"u8[{self.reserve.value}]", hint)
 
 
-def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
+def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of any of the three requests."""
     mode = TRAINING if getattr(request, "training", True) else INFERENCE
-    made = Described(request, lane, mode)
+    made = Described(request, executor, mode)
     made.check(request)
-    scratch = handle_of(lane).scratch(lane, made.workspace.value)
+    scratch = handle_of(executor).scratch(executor, made.workspace.value)
     keep = (made.network, scratch)
     spaces = (made.workspace, scratch.c_ptr, made.reserve)
     arguments: tuple[Any, ...]
@@ -147,17 +149,17 @@ def plan(request: RnnBase, lane: CudaLane, row: Row) -> Plan:
         y, dy, weights, reserve, hx, cx, dhy, dcy, dx, dhx, dcx = map(Operand, range(11))
         states = (made.h, hx, dhy, dhx, made.c, cx, dcy, dcx)
         arguments = (made.rnn, None, made.y, y, dy, made.x, dx, *states, made.weights, weights, *spaces, reserve)
-        return CallPlan(lane, row, cudnn.cudnnRNNBackwardData_v8, arguments, keep)
+        return CallPlan(executor, row, cudnn.cudnnRNNBackwardData_v8, arguments, keep)
     if isinstance(request, RnnBwdWeightsRequest):
         x, y, reserve, hx, dweights = map(Operand, range(5))
         sequences = (made.x, x, made.h, hx, made.y, y)
         arguments = (made.rnn, ADD, None, *sequences, made.weights, dweights, *spaces, reserve)
         zeroed = ((dweights.index, made.weights.value),)
-        return CallPlan(lane, row, cudnn.cudnnRNNBackwardWeights_v8, arguments, keep, zeroed=zeroed)
+        return CallPlan(executor, row, cudnn.cudnnRNNBackwardWeights_v8, arguments, keep, zeroed=zeroed)
     x, weights, hx, cx, drawn, y, hy, cy, reserve = map(Operand, range(9))
     sequences = (made.x, x, made.y, y, made.h, hx, hy, made.c, cx, cy)
     arguments = (made.rnn, mode, None, *sequences, made.weights, weights, *spaces, reserve)
-    return ForwardPlan(lane, row, arguments, keep, made.network, drawn.index)
+    return ForwardPlan(executor, row, arguments, keep, made.network, drawn.index)
 
 
 class ForwardPlan(CallPlan):
@@ -167,14 +169,14 @@ class ForwardPlan(CallPlan):
 
     def __init__(
         self,
-        lane: CudaLane,
+        executor: CudaExecutor,
         row: Row,
         arguments: tuple[Any, ...],
         keep: tuple[Any, ...],
         network: NetworkDescriptor,
         states: int,
     ) -> None:
-        super().__init__(lane, row, cudnn.cudnnRNNForward, arguments, keep)
+        super().__init__(executor, row, cudnn.cudnnRNNForward, arguments, keep)
         self._network, self._states = network, states
         self._bound: Argument = 0
 
@@ -193,8 +195,8 @@ def reserve_bytes(request: RnnRequest) -> int:
     key = (request.network, request.compute, view, request.lengths, float(request.dropout))
     found = _known.setdefault(request.device, {}).get(key)
     if found is None:
-        lane: Any = request.device.lane()
-        found = _keep(request.device, key, Described(request, lane, TRAINING).reserve.value)
+        executor: Any = request.device.executor()
+        found = _keep(request.device, key, Described(request, executor, TRAINING).reserve.value)
     return int(found)
 
 
@@ -203,9 +205,9 @@ def places(network: Network, dtype: Dtype, device: Device) -> Places:
     key = (network, dtype.name)
     found: Places | None = _known.setdefault(device, {}).get(key)
     if found is None:
-        lane: Any = device.lane()
-        handle = handle_of(lane).follow()
-        made = NetworkDescriptor(lane, network, dtype, None, 0.0)
+        executor: Any = device.executor()
+        handle = handle_of(executor).follow()
+        made = NetworkDescriptor(executor, network, dtype, None, 0.0)
         size = network.weight_count * dtype.itemsize
         parts = [_place(made.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
         found = _keep(device, key, parts)

@@ -1,4 +1,4 @@
-"""Wrong recurrent networks that every case must reject: see `dispatch/mutation.py`.
+"""Wrong recurrent networks that every case must reject: see `dispatch/testing/mutations.py`.
 
 They start from what a trial was drawn from, for a backward pass's request knows no f64 forward pass.
 """
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.mutation import made
 from dispatch.ops.rnn.cells import as_it_is
+from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Array, Tensor
+    from dispatch.device.tensor import Array, Tensor
 
     Results = dict[str, Array]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.cudnn.operands import chosen, whole
+from dispatch.core.operands import chosen, whole
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.core.operand_checks import check_opaque, check_probability
+from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.core.request import Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
-from dispatch.ops.dropout.request import STATES_ALIGNMENT, check_opaque, check_probability, states_bytes
+from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
 from dispatch.ops.rnn.network import Network, RnnMode
-from dispatch.request import Signature
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Layout, Tensor
+    from dispatch.device.tensor import Layout, Tensor
 
 __all__ = [
     "RnnBase",

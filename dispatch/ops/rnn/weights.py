@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import as_array, check_dtype, check_type, converted
-from dispatch.device import Device
+from dispatch.device.device import Device
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.rnn.network import Network
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.keys import Dtype
-    from dispatch.tensor import Array
 
 __all__ = ["Places", "named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
 

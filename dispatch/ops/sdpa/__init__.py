@@ -1,35 +1,31 @@
 """Scaled dot product attention and its gradient: `sdpa_fwd` and `sdpa_bwd`, fused by cuDNN.
 
 `SdpaFwdRequest` and `SdpaBwdRequest` are the requests; `cudnn_sdpa` and `numpy_sdpa` carry them out, `reference` says
-what is right, `cases` what is tested. The rooms: base and request (what may be asked), packed (sequences without
-padding), describe (as a graph), cudnn, formulas, rules (for the table), forms (what is tested).
+what is right, `cases` what is tested. The files: base and request (what may be asked), packed (sequences without
+padding), graph, cudnn, reference, rules (for the table), cases (what is tested).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import run
 from dispatch.ops.sdpa.packed import ragged_offsets
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.sdpa.forms import SdpaCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "Diagonal",
     "SdpaBwdRequest",
     "SdpaFwdRequest",
-    "cases",
     "cudnn_sdpa",
     "numpy_sdpa",
     "ragged_offsets",
-    "reference",
     "sdpa_bwd",
     "sdpa_fwd",
 ]
@@ -88,31 +84,16 @@ def sdpa_bwd(
 # fmt: on
 
 
-def cudnn_sdpa(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_sdpa(request: SdpaRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.ops.sdpa import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_sdpa(request: SdpaRequest, lane: Lane, row: Row) -> Plan:
+def numpy_sdpa(request: SdpaRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy in f32."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.sdpa.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.sdpa.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: SdpaRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.sdpa.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[SdpaCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.sdpa import forms
-
-    return forms.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

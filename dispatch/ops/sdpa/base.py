@@ -9,14 +9,14 @@ import math
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import OperandRequest, chosen, whole
+from dispatch.core.operands import OperandRequest, chosen, whole
+from dispatch.core.request import Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64, Dtype
 from dispatch.ops.sdpa.packed import RAGGED, check_ragged
-from dispatch.request import Signature
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["Diagonal", "SdpaRequest"]
 

@@ -15,20 +15,20 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cudnn
-from dispatch.cudnn.engines import Policy
-from dispatch.cudnn.filled import Clear, Fill, clears_of, filled
-from dispatch.cudnn.plan import WORKSPACE, bind
 from dispatch.errors import Refused
 from dispatch.keys import I64, Arch
-from dispatch.ops.sdpa.describe import composed, unified
+from dispatch.libraries.cudnn.engines import Policy
+from dispatch.libraries.cudnn.plan import WORKSPACE, bind
+from dispatch.libraries.cudnn.prefill import Clear, Fill, clears_of, filled
+from dispatch.ops.sdpa.graph import composed, unified
 from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor
     from dispatch.ops.sdpa.request import SdpaRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
 
 __all__ = ["plan", "policy_of"]
 
@@ -43,44 +43,44 @@ def policy_of(request: SdpaRequest, row: Row) -> Policy:
     return Policy(True, deterministic, WORKSPACE * 4 if request.workspace is None else request.workspace)
 
 
-def plan(request: SdpaRequest, lane: CudaLane, row: Row) -> Plan:
-    """Bind a request to a lane; Refused with cuDNN's words where no engine takes it."""
+def plan(request: SdpaRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
     policy, tune = policy_of(request, row), request.autotune
     if isinstance(request, SdpaFwdRequest) and request.alone and cudnn.cudnnGetVersion() >= UNIFIED:
         with suppress(Refused):
             graph, places, _ = unified(request)
-            return bind(request, lane, row, graph, places, policy, autotune=tune)
+            return bind(request, executor, row, graph, places, policy, autotune=tune)
     fills: tuple[Fill, ...] = ()
     if isinstance(request, SdpaFwdRequest) and request.mask:
         # Engines pass over blocks that no query sees, and write no mask there (9.19).
         fills = (Fill(request.place_of("mask_out"), 0.0, prod(request.scores)),)
     # Of one query the engine looks at no more keys than there are, and takes a third longer where it has offsets.
     decodes = isinstance(request, SdpaFwdRequest) and request.scores[2] == 1
-    if request.padded and request.pages is None and not (request.packed or decodes) and lane.device.arch >= APART:
+    if request.padded and request.pages is None and not (request.packed or decodes) and executor.device.arch >= APART:
         with suppress(Refused):
-            return _apart(request, lane, row, policy, fills)
+            return _apart(request, executor, row, policy, fills)
     graph, places, _ = composed(request)
-    made = bind(request, lane, row, graph, places, policy, autotune=tune)
-    return filled(lane, made, fills, _clears(request))
+    made = bind(request, executor, row, graph, places, policy, autotune=tune)
+    return filled(executor, made, fills, _clears(request))
 
 
-def _apart(request: SdpaRequest, lane: CudaLane, row: Row, policy: Policy, fills: tuple[Fill, ...]) -> Plan:
+def _apart(request: SdpaRequest, executor: CudaExecutor, row: Row, policy: Policy, fills: tuple[Fill, ...]) -> Plan:
     """The plan of padded sequences, which engines take one by one and write nothing behind the end of."""
     graph, places, strides = composed(request, apart=True)
     number = np.arange(request.scores[0] + 1, dtype=np.int64)
-    further = tuple(_numbers(lane, number * stride) for stride in strides)
-    made = bind(request, lane, row, graph, places, policy, autotune=request.autotune, further=further)
+    further = tuple(_numbers(executor, number * stride) for stride in strides)
+    made = bind(request, executor, row, graph, places, policy, autotune=request.autotune, further=further)
     if isinstance(request, SdpaFwdRequest) and request.stats:
         fills += (Fill(request.place_of("stats_out"), -math.inf, prod(request.scores[:3])),)
-    return filled(lane, made, fills, _clears(request))
+    return filled(executor, made, fills, _clears(request))
 
 
-def _numbers(lane: CudaLane, numbers: np.ndarray[Any, Any]) -> Tensor:
-    """These i64 on the lane's own stream, which is not the calling thread's where another lane is the current one."""
-    made = lane.empty(numbers.shape, (1,), I64)
-    with lane.device.here:
-        driver.cuMemcpyHtoDAsync(made.ptr, numbers.ctypes.data, numbers.nbytes, lane.stream.c_handle.value)
-        lane.stream.synchronize()
+def _numbers(executor: CudaExecutor, numbers: np.ndarray[Any, Any]) -> Tensor:
+    """These i64 on the executor's own stream, which need not be the calling thread's current one."""
+    made = executor.empty(numbers.shape, (1,), I64)
+    with executor.device.here:
+        driver.cuMemcpyHtoDAsync(made.ptr, numbers.ctypes.data, numbers.nbytes, executor.stream.c_handle.value)
+        executor.stream.synchronize()
     return made
 
 

@@ -1,4 +1,4 @@
-"""Wrong attention that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong attention that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, made
-from dispatch.ops.sdpa.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.sdpa.reference import evaluate
+from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Array
     from dispatch.ops.sdpa.request import SdpaRequest
-    from dispatch.tensor import Array
 
     Results = dict[str, Array]
 

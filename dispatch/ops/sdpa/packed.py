@@ -1,6 +1,6 @@
 """Packed sequences of attention: which offsets belong to which operand, what they must be, and where they lead.
 
-`base.py` checks with it, `describe.py` asks whose offsets an operand has, `formulas.py` takes sequences apart and
+`base.py` checks with it, `graph.py` asks whose offsets an operand has, `reference.py` takes sequences apart and
 puts results together on the host. `ragged_offsets` is for users. It calls no library.
 """
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import check_type, shown
-from dispatch.cudnn.operands import whole
+from dispatch.core.operands import whole
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
-from dispatch.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dispatch.device.tensor import Array
     from dispatch.ops.sdpa.base import SdpaRequest
-    from dispatch.tensor import Array
 
 __all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]
 

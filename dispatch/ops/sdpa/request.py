@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.cudnn.operands import Made, dense, like, same_as
+from dispatch.core.operands import Made, dense, like, same_as
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32
 from dispatch.ops.sdpa.base import Diagonal, SdpaRequest
 from dispatch.ops.sdpa.packed import OFFSETS, check_alike
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Tensor
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["Diagonal", "SdpaBwdRequest", "SdpaFwdRequest", "SdpaRequest"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.layouts import ALIGNED
+from dispatch.core.layouts import ALIGNED
 from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal
 

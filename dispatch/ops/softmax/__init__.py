@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.request import run
 from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest
-from dispatch.request import run
 
 if TYPE_CHECKING:
-    from dispatch.cudnn.formulas import Results
-    from dispatch.lane import CudaLane, Lane
-    from dispatch.ops.softmax.trials import SoftmaxCase
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Tensor
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor, Executor
 
 __all__ = [
     "SoftmaxAlgorithm",
     "SoftmaxBwdRequest",
     "SoftmaxRequest",
-    "cases",
     "cudnn_softmax",
     "numpy_softmax",
-    "reference",
     "softmax",
     "softmax_bwd",
 ]
@@ -52,31 +48,16 @@ def softmax_bwd(
     return result
 
 
-def cudnn_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def cudnn_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in `cudnnSoftmaxForward` or `cudnnSoftmaxBackward`."""
     from dispatch.ops.softmax import cudnn  # at first use: importing `dispatch` binds no library
 
-    return cudnn.plan(request, lane, row)
+    return cudnn.plan(request, executor, row)
 
 
-def numpy_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, lane: Lane, row: Row) -> Plan:
+def numpy_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    from dispatch.cudnn.formulas import numpy_plan
-    from dispatch.ops.softmax.formulas import evaluate
+    from dispatch.core.host_plan import numpy_plan
+    from dispatch.ops.softmax.reference import evaluate
 
-    return numpy_plan(evaluate, request, lane, row)
-
-
-def reference(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results:
-    """The output of a request in float64, by name."""
-    from dispatch.cudnn.formulas import EXACT
-    from dispatch.ops.softmax.formulas import evaluate
-
-    return evaluate(request, EXACT)
-
-
-def cases(row: Row) -> list[SoftmaxCase]:
-    """The cases that a row of the table is tried with."""
-    from dispatch.ops.softmax import trials
-
-    return trials.cases(row)
+    return numpy_plan(evaluate, request, executor, row)

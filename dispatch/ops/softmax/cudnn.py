@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.axes import Axis
-from dispatch.cudnn.calls import CallPlan, NothingPlan, Operand, number
-from dispatch.cudnn.tensors import tensor
+from dispatch.core.axes import Axis
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.tensors import tensor
 from dispatch.ops.softmax.request import SoftmaxBwdRequest
 from dispatch.ops.softmax.rules import axes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.cudnn.tensors import Descriptor
-    from dispatch.lane import CudaLane
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Layout
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.libraries.cudnn.tensors import Descriptor
     from dispatch.ops.softmax.request import SoftmaxRequest
-    from dispatch.request import Plan
-    from dispatch.row import Row
-    from dispatch.tensor import Layout
 
 __all__ = ["plan"]
 
@@ -31,23 +31,23 @@ INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 CHANNEL = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_CHANNEL
 
 
-def plan(request: SoftmaxRequest | SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def plan(request: SoftmaxRequest | SoftmaxBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.layout_of("out").size == 0:
-        return NothingPlan(row)
+        return NoOpPlan(row)
     if isinstance(request, SoftmaxBwdRequest):
-        return _backward(request, lane, row)
-    return _forward(request, lane, row)
+        return _backward(request, executor, row)
+    return _forward(request, executor, row)
 
 
-def _forward(request: SoftmaxRequest, lane: CudaLane, row: Row) -> Plan:
+def _forward(request: SoftmaxRequest, executor: CudaExecutor, row: Row) -> Plan:
     mode, (x, y) = _describe((request.x.layout, request.layout_of("out")), request.axis)
     dtype = request.x.dtype
     arguments = (int(request.algorithm), mode, number(1, dtype), x, Operand(0), number(0, dtype), y, Operand(1))
-    return CallPlan(lane, row, cudnn.cudnnSoftmaxForward, arguments)
+    return CallPlan(executor, row, cudnn.cudnnSoftmaxForward, arguments)
 
 
-def _backward(request: SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
+def _backward(request: SoftmaxBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
     layouts = (request.y.layout, request.dy.layout, request.layout_of("out"))
     mode, (y, dy, dx) = _describe(layouts, request.axis)
     dtype = request.y.dtype
@@ -55,7 +55,7 @@ def _backward(request: SoftmaxBwdRequest, lane: CudaLane, row: Row) -> Plan:
         *(int(request.algorithm), mode, number(1, dtype), y, Operand(0), dy, Operand(1)),
         *(number(0, dtype), dx, Operand(2)),
     )
-    return CallPlan(lane, row, cudnn.cudnnSoftmaxBackward, arguments)
+    return CallPlan(executor, row, cudnn.cudnnSoftmaxBackward, arguments)
 
 
 def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descriptor]]:

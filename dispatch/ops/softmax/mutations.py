@@ -1,4 +1,4 @@
-"""Wrong softmax that every case must reject: see `dispatch/mutation.py`."""
+"""Wrong softmax that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch.cudnn.formulas import EXACT
-from dispatch.mutation import changed, made
-from dispatch.ops.matmul.trial import ROUNDOFF
-from dispatch.ops.softmax.formulas import evaluate
+from dispatch.core.host_plan import EXACT
+from dispatch.ops.softmax.reference import evaluate
 from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest
+from dispatch.testing.mutations import changed, made
+from dispatch.testing.roundoff import ROUNDOFF
 
 if TYPE_CHECKING:
-    from dispatch.tensor import Array
+    from dispatch.device.tensor import Array
 
     Results = dict[str, Array]
 

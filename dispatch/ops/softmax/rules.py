@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.cudnn.axes import Axis, alike, describable, gapless, merge
+from dispatch.core.axes import Axis, alike, describable, gapless, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dispatch.device.tensor import Layout
     from dispatch.ops.softmax.request import SoftmaxBwdRequest, SoftmaxRequest
-    from dispatch.tensor import Layout
 
 __all__ = ["axes_of", "four_axes", "one_dense_layout"]
 

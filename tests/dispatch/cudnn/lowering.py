@@ -15,12 +15,13 @@ import numpy as np
 
 import dispatch as dp
 from cudabind.errors import CudnnError
-from dispatch.cudnn.engines import described, engines
-from dispatch.cudnn.handle import last_error
-from dispatch.cudnn.lower import lower
+from dispatch.core.row import refusals
 from dispatch.errors import Refused
 from dispatch.keys import BF16, HOST, I8
-from dispatch.row import refusals
+from dispatch.libraries.cudnn.engines import described, engines
+from dispatch.libraries.cudnn.handle import last_error
+from dispatch.libraries.cudnn.lower import lower
+from dispatch.row_check import cases_of
 
 HOME = dp.device("host")
 ROOMS = ("conv", "sdpa", "norm", "reduction")
@@ -29,7 +30,7 @@ FEW = sys.argv[2:] == ["few"]
 
 def requests_of(row):
     """The cases of a row that it takes, and their requests."""
-    for case in importlib.import_module(row.call.__module__).cases(row):
+    for case in cases_of(row):
         request = case.request(HOME, np.random.default_rng(0))
         if not refusals(row, request, request.signature()):
             yield case, request
@@ -60,7 +61,7 @@ def check(target):
             or (FEW and row.dtypes[0] not in (BF16, I8))
         ):
             continue
-        describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("describe", "cudnn"))
+        describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("graph", "cudnn"))
         for case, request in requests_of(row):
             policy = cudnn.policy_of(request, row)
             words = [word for graph in describe.graphs(request) if (word := refusal(graph, target, policy))]

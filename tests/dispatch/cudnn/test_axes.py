@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 import dispatch
-from dispatch.cudnn.axes import LIMIT, describable, merge
+from dispatch.core.axes import LIMIT, describable, merge
 from dispatch.keys import F32
 
 

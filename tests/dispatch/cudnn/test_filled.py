@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cudnn.filled import clears_of
+from dispatch.libraries.cudnn.prefill import clears_of
 
 
 def base(dev, shape):

@@ -9,12 +9,12 @@ from scipy import special
 
 import dispatch as dp
 from cudabind.sys.cudnn import cudnnPointwiseMode_t, cudnnReduceTensorOp_t
-from dispatch import cudnn
-from dispatch.cudnn.filled import Fill, fills_of
-from dispatch.cudnn.graph import Builder
-from dispatch.cudnn.modes import ARITY, BACKWARD, REDUCTIONS, pointwise
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BOOL, F16, F32, I32
+from dispatch.libraries.cudnn.graph import Builder
+from dispatch.libraries.cudnn.modes import ARITY, BACKWARD, REDUCTIONS, pointwise
+from dispatch.libraries.cudnn.prefill import Fill, fills_of
+from dispatch.ops import graph as cudnn
 
 SCIPY = {
     "ERF": special.erf,

@@ -8,8 +8,8 @@ import pytest
 
 import dispatch
 from dispatch import Tensor
-from dispatch.cudnn.operands import Made, OperandRequest, dense, like, same_as, whole
-from dispatch.device import HostDevice
+from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.device.device import HostDevice
 from dispatch.errors import BadRequest, StaleTensor
 from dispatch.keys import F32, I32
 

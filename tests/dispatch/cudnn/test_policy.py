@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudabind.sys import cudnn
-from dispatch.cudnn.engines import LESS_PRECISE, Policy
+from dispatch.libraries.cudnn.engines import LESS_PRECISE, Policy
 
 NOTE = cudnn.cudnnBackendNumericalNote_t
 HARMLESS = {NOTE.CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP}

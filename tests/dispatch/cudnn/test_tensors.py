@@ -8,9 +8,9 @@ import pytest
 
 import dispatch
 from cudabind.sys import cudnn
-from dispatch.cudnn.calls import number
-from dispatch.cudnn.tensors import DTYPES, Descriptor, scalar_type, tensor, tensor_3d
 from dispatch.keys import BF16, F16, F32, F64
+from dispatch.libraries.cudnn.calls import number
+from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, scalar_type, tensor, tensor_3d
 
 KINDS = ("Tensor", "Pooling", "Activation", "ReduceTensor", "Dropout", "RNN", "RNNData", "CTCLoss")
 

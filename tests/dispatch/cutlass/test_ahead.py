@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass.compile import CompileFailed
-from dispatch.cutlass.emit import Source
 from dispatch.errors import NoRow
 from dispatch.keys import Compute
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.compile import CompileFailed
+from dispatch.libraries.cutlass.emit.sm90_gemm import Source
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -32,10 +32,10 @@ def compiling(tmp_path, monkeypatch):
     )
     bound = []
 
-    def call(request, lane, _row):
+    def call(request, executor, _row):
         code = compiler.request(Source(f"kernel {request.k}", ()), "sm_90", f"k {request.k}").result()
         bound.append((request.k, code))
-        return numpy_row.call(request, lane, numpy_row)
+        return numpy_row.call(request, executor, numpy_row)
 
     row = replace(numpy_row, library="compiling", rules=(), call=call)
     dp.TABLE.register(row)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from dispatch.cutlass import evt
-from dispatch.cutlass.arithmetic import evaluate
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.arithmetic import evaluate
 
 M, N = 7, 5
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch.cutlass import compile as compiler
+from dispatch.libraries.cutlass import compile as compiler
 
 ASKED = os.environ.get("CUTLASS_COMPILE", "").split()
 COMMAND = 'CUTLASS_COMPILE="rows trees grouped" python -m pytest tests/dispatch/cutlass/test_compile_all.py'

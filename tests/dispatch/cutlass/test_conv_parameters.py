@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import emit_conv80, headers
-from dispatch.cutlass.emit_conv import emit
-from dispatch.cutlass.im2col import IM2COL
-from dispatch.cutlass.params import Im2colMap, Template, TensorMap, stand_ins
 from dispatch.keys import Arch
+from dispatch.libraries.cutlass import headers
+from dispatch.libraries.cutlass.emit import sm80_conv as emit_conv80
+from dispatch.libraries.cutlass.emit.sm90_conv import emit
+from dispatch.libraries.cutlass.im2col import IM2COL
+from dispatch.libraries.cutlass.params import Im2colMap, Template, TensorMap, stand_ins
 from dispatch.ops.cutlass_conv import channels_last
 from dispatch.ops.cutlass_conv.config import MEDIUM
 from dispatch.ops.cutlass_conv.cutlass import spec_of
-from dispatch.ops.cutlass_conv.multistage import spec_of as multistage_spec
 from dispatch.ops.cutlass_conv.problem import words_of
+from dispatch.ops.cutlass_conv.sm80 import spec_of as multistage_spec
 
 try:
     headers.find()

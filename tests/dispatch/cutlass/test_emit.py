@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, candidates, choose
-from dispatch.cutlass.emit import GEMM_WORDS, GemmSpec, emit
-from dispatch.cutlass.emit100 import BlackwellSpec
-from dispatch.cutlass.emit100 import emit as emit_blackwell
-from dispatch.cutlass.visitors import Operand, lower
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, C64, F8E4M3, F8E5M2, F32, F64, I8, I32, Arch
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import CONFIGS, DEEP, LARGE, SMALL, Config, candidates, choose
+from dispatch.libraries.cutlass.emit.sm90_gemm import GEMM_WORDS, GemmSpec, emit
+from dispatch.libraries.cutlass.emit.sm100_gemm import BlackwellSpec
+from dispatch.libraries.cutlass.emit.sm100_gemm import emit as emit_blackwell
+from dispatch.libraries.cutlass.visitors import Operand, lower
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 from dispatch.ops.cutlass_gemm.cutlass import spec_of
 

@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass import emit_conv, emit_conv80, evt, headers
-from dispatch.cutlass.emit_conv import ConvSpec, problem_words
-from dispatch.cutlass.emit_conv80 import MultistageConvSpec
-from dispatch.cutlass.visitors import Operand
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F16, F32, Arch
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass import evt, headers
+from dispatch.libraries.cutlass.emit import sm80_conv as emit_conv80
+from dispatch.libraries.cutlass.emit import sm90_conv as emit_conv
+from dispatch.libraries.cutlass.emit.sm80_conv import MultistageConvSpec
+from dispatch.libraries.cutlass.emit.sm90_conv import ConvSpec, problem_words
+from dispatch.libraries.cutlass.visitors import Operand
 from dispatch.ops.cutlass_conv import channels_last
 from dispatch.ops.cutlass_conv.config import LARGE, MEDIUM
 from dispatch.ops.cutlass_conv.cutlass import spec_of
-from dispatch.ops.cutlass_conv.multistage import spec_of as multistage_spec
 from dispatch.ops.cutlass_conv.problem import words_of
+from dispatch.ops.cutlass_conv.sm80 import spec_of as multistage_spec
 
 try:
     headers.find()

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from dispatch.cutlass import evt
-from dispatch.cutlass.visitors import operands_of
 from dispatch.errors import BadRequest, Refused
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.visitors import operands_of
 
 
 def test_equal_trees_are_equal_and_hash_alike():

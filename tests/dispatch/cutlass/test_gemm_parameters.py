@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import emit_grouped as grouped
-from dispatch.cutlass import headers
-from dispatch.cutlass.config import LARGE, RASTERS
-from dispatch.cutlass.emit import emit
-from dispatch.cutlass.params import Template, TensorMap, stand_ins
 from dispatch.keys import Arch
+from dispatch.libraries.cutlass import headers
+from dispatch.libraries.cutlass.config import LARGE, RASTERS
+from dispatch.libraries.cutlass.emit import sm90_grouped_gemm as grouped
+from dispatch.libraries.cutlass.emit.sm90_gemm import emit
+from dispatch.libraries.cutlass.params import Template, TensorMap, stand_ins
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 from dispatch.ops.cutlass_gemm.cutlass import fixed_words, spec_of
 from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM

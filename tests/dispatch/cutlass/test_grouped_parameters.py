@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass.emit_grouped import PLACED, emit
 from dispatch.keys import Arch
+from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, emit
 from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
 from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM
 from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS, chunks, places, spec_of

@@ -3,7 +3,7 @@
 import cuda.pathfinder
 import pytest
 
-from dispatch.cutlass import headers
+from dispatch.libraries.cutlass import headers
 
 
 def test_a_header_that_is_not_there_says_what_to_install(tmp_path, monkeypatch):

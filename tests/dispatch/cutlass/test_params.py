@@ -8,11 +8,11 @@ import struct
 import pytest
 
 from cudabind.errors import CudaDriverError
-from dispatch.cutlass import headers, im2col, params
-from dispatch.cutlass.launch import Launch
-from dispatch.cutlass.params import IM2COL_MAGIC, MAGIC, Im2colMap, Template, TensorMap, stand_ins
-from dispatch.cutlass.visitors import Word
 from dispatch.errors import Refused, WorkerFailed
+from dispatch.libraries.cutlass import headers, im2col, params
+from dispatch.libraries.cutlass.launch import Launch
+from dispatch.libraries.cutlass.params import IM2COL_MAGIC, MAGIC, Im2colMap, Template, TensorMap, stand_ins
+from dispatch.libraries.cutlass.visitors import Word
 
 WORDS = (Word("m"), Word("a", "pointer"), Word("workspace", "pointer"), Word("alpha.value", "number"))
 VALUES = {"m": 12, "a": 1, "workspace": 0x7000}
@@ -254,7 +254,7 @@ def test_a_grid_that_no_gpu_launches_is_refused_before_anything_is_made_for_it(g
     class Loaded:
         words, gemm, scale = WORDS, None, None
 
-        def images(self, _lane, _values, _which):
+        def images(self, _executor, _values, _which):
             return b"", (256, 0, 128, *grid, 1, 0, 64)  # the facts that `fill` tells
 
     with pytest.raises(Refused, match=rf"up to 65535 blocks along y and z, has {' x '.join(map(str, grid))}"):

@@ -14,15 +14,15 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.cutlass import evt, staged
-from dispatch.cutlass.staged import Lines, Staged
 from dispatch.keys import BF16, F32, Arch, Dtype
-from dispatch.ops.cutlass_gemm import blackwell
+from dispatch.libraries.cutlass import evt, staged
+from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.ops.cutlass_gemm import cutlass as gemm
-from dispatch.ops.cutlass_gemm.trials import EXTENTS, Case, poisoned_matrix
+from dispatch.ops.cutlass_gemm import sm100 as blackwell
+from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case, poisoned_matrix
 from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
 from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
-from dispatch.ops.matmul.trial import Memory, poison
+from dispatch.testing.memory import Memory, poison
 
 WRITTEN = 0x01  # each byte that a kernel writes
 AMID = [name for name, (_, n, _) in EXTENTS.items() if n % 8] + ["one row"]
@@ -71,11 +71,11 @@ def copies(monkeypatch):
 
 
 @pytest.fixture
-def lane(host):
+def executor(host):
     return SimpleNamespace(
         device=SimpleNamespace(arch=Arch(100), attribute=lambda _: 132),
         target=ctypes.c_void_p(0),
-        empty=host.lane().empty,
+        empty=host.executor().empty,
     )
 
 
@@ -127,7 +127,7 @@ def check(memories):
 @pytest.mark.parametrize("batch", [(), (BATCH,)], ids=["one", "batch"])
 @pytest.mark.parametrize("name", AMID)
 def test_a_product_writes_its_output_and_nothing_beside_it(
-    name, batch, orders, dtype, host, lane, kernels, copies, rng
+    name, batch, orders, dtype, host, executor, kernels, copies, rng
 ):
     d = Dtype.of(dtype)
     case = Case(name, (BF16, BF16, BF16 if d.bits == 8 else d, d), EXTENTS[name], None, orders, batch)
@@ -136,7 +136,7 @@ def test_a_product_writes_its_output_and_nothing_beside_it(
     config = gemm.choose(*EXTENTS[name], BATCH, 132)
     order = gemm.spec_of(request, Arch(90), config).orders[3]
     kernels(tma({"out": d.itemsize}, order))
-    plan = gemm.CutlassPlan(request, lane, row, config)
+    plan = gemm.CutlassPlan(request, executor, row, config)
     for _ in range(2):
         memories[0].renew()
         plan.enqueue(request.arguments({}))
@@ -145,37 +145,37 @@ def test_a_product_writes_its_output_and_nothing_beside_it(
     assert bool(copies) == (length * d.itemsize % 16 != 0)  # where tensor maps end with the lines nothing is copied
 
 
-def test_what_a_tree_stores_is_written_and_nothing_beside_it(host, lane, kernels, copies, rng):
+def test_what_a_tree_stores_is_written_and_nothing_beside_it(host, executor, kernels, copies, rng):
     tree = evt.store(evt.store(evt.accumulator(), "wide", F32), "narrow", BF16)
     case = Case("tree", (BF16,) * 4, (37, 53, 29), None, tree=tree, given=True, batch=(BATCH,))
     request, memories = case._request(host, rng)
     row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal")
     kernels(tma({"out": 2, "wide": 4, "narrow": 2}, "row"))
-    gemm.CutlassPlan(request, lane, row, gemm.choose(37, 53, 29, BATCH, 132)).enqueue(request.arguments({}))
+    gemm.CutlassPlan(request, executor, row, gemm.choose(37, 53, 29, BATCH, 132)).enqueue(request.arguments({}))
     assert len(memories) == 3
     check(memories)
     assert len(copies) == 3
 
 
-def test_what_is_made_for_a_call_has_room_behind_each_line_and_is_not_copied(host, lane, kernels, copies, rng):
+def test_what_is_made_for_a_call_has_room_behind_each_line_and_is_not_copied(host, executor, kernels, copies, rng):
     request, _ = Case("made", (BF16,) * 4, (37, 53, 29), None)._request(host, rng)
     request = replace(request, out=None)
-    outputs = host.lane().outputs(request)
+    outputs = host.executor().outputs(request)
     made = outputs["out"]
     assert made.layout.strides == (56, 1)
     assert made.storage.nbytes == 37 * 56 * 2
     row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal")
     kernels(tma({"out": 2}, "row"))
-    gemm.CutlassPlan(request, lane, row, gemm.choose(37, 53, 29, 1, 132)).enqueue(request.arguments(outputs))
+    gemm.CutlassPlan(request, executor, row, gemm.choose(37, 53, 29, 1, 132)).enqueue(request.arguments(outputs))
     assert is_written(made)
     assert not copies
 
 
-def test_blackwells_kernels_write_nothing_beside_an_output_either(host, lane, kernels, copies, rng):
+def test_blackwells_kernels_write_nothing_beside_an_output_either(host, executor, kernels, copies, rng):
     request, memories = Case("awkward", (BF16,) * 4, (37, 53, 29), None)._request(host, rng)
     row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.arch == Arch(100))
     kernels(tma({"out": 2}, "row"))
-    blackwell.BlackwellPlan(request, lane, row).enqueue(request.arguments({}))
+    blackwell.BlackwellPlan(request, executor, row).enqueue(request.arguments({}))
     check(memories)
     assert copies
 
@@ -190,7 +190,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [1, 53, 56, 131])
-def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, lane, kernels, copies, small, rng):
+def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, executor, kernels, copies, small, rng):
     ends = [3, 3, 10]
     memory = poisoned_matrix(host, (12, n), BF16, "r")
     memory.before[memory.inside] = 7
@@ -205,7 +205,7 @@ def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, lane
 
     kernels(act)
     row = dp.TABLE.of("cutlass_grouped_gemm")[0]
-    grouped.GroupedPlan(request, lane, row).enqueue(request.arguments({}))
+    grouped.GroupedPlan(request, executor, row).enqueue(request.arguments({}))
     assert memory.disturbed() == 0
     got = np.asarray(memory.view)
     assert is_written(got[:10])
@@ -213,7 +213,7 @@ def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, lane
     assert bool(copies) == (n % 8 != 0)
 
 
-def test_products_of_any_extents_write_nothing_beside_their_outputs(host, lane, kernels, copies, small, rng):
+def test_products_of_any_extents_write_nothing_beside_their_outputs(host, executor, kernels, copies, small, rng):
     extents = ((37, 53, 16), (64, 64, 16), (1, 131, 32), (5, 1, 16))
     memories = [poisoned_matrix(host, (m, n), BF16, "r") for m, n, _ in extents]
     request = CutlassSeveralGemmRequest(
@@ -230,7 +230,7 @@ def test_products_of_any_extents_write_nothing_beside_their_outputs(host, lane, 
 
     kernels(act)
     row = dp.TABLE.of("cutlass_grouped_gemm")[0]
-    grouped.SeveralPlan(request, lane, row).enqueue(request.arguments({}))
+    grouped.SeveralPlan(request, executor, row).enqueue(request.arguments({}))
     check(memories)
     assert len(copies) == 3
 
@@ -250,7 +250,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("dtype", ["i8", "bf16", "f32"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_copies_reach_every_line_and_nothing_else(name, dtype, host, lane, copies):
+def test_copies_reach_every_line_and_nothing_else(name, dtype, host, executor, copies):
     shape, inside, turned, count = LAYOUTS[name]
     before = poison(Dtype.of(dtype), shape)
     whole = host.array(before)
@@ -258,7 +258,7 @@ def test_copies_reach_every_line_and_nothing_else(name, dtype, host, lane, copie
     tensor = memory.view if turned is None else memory.view.transpose(*turned)
     order = "column" if name == "columns" else "row"
     lines = Lines.of(tensor, order)
-    made = Staged(lane, {"out": lines})
+    made = Staged(executor, {"out": lines})
     own = lines.own
     for batch in range(own.batches):
         write(made.addresses["out"] + batch * own.batch, own.pitch, own.lines, own.width)
@@ -269,12 +269,12 @@ def test_copies_reach_every_line_and_nothing_else(name, dtype, host, lane, copie
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.usefixtures("copies")
-def test_what_is_copied_in_comes_out_again(name, host, lane):
+def test_what_is_copied_in_comes_out_again(name, host, executor):
     shape, inside, turned, _ = LAYOUTS[name]
     values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     whole = host.array(values)
     tensor = whole[inside] if turned is None else whole[inside].transpose(*turned)
-    made = Staged(lane, {"out": Lines.of(tensor, "column" if name == "columns" else "row")})
+    made = Staged(executor, {"out": Lines.of(tensor, "column" if name == "columns" else "row")})
     made.copy_in({"out": tensor.ptr}, 0)
     changed = values.copy()
     changed[inside] = -1
@@ -284,10 +284,10 @@ def test_what_is_copied_in_comes_out_again(name, host, lane):
 
 
 @pytest.mark.usefixtures("copies")
-def test_lines_too_far_apart_for_one_copy_are_copied_one_by_one(host, lane):
+def test_lines_too_far_apart_for_one_copy_are_copied_one_by_one(host, executor):
     tensor = host.array(np.arange(12, dtype=np.float32).reshape(3, 4))
     lines = Lines.of(tensor[:, :3], "row")
-    made = Staged(lane, {"out": lines})
+    made = Staged(executor, {"out": lines})
     asked = []
     staged.driver.cuMemcpy3DAsync = lambda copy, _: asked.append((copy.dstDevice, copy.Height, copy.dstPitch))
     made._given["out"] = lines._replace(pitch=1 << 31)
@@ -295,9 +295,9 @@ def test_lines_too_far_apart_for_one_copy_are_copied_one_by_one(host, lane):
     assert asked == [(0x1000 + line * (1 << 31), 1, 12) for line in range(3)]
 
 
-def test_outputs_lie_apart_in_memory_of_the_plans_own(host, lane):
+def test_outputs_lie_apart_in_memory_of_the_plans_own(host, executor):
     tensors = {f"o{width}": host.zeros((5, width + 16), "bf16")[:, :width] for width in (3, 8, 13, 100)}
-    made = Staged(lane, {name: Lines.of(tensor, "row") for name, tensor in tensors.items()})
+    made = Staged(executor, {name: Lines.of(tensor, "row") for name, tensor in tensors.items()})
     assert set(made.addresses) == {"o3", "o13", "o100"}  # 8 of bf16 are 16 bytes
     assert all((address - made._memory.ptr) % 256 == 0 for address in made.addresses.values())
     ends = [made.addresses[f"o{width}"] + 5 * stored(2 * width) for width in (3, 13, 100)]

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import Config
+from dispatch.execute.autotune import Algorithm, AlgorithmCache
 from dispatch.keys import Epilogue
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, reference, rival, tune
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import Config
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
+from dispatch.ops.cutlass_gemm import cublaslt_candidate as rival
+from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.matmul.lower import lower
-from dispatch.tuning import Algorithm, AlgorithmCache
 
 ALPHA = evt.linear_combination(with_source=False)
 
@@ -58,7 +60,7 @@ def test_a_rival_is_for_all_numbers_as_the_plan_is():
 
 
 class OfCublasLt:
-    """A lane whose plans of matmul are lowered as those of a GPU are."""
+    """An executor whose plans of matmul are lowered as those of a GPU are."""
 
     def plan(self, twin):
         lower(twin, twin.compute)

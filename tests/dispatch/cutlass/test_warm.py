@@ -1,11 +1,11 @@
 """Compiling ahead: what is compiled is what requests ask for later."""
 
 import dispatch as dp
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass import warm
-from dispatch.cutlass.config import CHOSEN, choose
-from dispatch.cutlass.emit import emit
+from dispatch.cli import warm
 from dispatch.keys import Arch
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.config import CHOSEN, choose
+from dispatch.libraries.cutlass.emit.sm90_gemm import emit
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 from dispatch.ops.cutlass_gemm.cutlass import spec_of
 

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dispatch.device.block_allocator import ALIGNMENT, GROWTH, Block, BlockAllocator
 from dispatch.errors import DispatchError, OutOfMemory
-from dispatch.isolate.arena import ALIGNMENT, GROWTH, Arena, Block
 
 
 class Chunks:
@@ -39,7 +39,7 @@ def overlaps(blocks):
 
 
 def test_blocks_are_aligned_and_large_enough():
-    arena = Arena(Chunks())
+    arena = BlockAllocator(Chunks())
     for nbytes in (0, 1, 511, 512, 513, 10_000):
         block = arena.take(nbytes)
         assert block.nbytes >= max(nbytes, 1)
@@ -48,7 +48,7 @@ def test_blocks_are_aligned_and_large_enough():
 
 def test_what_is_given_back_is_one_block_again():
     chunks = Chunks()
-    arena = Arena(chunks)
+    arena = BlockAllocator(chunks)
     blocks = [arena.take(1000) for _ in range(5)]
     for index in (1, 3, 0, 4, 2):  # in an order in which every kind of neighbour comes up
         arena.give(blocks[index])
@@ -57,7 +57,7 @@ def test_what_is_given_back_is_one_block_again():
 
 
 def test_the_tightest_free_block_is_taken():
-    arena = Arena(Chunks())
+    arena = BlockAllocator(Chunks())
     blocks = [arena.take(size) for size in (4096, 512, 1024, 512)]
     arena.give(blocks[0])
     arena.give(blocks[2])
@@ -66,14 +66,14 @@ def test_the_tightest_free_block_is_taken():
 
 def test_a_block_larger_than_a_chunk_gets_one_of_its_own():
     chunks = Chunks()
-    arena = Arena(chunks)
+    arena = BlockAllocator(chunks)
     arena.take(10)
     assert arena.take(GROWTH + 1).chunk == 1
     assert chunks.sizes[1] > GROWTH
 
 
 def test_no_room_leaves_the_arena_as_it_was():
-    arena = Arena(Chunks(most=1))
+    arena = BlockAllocator(Chunks(most=1))
     block = arena.take(512)
     with pytest.raises(MemoryError):
         arena.take(GROWTH)
@@ -82,7 +82,7 @@ def test_no_room_leaves_the_arena_as_it_was():
 
 
 def test_only_whole_free_chunks_are_handed_over():
-    arena = Arena(Chunks())
+    arena = BlockAllocator(Chunks())
     first, second = arena.take(GROWTH), arena.take(GROWTH)
     arena.give(second)
     assert arena.empty_chunks() == [1]
@@ -94,7 +94,7 @@ def test_only_whole_free_chunks_are_handed_over():
 
 def test_random_blocks_never_overlap(rng):
     chunks = Chunks()
-    arena, out = Arena(chunks), []
+    arena, out = BlockAllocator(chunks), []
     for _ in range(3000):
         if out and rng.random() < 0.48:
             arena.give(out.pop(int(rng.integers(len(out)))))
@@ -111,7 +111,7 @@ def test_random_blocks_never_overlap(rng):
 
 
 def test_threads_take_and_give_at_once():
-    arena, kept, failed = Arena(Chunks()), [], []
+    arena, kept, failed = BlockAllocator(Chunks()), [], []
 
     def work(seed):
         own = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ class Interrupt(BaseException):
 def interrupted(action, line):
     """Run until so many lines of the arena have begun, and raise there; False where it ended before."""
     left = line
-    here = Arena.take.__code__.co_filename
+    here = BlockAllocator.take.__code__.co_filename
 
     def trace(frame, event, _):
         nonlocal left
@@ -186,7 +186,7 @@ def test_an_exception_between_any_two_lines_leaves_all_sound(what):
     line = 0
     while True:
         chunks = Chunks()
-        arena = Arena(chunks)
+        arena = BlockAllocator(chunks)
         out = [arena.take(1000) for _ in range(7)]
         spare = arena.take(GROWTH)
         for index in (5, 3, 1):
@@ -222,7 +222,7 @@ def test_an_exception_between_any_two_lines_leaves_all_sound(what):
 
 
 def test_a_signal_handler_or_destructor_is_refused_and_not_deadlocked():
-    arena = Arena(Chunks())
+    arena = BlockAllocator(Chunks())
     refused = []
 
     def again(nbytes):
@@ -239,7 +239,7 @@ def test_a_signal_handler_or_destructor_is_refused_and_not_deadlocked():
 
 
 def test_a_thread_that_got_nothing_is_not_taken_to_be_there_still(monkeypatch):
-    arena = Arena(Chunks())
+    arena = BlockAllocator(Chunks())
     lock = arena._lock
 
     class HeldByAnother:

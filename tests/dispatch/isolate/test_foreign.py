@@ -19,7 +19,7 @@ import os, sys
 import dispatch as dp
 import trouble
 from dispatch.keys import F32, HOST
-from dispatch.request import Plan
+from dispatch.core.request import Plan
 
 if os.getpid() != {parent}:
     class Private(Exception):
@@ -60,7 +60,7 @@ class ForeignPlan(Plan):
         }}[request.kind]()
 
 ROW = dp.Row("foreign", (F32,), (), None, *trouble.PLAIN, HOST, HOST, (), "tests", "foreign",
-             lambda request, lane, row: ForeignPlan(row, capture_safe=False))
+             lambda request, executor, row: ForeignPlan(row, capture_safe=False))
 dp.register(ROW)
 """
 

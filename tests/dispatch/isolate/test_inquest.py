@@ -7,14 +7,15 @@ import pytest
 
 from cudabind.errors import CudaDriverError
 from dispatch.errors import DeviceFault
-from dispatch.future import Future, LateFuture
-from dispatch.isolate import inquest, wire
-from dispatch.isolate.recovery import Sent
+from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import recovery as inquest
+from dispatch.supervise.process.repeatable import Sent
 
 NUMBER = 7
 
 
-class Seat:
+class WorkerQueue:
     """A worker's place whose child does what `plays` says at each sending."""
 
     def __init__(self, far, control, plays):
@@ -43,7 +44,7 @@ def alone():
     (near, far), (control, other) = pairs
 
     def run(plays, runs):
-        child = SimpleNamespace(links=[wire.Link(near)], control=control, fate=lambda: "", behind=0)
+        child = SimpleNamespace(links=[wire.Connection(near)], control=control, fate=lambda: "", behind=0)
         crew = SimpleNamespace(
             catch_up=lambda: None,
             hang_seconds=60,
@@ -51,7 +52,7 @@ def alone():
             hear=lambda _: "the device is lost",
             last_words=lambda _: "it died",
         )
-        seat = Seat(wire.Link(far), other, plays)
+        seat = WorkerQueue(wire.Connection(far), other, plays)
         sent = Sent(NUMBER, SimpleNamespace(), None, {}, seat)
         return inquest._alone(crew, sent, False, runs), seat
 
@@ -84,6 +85,6 @@ def test_one_that_waits_for_another_is_not_run_alone():
 def test_only_a_misaligned_store_may_end_before_its_fault(status, is_late):
     error = DeviceFault("lost")
     error.__cause__ = CudaDriverError("cuda", "cuEventQuery", status)
-    assert inquest.Loss("lost", error).may_be_late == is_late
-    assert inquest.Loss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
-    assert not inquest.Loss("the child died").may_be_late
+    assert inquest.ChildLoss("lost", error).may_be_late == is_late
+    assert inquest.ChildLoss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
+    assert not inquest.ChildLoss("the child died").may_be_late

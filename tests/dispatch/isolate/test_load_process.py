@@ -12,9 +12,9 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DeviceFault, OutOfMemory, QueueFull
-from dispatch.future import Future
-from dispatch.isolate import sending
-from dispatch.isolate.memory import shared
+from dispatch.supervise.future import Future
+from dispatch.supervise.process import sending
+from dispatch.supervise.process.shared_device import shared
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 MIB = 1 << 20

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.device.block_allocator import GROWTH
 from dispatch.errors import BadRequest, Closed, OutOfMemory, StaleTensor, WorkerFailed
-from dispatch.isolate import chunks, launch, memory
-from dispatch.isolate.arena import GROWTH
+from dispatch.supervise.process import child_process as launch
+from dispatch.supervise.process import chunks
+from dispatch.supervise.process import shared_device as memory
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120  # seconds, on a machine that has other things to do
@@ -67,7 +69,7 @@ VIEWS = """
 import gc, itertools
 import numpy as np
 import dispatch as dp
-from dispatch.isolate.memory import SharedHost
+from dispatch.supervise.process.shared_device import SharedHost
 
 def look(tensor, kind):
     if kind == "numpy":
@@ -710,7 +712,9 @@ def test_the_child_is_started_as_its_parent_was(options, tmp_path):
 
 def test_options_of_an_interpreter_are_those_it_was_given():
     for given in (["-I"], ["-O"], ["-OO", "-B"], ["-X", "dev"], ["-W", "error::UserWarning"]):
-        program = "from dispatch.isolate.launch import interpreter_options; print(interpreter_options())"
+        program = (
+            "from dispatch.supervise.process.child_process import interpreter_options; print(interpreter_options())"
+        )
         path = f"import sys; sys.path[:] = {sys.path!r}; "
         said = run(path + program, *given, PYTHONPATH=str(ROOT))
         for word in given:

@@ -28,8 +28,9 @@ from dispatch.errors import (
     Undelivered,
     WorkerFailed,
 )
-from dispatch.isolate import memory, sending
-from dispatch.isolate.launch import Reserve
+from dispatch.supervise.process import sending
+from dispatch.supervise.process import shared_device as memory
+from dispatch.supervise.process.child_process import Standby
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120  # seconds, on a machine that has other things to do
@@ -187,7 +188,7 @@ def test_a_setup_that_fails_is_raised_where_the_supervisor_is_made(capfd):
 NARROW = """
 import select
 from pathlib import Path
-from dispatch.isolate.workers import HostChild
+from dispatch.supervise.process.child_workers import HostChild
 opened = HostChild._open
 
 def open_late(self):
@@ -468,14 +469,14 @@ def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_su
 def test_memory_made_while_the_child_is_replaced_reaches_the_next_one(open_supervisor, monkeypatch):
     with open_supervisor(streams=1) as sup:
         made = []
-        take = Reserve.take
+        take = Standby.take
 
         def take_and_grow(self):
             child = take(self)
             made.append(sup.device.array(np.full(1 << 24, 2.0, np.float32)))
             return child
 
-        monkeypatch.setattr(Reserve, "take", take_and_grow)
+        monkeypatch.setattr(Standby, "take", take_and_grow)
         assert isinstance(sup.submit(trouble_of(sup, "die")).exception(PATIENCE), DeviceFault)
         out = sup.device.empty(made[-1].shape)
         sup.submit(sys.modules["trouble"].Trouble("fine", made[-1], out)).result(PATIENCE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.isolate.recovery import Sent, unsafe_to_repeat, written
+from dispatch.supervise.process.repeatable import Sent, unsafe_to_repeat, written
 
 N = 4  # a product is N by N, so a row of it is N elements
 

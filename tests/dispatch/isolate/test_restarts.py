@@ -15,7 +15,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
-from dispatch.seat import CLOSING
+from dispatch.supervise.queue import CLOSING
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -51,7 +51,7 @@ def supervisor(trouble):
         with suppress(DispatchError):  # which the test has heard of
             sup.close()
         sup.device.close()
-    assert not [thread for thread in threading.enumerate() if "warden" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "monitor thread" in thread.name]
 
 
 # -- while it ends ----------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_no_cooldown_is_too_long(supervisor):
         raise error
     wait_for(lambda: sup._crew._child is None or sup._crew.ending)
     sup.close()
-    assert sup._crew.ending == CLOSING, "the warden went on to the end"
+    assert sup._crew.ending == CLOSING, "the monitor thread went on to the end"
 
 
 # -- interrupts that the system itself brings --------------------------------------------------------------------------

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.isolate import wire
-from dispatch.isolate.memory import SharedHost
 from dispatch.ops.matmul.scales import NO_SCALES
+from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process.shared_device import SharedHost
 
 
 @pytest.fixture
 def pair():
-    ends = [wire.Link(end) for end in socket.socketpair()]
+    ends = [wire.Connection(end) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()

@@ -8,18 +8,12 @@ import scipy.special
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
-from dispatch.ops.activation import (
-    ActivationBwdRequest,
-    ActivationMode,
-    ActivationRequest,
-    activation,
-    activation_bwd,
-    cases,
-    reference,
-)
+from dispatch.ops.activation import ActivationBwdRequest, ActivationMode, ActivationRequest, activation, activation_bwd
+from dispatch.ops.activation.cases import cases
+from dispatch.ops.activation.reference import reference
+from dispatch.row_check import check_row
 
 ROWS = [row for row in TABLE if row.op.startswith("activation") and row.on(HOST)]
 M = ActivationMode
@@ -43,7 +37,7 @@ def dev():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases(row, dev, rng):
-    assert not [why for case in cases(row) if (why := carry_out(row, case, dev, rng))]
+    assert not [why for case in cases(row) if (why := check_row(row, case, dev, rng))]
 
 
 @pytest.mark.parametrize("mode", list(M))

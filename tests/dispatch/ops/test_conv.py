@@ -8,12 +8,15 @@ from scipy.signal import correlate
 
 import dispatch as dp
 from cudabind.sys.cudnn import cudnnPointwiseMode_t
-from dispatch.cudnn.convolve import Steps, backward_data, backward_filter, forward, output_shape
-from dispatch.cudnn.trial import carry_out, place
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch, Compute
-from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest, cases, reference
-from dispatch.select import select
+from dispatch.libraries.cudnn.convolve import Steps, backward_data, backward_filter, forward, output_shape
+from dispatch.ops.conv import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+from dispatch.ops.conv.cases import cases
+from dispatch.ops.conv.reference import reference
+from dispatch.row_check import check_row
+from dispatch.table.select import select
+from dispatch.testing.check import place
 
 ROWS = [row for row in dp.TABLE if row.op.startswith("conv_") and row.arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -32,7 +35,7 @@ def host():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_host_row_passes_its_cases(row, case, host, rng):
-    carry_out(row, case, host, rng)
+    check_row(row, case, host, rng)
 
 
 def by_loops(x, w, steps):

@@ -8,10 +8,12 @@ import scipy.special
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
-from dispatch.ops.ctc import CtcRequest, cases, ctc_loss, reference
+from dispatch.ops.ctc import CtcRequest, ctc_loss
+from dispatch.ops.ctc.cases import cases
+from dispatch.ops.ctc.reference import reference
+from dispatch.row_check import check_row
 
 ROWS = [row for row in TABLE if row.op == "ctc_loss" and row.on(HOST)]
 
@@ -40,7 +42,7 @@ def request_of(dev, logits, labels, lengths, steps, **fields):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases_or_refuses_what_is_too_long(row, dev, rng):
-    refused = {case.name: why for case in cases(row) if (why := carry_out(row, case, dev, rng))}
+    refused = {case.name: why for case in cases(row) if (why := check_row(row, case, dev, rng))}
     assert refused == {"too long": "needs max_label_length up to 255, has 256"}
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cudnn.trial import carry_out
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import Config
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch, Compute
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import Config
 from dispatch.ops.cutlass_conv import channels_last
+from dispatch.ops.cutlass_conv.cases import cases
 from dispatch.ops.cutlass_conv.config import CONFIGS, DEEP, LARGE, MEDIUM, NARROW, SMALL, choose
-from dispatch.ops.cutlass_conv.trials import cases
-from dispatch.select import select
+from dispatch.row_check import check_row
+from dispatch.table.select import select
 
 OPS = ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
 ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.arch == HOST]
@@ -37,7 +37,7 @@ def zeros(host, *shape, dtype="bf16"):
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_host_row_passes_its_cases(row, case, host, rng):
-    assert carry_out(row, case, host, rng) == ""
+    assert check_row(row, case, host, rng) == ""
 
 
 def test_gradients_by_finite_differences(host, rng):
@@ -232,13 +232,13 @@ def test_the_choice_without_timing(host):
 
 
 def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
-    from dispatch.cutlass.emit_conv import emit
-    from dispatch.ops.cutlass_conv import ahead
+    from dispatch.libraries.cutlass.emit.sm90_conv import emit
+    from dispatch.ops.cutlass_conv import precompile as ahead
     from dispatch.ops.cutlass_conv.cutlass import spec_of
 
-    texts = {source.text for _, source, _ in ahead.sources()}
+    texts = {source.text for _, source, _ in ahead.sources(dp.TABLE)}
     assert len(texts) == 3 * 4 + 2 * 4 + 2 * 3
-    assert len(list(ahead.sources("cutlass_conv_bwd_filter"))) == 2 * 3
+    assert len(list(ahead.sources(dp.TABLE, "cutlass_conv_bwd_filter"))) == 2 * 3
     x, w = zeros(host, 8, 16, 14, 14), zeros(host, 64, 16, 3, 3)
     dy = zeros(host, 8, 64, 12, 12)
     for request in (
@@ -250,8 +250,8 @@ def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
 
 
 def test_warming_asks_for_the_convolutions_of_an_op(monkeypatch):
-    from dispatch.cutlass import compile as compiler
-    from dispatch.cutlass import warm
+    from dispatch.cli import warm
+    from dispatch.libraries.cutlass import compile as compiler
 
     asked = []
 

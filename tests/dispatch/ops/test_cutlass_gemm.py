@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_conv import cutlass_conv_fwd
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
-from dispatch.ops.cutlass_gemm.trials import cases, quantized_cases, tree_cases
-from dispatch.tensor import Tensor
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
+from dispatch.ops.cutlass_gemm.cases import cases, quantized_cases, tree_cases
+from dispatch.ops.cutlass_gemm.reference import reference
 
 ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]

@@ -4,25 +4,19 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import Config
-from dispatch.cutlass.emit_grouped import emit
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
-from dispatch.ops.cutlass_grouped_gemm import (
-    CutlassGroupedGemmRequest,
-    CutlassSeveralGemmRequest,
-    cutlass_grouped_gemm,
-    reference,
-)
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import Config
+from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import emit
+from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest, cutlass_grouped_gemm
+from dispatch.ops.cutlass_grouped_gemm.cases import cases
 from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
 from dispatch.ops.cutlass_grouped_gemm.cutlass import chunks, spec_of
-from dispatch.ops.cutlass_grouped_gemm.trials import cases, several_cases
+from dispatch.ops.cutlass_grouped_gemm.reference import reference
 
 ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == HOST]
-CASES = [
-    pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in (*cases(row), *several_cases(row))
-]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
 @pytest.fixture

@@ -5,19 +5,20 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.trial import Mismatch, carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import F32, HOST
 from dispatch.ops.dropout import (
     DropoutBwdRequest,
     DropoutRequest,
     DropoutStatesRequest,
-    cases,
     dropout,
     dropout_bwd,
     dropout_states,
-    reference,
 )
+from dispatch.ops.dropout.cases import cases
+from dispatch.ops.dropout.reference import reference
+from dispatch.row_check import check_row
+from dispatch.testing.check import Mismatch
 
 ROWS = [row for row in TABLE if row.op.startswith("dropout") and row.on(HOST)]
 
@@ -29,7 +30,7 @@ def dev():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases_or_refuses_those_with_gaps(row, dev, rng):
-    refused = {case.name for case in cases(row) if carry_out(row, case, dev, rng)}
+    refused = {case.name for case in cases(row) if check_row(row, case, dev, rng)}
     assert refused <= {"gaps"}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dispatch.keys import F8E4M3, F8E5M2
-from dispatch.ops.matmul.tensor_cores import CUT_OFF
+from dispatch.testing.tensor_cores import CUT_OFF
 
 
 def tensor_core(a, b, promoted):

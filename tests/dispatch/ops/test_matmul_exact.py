@@ -21,11 +21,12 @@ from cudabind.errors import NvrtcError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import NoRow, Refused
 from dispatch.keys import BF16, F16, F32, F64, HALF, HOST, Arch, Compute, Epilogue
-from dispatch.ops.matmul import cases, cublaslt, exact, exact_kernels
-from dispatch.ops.matmul.launched import COMMUTING
+from dispatch.libraries.cublaslt.launched import COMMUTING
+from dispatch.ops.matmul import cublaslt, exact, exact_kernels
+from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.cases import cases
 from dispatch.ops.matmul.lower import lower
-from dispatch.ops.matmul.trial import Trial
-from dispatch.select import candidates, select
+from dispatch.table.select import candidates, select
 
 E = Epilogue
 GELUS = [epilogue for epilogue in Epilogue if epilogue.activation == "gelu"]
@@ -104,10 +105,10 @@ class Cpu:
         return 0
 
 
-class Lane:
-    """What a plan takes from its lane, with memory of the host."""
+class Executor:
+    """What a plan takes from its executor, with memory of the host."""
 
-    cublaslt = None
+    handles = {"cublasLt": lt.cublasLtHandle_t()}  # noqa: RUF012
     workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": ctypes.c_void_p()})
     stream = None
     _pages = ()  # of its numbers
@@ -185,17 +186,17 @@ def exact_cases():
 def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
     """Within the bounds of sums and epilogues in the compute type, in D's own memory and nowhere beside it."""
     trial = case.trial(dp.device("host"), rng)
-    request, lane = trial.request, Lane()
-    lane.scalar = lambda value, dtype: lane.numbers.setdefault(value, lane.device.array([value], dtype)).ptr
-    lane.numbers = {}
+    request, executor = trial.request, Executor()
+    executor.scalar = lambda value, dtype: executor.numbers.setdefault(value, executor.device.array([value], dtype)).ptr
+    executor.numbers = {}
     cpu.dtype = request.d_dtype
     lowered = lower(request, row.compute)
     plan = (
-        exact.plan(request, lane, row)
+        exact.plan(request, executor, row)
         if cpu.dtype is F64
-        else exact.behind(request, lane, row, lowered, Refused("not to be raised"))
+        else exact.behind(request, executor, row, lowered, Refused("not to be raised"))
     )
-    outputs = dp.device("host").lane().outputs(request)
+    outputs = dp.device("host").executor().outputs(request)
     plan.enqueue(request.arguments(outputs))
     trial.check(request.result(outputs))
     wanted = ["backward" if request.epilogue.is_gradient else "forward"]
@@ -208,27 +209,27 @@ def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
 @pytest.mark.parametrize("epilogue", [E.BIAS, E.RELU_BIAS, E.GELU_BIAS, E.RELU_AUX_BIAS, E.GELU_AUX_BIAS])
 def test_what_a_bias_takes_away_is_not_lost_before(cpu, dtype, epilogue):
     """Of a product that 16 bits do not hold, a bias leaves what they would have lost."""
-    dev, lane = dp.device("host"), Lane()
+    dev, executor = dp.device("host"), Executor()
     cpu.dtype = dtype
     large = 2 ** (8 if dtype is BF16 else 11)  # one more has a bit too many
     a, b = dev.array(np.ones((16, large + 1)), dtype), dev.array(np.ones((large + 1, 24)), dtype)
     request = dp.MatmulRequest(a, b, bias=dev.array(np.full(24, -float(large)), dtype), epilogue=epilogue)
     row = select(request, Arch(90))
-    outputs = dev.lane().outputs(request)
-    exact.behind(request, lane, row, lower(request, row.compute), Refused("")).enqueue(request.arguments(outputs))
+    outputs = dev.executor().outputs(request)
+    exact.behind(request, executor, row, lower(request, row.compute), Refused("")).enqueue(request.arguments(outputs))
     one = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715)) if epilogue.activation == "gelu" else 1.0
     assert (outputs["out"].numpy() == np.asarray(one).astype(dtype.numpy)).all()
 
 
 @pytest.mark.usefixtures("cpu")
 def test_products_with_scratch_memory_share_it_as_long_as_a_plan_needs_it():
-    dev, lane = dp.device("host"), Lane()
+    dev, executor = dp.device("host"), Executor()
     a, bias = dev.zeros((64, 64), "bf16"), dev.zeros((64,), "bf16")
 
     def plan(rows):
         request = dp.MatmulRequest(a[:rows], a, bias=bias, epilogue=E.BIAS)
         row = select(request, Arch(90))
-        return exact.behind(request, lane, row, lower(request, row.compute), Refused(""))
+        return exact.behind(request, executor, row, lower(request, row.compute), Refused(""))
 
     first, second, small = plan(64), plan(60), plan(8)
     assert first._scratch is second._scratch
@@ -236,7 +237,7 @@ def test_products_with_scratch_memory_share_it_as_long_as_a_plan_needs_it():
     assert first._scratch.nbytes >= 64 * 64 * 4
     with pytest.raises(Refused):
         first.resized(first.lowered.problem)
-    known = exact._scratches[lane]
+    known = exact._scratches[executor]
     del first, second, small
     assert not known
 
@@ -249,7 +250,7 @@ def test_an_epilogue_that_the_kernels_do_not_know_is_the_refusal_it_was():
     for fields in ({"out_dtype": "f8e4m3"}, {"c": c, "scales": dp.Scales(c=2.0)}):
         request = dp.MatmulRequest(a, b, bias=bias, epilogue=E.GELU_BIAS, **fields)
         with pytest.raises(Refused) as caught:
-            exact.behind(request, Lane(), dp.TABLE[0], lower(request, Compute.COMPUTE_32F), refusal)
+            exact.behind(request, Executor(), dp.TABLE[0], lower(request, Compute.COMPUTE_32F), refusal)
         assert caught.value is refusal
 
 
@@ -264,11 +265,11 @@ def test_nvrtc_takes_the_source(arch, dtype):
 def test_a_compiler_that_is_missing_or_too_old_is_a_refusal_with_the_way_out(monkeypatch):
     dev = dp.device("host")
     a = dev.zeros((8, 8), "f64")
-    lane = Lane()
-    lane.device = type("Old", (), {"arch": Arch(35)})()
+    executor = Executor()
+    executor.device = type("Old", (), {"arch": Arch(35)})()
     request = dp.MatmulRequest(a, a, epilogue=E.GELU)
     with pytest.raises(Refused, match=r"NVRTC gives no kernels(?s:.*)reduced_precision=True"):
-        exact.plan(request, lane, select(request, Arch(90)))
+        exact.plan(request, executor, select(request, Arch(90)))
 
     def fail(*_):
         raise NvrtcError("nvrtc", "nvrtcCompileProgram", 6, "NVRTC_ERROR_COMPILATION")
@@ -314,7 +315,7 @@ def test_where_the_exact_one_is_refused_nobody_gets_the_other_without_a_word(mon
 @pytest.mark.parametrize("epilogue", [E.GELU_BIAS, E.RELU_AUX_BIAS], ids=lambda e: e.name)
 def test_numbers_in_device_memory_are_read_there(cpu, rng, dtype, where, epilogue):
     """The library gets a beta of 0, for C is added behind it; its C is some address, for it does not know that."""
-    dev, lane = dp.device("host"), Lane()
+    dev, executor = dp.device("host"), Executor()
     cpu.dtype = dtype
     fields = {"a": (32, 24), "b": (24, 48), "c": (32, 48), "bias": (48,)}
     given = {name: dev.array(rng.standard_normal(shape), dtype) for name, shape in fields.items()}
@@ -322,10 +323,10 @@ def test_numbers_in_device_memory_are_read_there(cpu, rng, dtype, where, epilogu
     numbers = {"alpha": dev.array([1.5], "f32"), "beta": beta if "alpha" in where else dev.array([beta], "f32")}
     trial = Trial.of(where, dp.MatmulRequest(**given, **numbers, epilogue=epilogue), Compute.COMPUTE_32F, ())
     zero = dev.array([0.0], "f32")
-    lane.scalar = lambda value, _: zero.ptr if value == 0 else None
+    executor.scalar = lambda value, _: zero.ptr if value == 0 else None
     row = select(trial.request, Arch(90))
-    plan = exact.behind(trial.request, lane, row, lower(trial.request, row.compute), Refused(""))
-    outputs = dev.lane().outputs(trial.request)
+    plan = exact.behind(trial.request, executor, row, lower(trial.request, row.compute), Refused(""))
+    outputs = dev.executor().outputs(trial.request)
     plan.enqueue(trial.request.arguments(outputs))
     trial.check(trial.request.result(outputs))
 
@@ -356,13 +357,13 @@ def test_what_is_left_to_the_library():
 
 def test_scratch_memory_belongs_to_the_stream_that_uses_it(cpu, rng):
     """It may have been made on another one, beside a capture: freed there, it would be given on while it is used."""
-    dev, lane = dp.device("host"), Lane()
+    dev, executor = dp.device("host"), Executor()
     cpu.dtype = BF16
     a, bias = dev.array(rng.standard_normal((16, 16)), "bf16"), dev.zeros((16,), "bf16")
     request = dp.MatmulRequest(a, a, bias=bias, epilogue=E.BIAS)
     row = select(request, Arch(90))
-    plan = exact.behind(request, lane, row, lower(request, row.compute), Refused(""))
-    lane.stream = object()
-    plan.enqueue(request.arguments(dev.lane().outputs(request)))
-    assert plan._scratch.owner is plan._scratch.writer is lane.stream
+    plan = exact.behind(request, executor, row, lower(request, row.compute), Refused(""))
+    executor.stream = object()
+    plan.enqueue(request.arguments(dev.executor().outputs(request)))
+    assert plan._scratch.owner is plan._scratch.writer is executor.stream
     plan._scratch.owner = plan._scratch.writer = None  # a stand-in cannot free it

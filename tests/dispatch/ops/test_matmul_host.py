@@ -5,11 +5,12 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
+from dispatch.core.row import refusals
 from dispatch.errors import NoRow
 from dispatch.keys import HOST, Epilogue
-from dispatch.ops.matmul import cases, numpy_matmul
-from dispatch.ops.matmul.trial import Mismatch
-from dispatch.row import refusals
+from dispatch.ops.matmul import numpy_matmul
+from dispatch.ops.matmul.cases import cases
+from dispatch.testing.memory import Mismatch
 
 ROWS = [row for row in TABLE if row.op == "matmul" and row.on(HOST)]
 
@@ -39,9 +40,9 @@ def test_numpy_also_takes_what_the_gpu_row_refuses(row, host, rng):
     """The rules of a row are the GPU library's; the formulas know none of them."""
     for case in cases(row):
         trial = case.trial(host, rng)
-        lane = host.lane()
-        outputs = lane.outputs(trial.request)
-        numpy_matmul(trial.request, lane, row).run(trial.request, outputs)
+        executor = host.executor()
+        outputs = executor.outputs(trial.request)
+        numpy_matmul(trial.request, executor, row).run(trial.request, outputs)
         trial.check(trial.request.result(outputs))
 
 

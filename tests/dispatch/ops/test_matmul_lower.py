@@ -16,10 +16,10 @@ import dispatch as dp
 from dispatch import MatmulRequest, Scales, device
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F8E4M3, F32, F64, Arch, Compute, Epilogue, ScaleMode
-from dispatch.ops.matmul import cases
+from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.cases import cases
 from dispatch.ops.matmul.lower import lower
-from dispatch.ops.matmul.trial import Trial
-from dispatch.select import select
+from dispatch.table.select import select
 
 E = Epilogue
 NOTHING = (None, None)
@@ -163,7 +163,7 @@ def with_aux(problem, epilogue, memory, offset, batch, x):
 
 def check(trial):
     request = trial.request
-    outputs = HOST.lane().outputs(request)
+    outputs = HOST.executor().outputs(request)
     if 0 not in request.shape:
         blas(lower(request, Compute.COMPUTE_64F), request, outputs)
         loose = {name: bound + 1e-7 for name, bound in trial.allowed.items()}  # slopes are by differences here

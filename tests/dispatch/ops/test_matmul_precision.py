@@ -14,11 +14,12 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
+from dispatch.device.recordings import Recordings
 from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
-from dispatch.ops.matmul import aux_shape, cublaslt, descriptors, exact, exact_kernels, launched
+from dispatch.libraries.cublaslt import descriptors, launched
+from dispatch.ops.matmul import aux_shape, cublaslt, exact, exact_kernels
 from dispatch.ops.matmul.lower import lower
-from dispatch.replay import Recordings
 
 PREF = lt.cublasLtMatmulPreferenceAttributes_t
 ALL = lt.cublasLtReductionScheme_t.CUBLASLT_REDUCTION_SCHEME_MASK
@@ -155,15 +156,16 @@ class Library:
             result.workspaceSize = number
         return results
 
-    def kernels(self, _lane, call):
+    def kernels(self, _executor, call):
         self.looks.append(call.args[-2].value)  # the bytes of workspace
         return self.launches[self.looks[-1]]
 
 
-class LaneOf:
-    """A lane without a GPU."""
+class ExecutorOf:
+    """An executor without a GPU."""
 
-    cublaslt = stream = algorithms = None
+    stream = algorithms = None
+    handles = {"cublasLt": lt.cublasLtHandle_t()}  # noqa: RUF012
     target = ctypes.c_void_p()
 
     def refuse_capture(self, what):
@@ -175,10 +177,10 @@ def bound(**choices):
     fields = {"epilogue": Epilogue.RELU_BIAS, "bias": dev.zeros((48,), "bf16"), "autotune": False} | choices
     request = dp.MatmulRequest(dev.zeros((32, 64), "bf16"), dev.zeros((64, 48), "bf16"), **fields)
     row = next(row for row in dp.TABLE.of("matmul") if row.dtypes == request.signature().dtypes[:4])
-    lane = LaneOf()
-    lane.device = dev
-    lane.workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
-    return cublaslt.plan(request, lane, row)
+    executor = ExecutorOf()
+    executor.device = dev
+    executor.workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
+    return cublaslt.plan(request, executor, row)
 
 
 def taken(plan):
@@ -201,7 +203,7 @@ def test_what_is_fastest_with_much_workspace_is_not_taken_with_less(monkeypatch)
     def heuristic(_handle, _descriptors, _problem, workspace, count=1):
         return [lt.cublasLtMatmulHeuristicResult_t(workspaceSize=workspace) for _ in range(count)]
 
-    def fastest(_lane, _request, _run, count):
+    def fastest(_executor, _request, _run, count):
         raced.append(count)
         return 0
 
@@ -211,7 +213,7 @@ def test_what_is_fastest_with_much_workspace_is_not_taken_with_less(monkeypatch)
     algorithms = SimpleNamespace(
         get=lambda _, name: known.get(name), put=lambda _, name, one: known.update({name: one})
     )
-    monkeypatch.setattr(LaneOf, "algorithms", algorithms)
+    monkeypatch.setattr(ExecutorOf, "algorithms", lambda *_: algorithms)
     tuned = {"epilogue": Epilogue.NONE, "bias": None, "autotune": True}
     for limit, most in ((None, 1 << 25), (1 << 20, 1 << 20), (0, 0), (1 << 30, 1 << 25), (1 << 20, 1 << 20)):
         assert taken(bound(**tuned, workspace=limit)) == most
@@ -249,7 +251,7 @@ def test_a_call_is_looked_at_as_it_will_be_made(monkeypatch):
     """With C read or not, for cuBLASLt launches other kernels then; and the numbers of the next run are set anew."""
     seen = []
 
-    def look(_lane, call):
+    def look(_executor, call):
         seen.append(call.args[8].value)  # the address of C
         return (FUSED,)
 
@@ -307,13 +309,13 @@ class Driver:
 
 
 def look(call=lambda: 0):
-    lane = SimpleNamespace(target=ctypes.c_void_p(3))
-    lane = type("Lane", (), vars(lane))()
-    lane.device = SimpleNamespace(here=nullcontext(), stream=lambda: SimpleNamespace(c_handle=ctypes.c_void_p(7)))
-    lane.device.recordings = Recordings()
+    executor = SimpleNamespace(target=ctypes.c_void_p(3))
+    executor = type("Executor", (), vars(executor))()
+    executor.device = SimpleNamespace(here=nullcontext(), stream=lambda: SimpleNamespace(c_handle=ctypes.c_void_p(7)))
+    executor.device.recordings = Recordings()
     targets = []
-    names = launched.kernels(lane, lambda: targets.append(lane.target.value) or call())
-    assert lane.target.value == 3, "the lane's own stream is its target again"
+    names = launched.kernels(executor, lambda: targets.append(executor.target.value) or call())
+    assert executor.target.value == 3, "the executor's own stream is its target again"
     assert set(targets) <= {7}
     return names
 
@@ -376,7 +378,7 @@ def test_a_beta_of_1_is_hidden_where_c_is_d(monkeypatch, epilogue):
     bias = dev.zeros((48,), "bf16") if epilogue.adds_bias else None
     numbers = {}
     plan = bound(epilogue=epilogue, bias=bias, c=dev.zeros((32, 48), "bf16"))
-    plan._lane.scalar = lambda value, dtype: numbers.setdefault(value, dev.array([value], dtype)).ptr
+    plan._executor.scalar = lambda value, dtype: numbers.setdefault(value, dev.array([value], dtype)).ptr
     calls = seen_by_the_library(plan)
     one, other = 4096, 8192
     for c, alpha, beta in (

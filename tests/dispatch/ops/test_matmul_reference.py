@@ -9,10 +9,11 @@ import pytest
 from scipy.special import expit
 
 from dispatch import MatmulRequest, Scales, device
+from dispatch.core.precision import to_tf32
 from dispatch.keys import Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import numpy_matmul
-from dispatch.ops.matmul.formulas import reference
-from dispatch.ops.matmul.host import to_bf16, to_f16, to_tf32
+from dispatch.ops.matmul.host import to_bf16, to_f16
+from dispatch.ops.matmul.reference import reference
 
 E = Epilogue
 EPS = {"f64": 1e-14, "f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}

@@ -7,11 +7,11 @@ import pytest
 
 import dispatch
 from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales, aux_shape
+from dispatch.core.overlap import overlap
 from dispatch.errors import BadRequest, NoRow, StaleTensor
 from dispatch.keys import BF16, F8E4M3, F16, F32, I32, U8, Arch, Compute
 from dispatch.ops.matmul.scales import scale_shape
-from dispatch.ops.matmul.validate import overlap
-from dispatch.select import select
+from dispatch.table.select import select
 
 E = Epilogue
 

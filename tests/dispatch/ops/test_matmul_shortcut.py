@@ -15,14 +15,14 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
-from dispatch.device import HostDevice
+from dispatch.device.device import HostDevice
+from dispatch.execute.executor import CudaExecutor, Executor
 from dispatch.keys import Arch, Epilogue
-from dispatch.lane import CudaLane, Lane
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
 from dispatch.ops.matmul import shortcut as short_ways
 from dispatch.ops.matmul.lower import lower
-from dispatch.table import TABLE
+from dispatch.table.table import TABLE
 
 
 class NoContext(nullcontext):
@@ -45,25 +45,25 @@ class Gpu(HostDevice):
         self.here = NoContext()
 
 
-class NotingLane(CudaLane):
+class NotingExecutor(CudaExecutor):
     """Notes the arguments, reads and writes of every run."""
 
     versions = {"cublasLt": (13, 1, 0)}  # noqa: RUF012
     workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
-    cublaslt = None
 
     def __init__(self, stream):
-        Lane.__init__(self, stream)
+        Executor.__init__(self, stream)
+        self.handles["cublasLt"] = lt.cublasLtHandle_t()
         self.target, self.runs = None, []
 
     def enqueue(self, plan, arguments, reads, writes):
         self.runs.append((arguments, reads, writes))
 
     def close(self):
-        Lane.close(self)
+        Executor.close(self)
 
 
-Gpu.open_lane = NotingLane
+Gpu.open_executor = NotingExecutor
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def operands(dev, dtype="f32"):
 
 
 def taken_by(dev):
-    return dev.lane().runs
+    return dev.executor().runs
 
 
 VARIANTS = {
@@ -112,7 +112,7 @@ def test_a_repeated_call_hands_over_what_its_request_would(dev, names, numbers):
         assert set(writes) == {result}
         assert set(reads) == {tensor for name, tensor in fields.items() if name != "out"}
         assert len(taken_by(dev)) == turn + 1
-    assert len(dev.lane().shortcuts) == 1, "the second and third call were to take the short way"
+    assert len(dev.executor().shortcuts) == 1, "the second and third call were to take the short way"
 
 
 def test_the_scales_of_a_repeated_call_are_handed_over(dev):
@@ -180,11 +180,11 @@ class NoOutcomes:
         return None
 
 
-class CapturedLane(NotingLane):
+class CapturedExecutor(NotingExecutor):
     """Its stream is being captured by the caller."""
 
     captured = True
-    enqueue = CudaLane.enqueue
+    enqueue = CudaExecutor.enqueue
     _workspace, _pages, _zeros, _scalars = None, (), (), ()
 
     def preparing(self):
@@ -207,7 +207,7 @@ class Graphs:
 def test_nothing_is_recorded_or_replayed_while_the_caller_captures(dev, monkeypatch):
     ran = []
     monkeypatch.setattr(cublaslt.CublasLtPlan, "enqueue", lambda _, arguments: ran.append(arguments))
-    monkeypatch.setattr(Gpu, "open_lane", CapturedLane)
+    monkeypatch.setattr(Gpu, "open_executor", CapturedExecutor)
     dev.graphs = Graphs()
     given = operands(dev)
     for _ in range(3):  # without a capture the second would be recorded, and the third a replay
@@ -218,9 +218,9 @@ def test_nothing_is_recorded_or_replayed_while_the_caller_captures(dev, monkeypa
 
 
 def test_what_would_run_now_is_refused_where_the_caller_captures(dev, monkeypatch):
-    monkeypatch.setattr(Gpu, "open_lane", CapturedLane)
+    monkeypatch.setattr(Gpu, "open_executor", CapturedExecutor)
     a, b = dev.array(np.ones((32, 16)), "f32"), dev.array(np.ones((16, 48)), "f32")
-    monkeypatch.setattr(CudaLane, "algorithms", NoOutcomes)
+    monkeypatch.setattr(CudaExecutor, "algorithms", lambda *_: NoOutcomes)
     with pytest.raises(dp.errors.BadRequest, match="to be tuned"):
         dp.matmul(a, b, autotune=True)
 
@@ -230,7 +230,7 @@ def test_the_short_ways_are_bounded(dev, monkeypatch):
     b = dev.array(np.ones((16, 48)), "f32")
     for rows in range(1, 10):
         dp.matmul(dev.array(np.ones((rows, 16)), "f32"), b)
-        assert len(dev.lane().shortcuts) <= 4
+        assert len(dev.executor().shortcuts) <= 4
 
 
 SHAPES = [(32, 16, 48), (33, 17, 49), (8, 256, 2), (2, 2, 2), (130, 64, 8)]
@@ -284,7 +284,7 @@ def test_extents_that_do_not_fit_are_refused_after_good_calls(dev):
     given = operands(dev)
     dp.matmul(given["a"], given["b"], bias=given["bias"], out=given["out"], epilogue=Epilogue.BIAS)
     wrong = {"b": dev.zeros((17, 48)), "out": dev.zeros((32, 47)), "bias": dev.zeros((47,))}
-    assert dev.lane().patterns
+    assert dev.executor().patterns
     for name, tensor in wrong.items():
         fields = {name_: given[name_] for name_ in ("a", "b", "bias", "out")} | {name: tensor}
         with pytest.raises(dp.errors.BadRequest, match=name):
@@ -314,7 +314,7 @@ def test_what_the_library_refuses_for_other_extents_is_explained_by_a_request(de
 def test_rows_that_look_at_extents_have_no_pattern(dev):
     for rows in (32, 64):
         dp.matmul(dev.zeros((rows, 16), "i8"), dev.zeros((16, 48), "i8"))
-    assert not dev.lane().patterns
+    assert not dev.executor().patterns
     with pytest.raises(dp.errors.NoRow, match="multiple of 4"):
         dp.matmul(dev.zeros((32, 18), "i8"), dev.zeros((18, 48), "i8"))
 
@@ -372,7 +372,7 @@ def test_a_plan_that_reads_numbers_on_the_device_is_not_taken_for_plain_ones(dev
         arguments = taken_by(dev)[-1][0]
         assert arguments == dp.MatmulRequest(given["a"], given["b"], alpha=alpha, **fields).arguments({})
         if not isinstance(alpha, dp.Tensor):
-            assert not any(s.plan.lowered.problem.device_scalars for s in dev.lane().shortcuts.values())
+            assert not any(s.plan.lowered.problem.device_scalars for s in dev.executor().shortcuts.values())
 
 
 @pytest.mark.parametrize(
@@ -450,11 +450,11 @@ def test_a_library_that_refuses_a_first_row_is_asked_again_for_other_extents(dev
     """The pattern of the row that then took the call would keep other extents from the first."""
     answers, real = [], cublaslt.plan
 
-    def refuse_once(request, lane_, row):
+    def refuse_once(request, executor_, row):
         answers.append((request.m, row.name))
         if len(answers) == 1:
             raise dp.errors.Refused("not these extents")
-        return real(request, lane_, row)
+        return real(request, executor_, row)
 
     first = replace(TABLE[1], variant="first", epilogues=(Epilogue.NONE,), call=refuse_once)
     dp.register(first)
@@ -472,7 +472,7 @@ def test_numbers_that_the_library_refuses_leave_the_plan_as_it_was(dev, monkeypa
     monkeypatch.setattr(
         cublaslt.CublasLtPlan, "_call", lambda plan, _: seen.append((plan._alpha.value, plan._beta.value))
     )
-    plan = dev.lane().plan(dp.MatmulRequest(given["a"], given["b"], c=given["c"], out=given["out"]))
+    plan = dev.executor().plan(dp.MatmulRequest(given["a"], given["b"], c=given["c"], out=given["out"]))
     addresses = (*(given[name].ptr for name in ("a", "b", "c")), 0, 0, 0, given["out"].ptr)
     plan.enqueue((*addresses, 1.0, 1.0))
     with pytest.raises(OverflowError):
@@ -510,13 +510,13 @@ def test_the_heuristic_is_told_how_a_bias_is_aligned(dev, monkeypatch, skew):
         bias = dev.zeros((64,))[skew : skew + 48]
         dp.matmul(dev.zeros((rows, 16)), dev.zeros((16, 48)), bias=bias, epilogue=Epilogue.BIAS)
     assert set(seen) == {bias.layout.alignment}
-    assert len(dev.lane().patterns) == 1
+    assert len(dev.executor().patterns) == 1
 
 
 def test_a_bias_of_another_dtype_is_no_call_of_the_same_pattern(dev):
     a, b = (dev.zeros(shape, "bf16") for shape in ((32, 16), (16, 48)))
     dp.matmul(a, b, bias=dev.zeros((48,), "bf16"), epilogue=Epilogue.BIAS)
-    assert dev.lane().patterns
+    assert dev.executor().patterns
     with pytest.raises(dp.errors.NoRow, match="bias"):
         dp.matmul(dev.zeros((40, 16), "bf16"), b, bias=dev.zeros((48,), "f32"), epilogue=Epilogue.BIAS)
 

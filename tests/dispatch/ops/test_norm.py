@@ -5,14 +5,16 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys.cudnn import cudnnBackendNormMode_t
-from dispatch.cudnn.reference import evaluate
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
-from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode, cases, reference
-from dispatch.ops.norm.describe import describe
+from dispatch.libraries.cudnn.reference import evaluate
+from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode
+from dispatch.ops.norm.cases import cases
+from dispatch.ops.norm.graph import describe
 from dispatch.ops.norm.group import draw
-from dispatch.select import select
+from dispatch.ops.norm.reference import reference
+from dispatch.row_check import check_row
+from dispatch.table.select import select
 
 ROWS = [row for row in dp.TABLE if row.op.startswith("norm_") and row.arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -33,7 +35,7 @@ def host():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_host_row_passes_its_cases(row, case, host, rng):
-    carry_out(row, case, host, rng)
+    check_row(row, case, host, rng)
 
 
 def definition(mode, x, scale, bias, epsilon):

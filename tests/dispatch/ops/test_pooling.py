@@ -8,19 +8,13 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
-from dispatch.ops.pooling import (
-    PoolingBwdRequest,
-    PoolingMode,
-    PoolingRequest,
-    cases,
-    pooling,
-    pooling_bwd,
-    reference,
-)
-from dispatch.select import select
+from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, pooling, pooling_bwd
+from dispatch.ops.pooling.cases import cases
+from dispatch.ops.pooling.reference import reference
+from dispatch.row_check import check_row
+from dispatch.table.select import select
 
 ROWS = [row for row in TABLE if row.op.startswith("pooling") and row.on(HOST)]
 M = PoolingMode
@@ -56,7 +50,7 @@ def looped(x, window, stride, padding, mode):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases(row, dev, rng):
-    assert not [why for case in cases(row) if (why := carry_out(row, case, dev, rng))]
+    assert not [why for case in cases(row) if (why := check_row(row, case, dev, rng))]
 
 
 @pytest.mark.parametrize("mode", list(M))

@@ -7,14 +7,16 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.reference import evaluate
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST, U32, Arch
-from dispatch.ops.reduction import ReduceOp, ReduceRequest, cases, reduce, reference
-from dispatch.ops.reduction.describe import describe
+from dispatch.libraries.cudnn.reference import evaluate
+from dispatch.ops.reduction import ReduceOp, ReduceRequest, reduce
+from dispatch.ops.reduction.cases import cases
+from dispatch.ops.reduction.graph import describe
+from dispatch.ops.reduction.reference import reference
 from dispatch.ops.reduction.rules import axes_of, shrinks
-from dispatch.select import select
+from dispatch.row_check import check_row
+from dispatch.table.select import select
 
 ROWS = [row for row in TABLE if row.op == "reduce" and row.on(HOST)]
 R = ReduceOp
@@ -50,7 +52,7 @@ def looped(x, axes, of):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases_or_refuses_those_that_reduce_nothing(row, dev, rng):
-    refused = {case.name for case in cases(row) if carry_out(row, case, dev, rng)}
+    refused = {case.name for case in cases(row) if check_row(row, case, dev, rng)}
     nothing = {"one element", "axis of one"}
     if row.variant == "sums":  # rows and columns of a dense matrix
         nothing |= {"middle", "two of four", "six axes", "gaps"}

@@ -6,18 +6,15 @@ import pytest
 import dispatch
 from cudabind.sys.cudnn import cudnnRNNBiasMode_t
 from dispatch import TABLE
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HALF, HOST, Compute
 from dispatch.ops.dropout import dropout_states
-from dispatch.ops.matmul.trial import as_on_a_gpu
 from dispatch.ops.rnn import (
     Network,
     RnnBiasMode,
     RnnBwdDataRequest,
     RnnMode,
     RnnRequest,
-    cases,
     pack_weights,
     rnn,
     rnn_bwd_data,
@@ -25,7 +22,10 @@ from dispatch.ops.rnn import (
     unpack_weights,
     weight_shapes,
 )
+from dispatch.ops.rnn.cases import cases
 from dispatch.ops.rnn.mutations import PASSES, named
+from dispatch.row_check import check_row
+from dispatch.testing.roundoff import as_on_a_gpu
 
 ROWS = [row for row in TABLE if row.op.startswith("rnn") and row.on(HOST)]
 M = RnnMode
@@ -118,7 +118,7 @@ class Drawn:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases(row, dev, rng):
-    assert not [why for case in cases(row) if (why := carry_out(row, case, dev, rng))]
+    assert not [why for case in cases(row) if (why := check_row(row, case, dev, rng))]
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
@@ -369,7 +369,7 @@ def test_passes_that_round_as_cudnn_does_are_within_the_bounds_of_16_bits(dev, r
             trial = case.trial(dev, rng)
         drawn = trial.subject
         found = drawn._passes(drawn.operands, stored)[0]
-        result = trial.request.result(dev.lane().outputs(trial.request))
+        result = trial.request.result(dev.executor().outputs(trial.request))
         for name, tensor in named(trial.request, result).items():
             tensor.copy_from(found[PASSES[row.op][name]].astype(np.float32).astype(tensor.dtype.numpy))
         trial.check(result)

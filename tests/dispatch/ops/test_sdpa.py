@@ -8,14 +8,16 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 import dispatch as dp
-from dispatch.cudnn.reference import evaluate
-from dispatch.cudnn.trial import carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import F32, HOST, Arch
-from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, cases, ragged_offsets, reference
-from dispatch.ops.sdpa.describe import composed
+from dispatch.libraries.cudnn.reference import evaluate
+from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, ragged_offsets
+from dispatch.ops.sdpa.cases import cases
+from dispatch.ops.sdpa.graph import composed
 from dispatch.ops.sdpa.packed import OFFSETS, unpacked
-from dispatch.select import select
+from dispatch.ops.sdpa.reference import reference
+from dispatch.row_check import check_row
+from dispatch.table.select import select
 
 ROWS = [row for row in dp.TABLE if row.op.startswith("sdpa_") and row.arch == HOST]
 SMALL = (
@@ -51,7 +53,7 @@ def host():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_host_row_passes_its_cases(row, case, host, rng):
-    carry_out(row, case, host, rng)
+    check_row(row, case, host, rng)
 
 
 def by_loops(q, k, v, scale, sees, bias):

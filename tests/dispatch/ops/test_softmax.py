@@ -6,20 +6,15 @@ import scipy.special
 
 import dispatch
 from dispatch import TABLE
-from dispatch.cudnn.trial import Mismatch, carry_out
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F32, HOST, Arch
-from dispatch.ops.softmax import (
-    SoftmaxAlgorithm,
-    SoftmaxBwdRequest,
-    SoftmaxRequest,
-    cases,
-    reference,
-    softmax,
-    softmax_bwd,
-)
+from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, softmax, softmax_bwd
+from dispatch.ops.softmax.cases import cases
+from dispatch.ops.softmax.reference import reference
 from dispatch.ops.softmax.rules import axes_of, four_axes
-from dispatch.select import select
+from dispatch.row_check import check_row
+from dispatch.table.select import select
+from dispatch.testing.check import Mismatch
 
 ROWS = [row for row in TABLE if row.op.startswith("softmax") and row.on(HOST)]
 LOG = SoftmaxAlgorithm.LOG
@@ -32,7 +27,7 @@ def dev():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases(row, dev, rng):
-    assert not [why for case in cases(row) if (why := carry_out(row, case, dev, rng))]
+    assert not [why for case in cases(row) if (why := check_row(row, case, dev, rng))]
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import cudnn
 from dispatch.errors import NoRow
+from dispatch.ops import graph as cudnn
 
 
 @pytest.fixture

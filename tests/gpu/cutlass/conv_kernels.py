@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import dispatch as dp
-from dispatch.cutlass import emit_conv, emit_conv80, evt
 from dispatch.keys import HOST, Arch
-from dispatch.ops.cutlass_conv import channels_last, cutlass, multistage
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.emit import sm80_conv as emit_conv80
+from dispatch.libraries.cutlass.emit import sm90_conv as emit_conv
+from dispatch.ops.cutlass_conv import channels_last, cutlass
+from dispatch.ops.cutlass_conv import sm80 as multistage
+from dispatch.ops.cutlass_conv.cases import cases
 from dispatch.ops.cutlass_conv.config import CONFIGS, MEDIUM, choose
-from dispatch.ops.cutlass_conv.trials import cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.cutlass.emit import Source
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_conv.base import TreedConvRequest
 
 __all__ = ["convolutions"]

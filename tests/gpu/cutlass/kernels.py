@@ -18,22 +18,29 @@ import numpy as np
 from conv_kernels import EXAMPLES, convolutions
 
 import dispatch as dp
-from dispatch.cutlass import compile as compiler
-from dispatch.cutlass import emit, emit80, emit100, emit_grouped, evt
-from dispatch.cutlass.config import candidates, choose
-from dispatch.cutlass.emit100 import ARCHES
-from dispatch.cutlass.store import store
-from dispatch.cutlass.warm import finish
 from dispatch.keys import BF16, HOST, Arch
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, blackwell, cutlass, multistage, trials
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import candidates, choose
+from dispatch.libraries.cutlass.emit import sm80_gemm as emit80
+from dispatch.libraries.cutlass.emit import sm90_gemm as emit
+from dispatch.libraries.cutlass.emit import sm90_grouped_gemm as emit_grouped
+from dispatch.libraries.cutlass.emit import sm100_gemm as emit100
+from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
+from dispatch.libraries.cutlass.kernel_cache import store
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass
+from dispatch.ops.cutlass_gemm import cases as trials
+from dispatch.ops.cutlass_gemm import sm80 as multistage
+from dispatch.ops.cutlass_gemm import sm100 as blackwell
 from dispatch.ops.cutlass_grouped_gemm import config as grouped_config
 from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
-from dispatch.ops.cutlass_grouped_gemm import trials as grouped_trials
+from dispatch.ops.cutlass_grouped_gemm.cases import grouped_cases
+from dispatch.progress import finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.cutlass.emit import Source
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
 
 SM90 = Arch(90)
 PROCESSORS = 132  # of an H100 or H200
@@ -81,7 +88,7 @@ def groups() -> Iterator[Kernel]:
     for row in dp.TABLE.of("cutlass_grouped_gemm"):
         if row.arch == HOST:
             continue
-        for case in grouped_trials.cases(row):
+        for case in grouped_cases(row):
             request = case.request(DEV, np.random.default_rng(0))
             config = grouped_config.choose(request.rows, request.groups, request.n, PROCESSORS, request.config)
             spec = grouped.spec_of(request, SM90, config)
@@ -118,7 +125,7 @@ def bench() -> Iterator[Kernel]:
     request = plain("bf16", evt.reduce(residual, "top", "amax", over="n"), operands=operands)
     yield from raced(request, (4096,) * 3)
     row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == SM90 and row.dtypes == (BF16,) * 4)
-    case = grouped_trials.cases(row)[0]
+    case = grouped_cases(row)[0]
     for config in grouped_config.CONFIGS:
         spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90, config)
         yield Kernel(emit_grouped.emit(spec), spec.target, f"{case.id} {config}")

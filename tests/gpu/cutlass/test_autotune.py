@@ -5,11 +5,11 @@ import json
 import pytest
 
 import dispatch as dp
-from dispatch import lane as lanes
-from dispatch.cutlass import evt
+from dispatch.execute import executor as executors
+from dispatch.execute.autotune import AlgorithmCache
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
-from dispatch.ops.cutlass_gemm.trials import Trial
-from dispatch.tuning import AlgorithmCache
+from dispatch.ops.cutlass_gemm.cases import Trial
 
 ALPHA = evt.linear_combination(with_source=False)
 TREES = {"plain": None, "relu": evt.relu(ALPHA), "silu, which cuBLASLt has not": evt.silu(ALPHA)}
@@ -22,7 +22,7 @@ def gpu(tmp_path, monkeypatch):
     if device.arch != 90:
         pytest.skip(f"needs sm_90, this GPU is {device.arch}")
     memory = AlgorithmCache(device.model, "of this test", tmp_path)
-    monkeypatch.setattr(lanes, "algorithms", lambda _gpu, _library: memory)
+    monkeypatch.setattr(executors, "algorithms", lambda *_: memory)
     device.forget_plans()
     return device
 
@@ -39,7 +39,7 @@ def test_the_winner_is_right_and_is_remembered(name, extents, gpu, rng, monkeypa
     asked = request(gpu, rng, extents, TREES[name])
     trial = Trial(name, asked)
     trial.check(dp.run(asked))
-    known = gpu.lane().algorithms.get("cutlass_gemm", tune.store_key(asked))
+    known = gpu.executor().algorithms("cublasLt").get("cutlass_gemm", tune.store_key(asked))
     facts = json.loads(known.blob)
     print(f"{extents} {name}: {facts['kernel']}, of row {facts['row']}")
     assert facts["kernel"] == "cublasLtMatmul" or facts["row"] in {row.name for row in dp.TABLE.of("cutlass_gemm")}
@@ -61,8 +61,8 @@ def test_every_candidate_is_right(gpu, rng):
     asked = request(gpu, rng, (2312, 4616, 136), None)
     trial = Trial("candidate", asked)
     row = dp.prepare(CutlassGemmRequest(asked.a, asked.b)).row
-    lane = gpu.lane()
-    for plan in tune.contenders(asked, lane, row):
-        outputs = lane.outputs(asked)
+    executor = gpu.executor()
+    for plan in tune.contenders(asked, executor, row):
+        outputs = executor.outputs(asked)
         plan.enqueue(asked.arguments(outputs))
         trial.check(asked.result(outputs))

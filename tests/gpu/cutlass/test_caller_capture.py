@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 
 import pytest
 
@@ -11,6 +10,7 @@ import dispatch as dp
 from cudabind import driver
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
+from dispatch.row_check import cases_of
 
 OPS = sorted({row.op for row in dp.TABLE if row.arch != HOST and row.library == "cutlass"})
 
@@ -21,9 +21,7 @@ def test_a_first_call_is_captured(rng, op):
     for row in dp.TABLE.of(op):
         if row.arch == HOST or not row.on(dev.arch):
             continue
-        package = importlib.import_module(".".join(row.call.__module__.split(".")[:3]))
-        cases = getattr(package, "cases", None) or importlib.import_module(f"{package.__name__}.trials").cases
-        trial = cases(row)[0].trial(dev, rng)
+        trial = cases_of(row)[0].trial(dev, rng)
         dev.synchronize()
         stream, graph = dev.stream(), ctypes.c_void_p()
         handle = ctypes.c_void_p(stream.handle)

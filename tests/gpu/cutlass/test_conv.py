@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cudnn.trial import carry_out
-from dispatch.cutlass import evt
-from dispatch.cutlass.params import Im2colMap
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
-from dispatch.ops.cutlass_conv import channels_last, reference
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.params import Im2colMap
+from dispatch.ops.cutlass_conv import channels_last
+from dispatch.ops.cutlass_conv.cases import cases
 from dispatch.ops.cutlass_conv.config import CONFIGS, MEDIUM
-from dispatch.ops.cutlass_conv.trials import cases
+from dispatch.ops.cutlass_conv.reference import reference
+from dispatch.row_check import check_row
 
 OPS = ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
 ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.arch != HOST]
@@ -35,7 +36,7 @@ def skip_unless_for(row, gpu):
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_its_cases(row, case, gpu, rng):
     skip_unless_for(row, gpu)
-    assert carry_out(row, case, gpu, rng) == ""
+    assert check_row(row, case, gpu, rng) == ""
 
 
 def bf16(gpu, rng, *shape, spread=1.0):

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.cutlass import evt
-from dispatch.cutlass.config import CONFIGS, Config
-from dispatch.cutlass.emit100 import ARCHES
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm, reference
-from dispatch.ops.cutlass_gemm.trials import Trial, cases, quantized_cases, tree_cases
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.config import CONFIGS, Config
+from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
+from dispatch.ops.cutlass_gemm.cases import Trial, cases, quantized_cases, tree_cases
+from dispatch.ops.cutlass_gemm.reference import reference
 
 HOPPER, BLACKWELL = (
     [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST and (row.arch > 90) is newer]

@@ -17,11 +17,11 @@ def gpu() -> dispatch.Device:
 @pytest.fixture
 def try_row(gpu: dispatch.Device, rng: np.random.Generator) -> Callable[[Any, Any], None]:
     """`try_row(row, case)`: right results from the recorded call and the plain one, or the row's own refusal."""
-    from dispatch.cudnn.trial import carry_out
+    from dispatch.row_check import check_row
 
     def attempt(row: Any, case: Any) -> None:
         if not row.on(gpu.arch):
             pytest.skip(f"needs {row.arch} or newer, this GPU is {gpu.arch}")
-        carry_out(row, case, gpu, rng)
+        check_row(row, case, gpu, rng)
 
     return attempt

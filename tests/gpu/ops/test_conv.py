@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.cudnn.handle import handle_of
-from dispatch.cudnn.trial import carry_out
+from dispatch.execute import executor
 from dispatch.keys import HOST
-from dispatch.ops.conv import Activation, ConvFwdRequest, cases
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.ops.conv import Activation, ConvFwdRequest
+from dispatch.ops.conv.cases import cases
+from dispatch.row_check import check_row
 
 ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -29,7 +31,7 @@ def skip_unless_for(row, gpu):
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     skip_unless_for(row, gpu)
-    carry_out(row, case, gpu, rng)
+    check_row(row, case, gpu, rng)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -45,6 +47,7 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
 
 def test_tuning_keeps_the_result_and_is_remembered(gpu, rng, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
+    executor.algorithms.cache_clear()  # an earlier test may have tuned, with another file
     x = gpu.array(rng.standard_normal((4, 14, 14, 64)), "f16")
     w = gpu.array(rng.standard_normal((64, 3, 3, 64)) / 24, "f16")
     nchw = [_channels_first(t) for t in (x, w)]
@@ -57,6 +60,7 @@ def test_tuning_keeps_the_result_and_is_remembered(gpu, rng, tmp_path, monkeypat
     gpu.forget_plans()
     dispatch.conv_fwd(*nchw, pad=1, autotune=True)  # taken from the file
     assert files[0].read_bytes() == written
+    executor.algorithms.cache_clear()
 
 
 def test_the_workspace_that_a_request_allows_is_kept_to(gpu, rng):
@@ -121,14 +125,14 @@ def test_workers_have_handles_of_their_own(isolation, rng):
                 assert np.abs(future.result(timeout=60).numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_a_lane_s_handle_goes_as_the_lane_is_closed(rng):
+def test_an_executor_s_handle_goes_as_the_executor_is_closed(rng):
     device = dispatch.device("cuda:0")
-    lane = device.lane(device.stream())
+    executor = device.executor(device.stream())
     x, w = (device.array(rng.standard_normal(shape).astype(np.float32)) for shape in ((2, 8, 9, 9), (4, 8, 3, 3)))
-    lane.run(ConvFwdRequest(x, w, pad=1))
-    handle = handle_of(lane)
+    executor.run(ConvFwdRequest(x, w, pad=1))
+    handle = handle_of(executor)
     assert handle.c_handle.value
-    lane.close()
+    executor.close()
     assert not handle.c_handle.value
     handle.close()  # a second time does nothing
-    assert np.isfinite(dispatch.conv_fwd(x, w, pad=1).numpy()).all()  # by the handle of another lane
+    assert np.isfinite(dispatch.conv_fwd(x, w, pad=1).numpy()).all()  # by the handle of another executor

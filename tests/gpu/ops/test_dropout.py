@@ -5,7 +5,8 @@ import pytest
 
 import dispatch
 from dispatch.keys import HOST
-from dispatch.ops.dropout import DropoutRequest, cases, dropout, dropout_bwd, dropout_states
+from dispatch.ops.dropout import DropoutRequest, dropout, dropout_bwd, dropout_states
+from dispatch.ops.dropout.cases import cases
 
 OPS = ("dropout_states", "dropout_fwd", "dropout_bwd")
 ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.arch != HOST]

@@ -7,10 +7,10 @@ must run.
 import pytest
 
 import dispatch
+from dispatch.core.row import refusals
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
-from dispatch.ops.matmul import cases
-from dispatch.row import refusals
+from dispatch.ops.matmul.cases import cases
 
 ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch import lane
 from dispatch.errors import NoRow
+from dispatch.execute import executor
 from dispatch.keys import HALF, Compute, Epilogue
 from dispatch.ops.matmul import aux_shape, cublaslt
+from dispatch.ops.matmul.bounds import Trial
 from dispatch.ops.matmul.exact import ExactPlan
-from dispatch.ops.matmul.trial import Mismatch, Trial
+from dispatch.testing.memory import Mismatch
 
 E = Epilogue
 SHAPES = [
@@ -96,16 +97,16 @@ def test_a_product_that_is_added_to_d_is_rounded_once(dev, rng, dtype, epilogue,
 def test_what_autotune_takes_is_rounded_once(dev, rng, monkeypatch, tmp_path, dtype, epilogue, shape, order):
     """Also where the request that allows less was tuned before: each finds its own outcome on disk."""
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    lane.algorithms.cache_clear()
+    executor.algorithms.cache_clear()
     try:
         with dev.stream():
             for reduced in (True, False):
                 trial = trial_of(dev, rng, dtype, epilogue, shape, order, autotune=True, reduced_precision=reduced)
                 trial.check(dp.run(trial.request))
-        with dev.stream():  # a lane without plans, which finds the outcome on disk
+        with dev.stream():  # an executor without plans, which finds the outcome on disk
             trial.check(dp.run(trial.request))
     finally:
-        lane.algorithms.cache_clear()
+        executor.algorithms.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -147,7 +148,7 @@ def test_the_kernels_of_this_library_do_every_epilogue(dev, rng, monkeypatch, dt
         for shape, order in SHAPES[:5]:
             trial = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=with_c)
             with dev.stream():
-                assert isinstance(dev.lane().plan(trial.request), ExactPlan)
+                assert isinstance(dev.executor().plan(trial.request), ExactPlan)
                 for _ in range(3):
                     trial.check(dp.run(trial.request))
 

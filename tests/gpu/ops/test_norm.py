@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.cudnn.trial import carry_out
 from dispatch.keys import HOST
-from dispatch.ops.norm import NormMode, cases
+from dispatch.ops.norm import NormMode
+from dispatch.ops.norm.cases import cases
+from dispatch.row_check import check_row
 
 ROWS = [row for row in dispatch.TABLE if row.op.startswith("norm_") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -28,7 +29,7 @@ def skip_unless_for(row, gpu):
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     skip_unless_for(row, gpu)
-    carry_out(row, case, gpu, rng)
+    check_row(row, case, gpu, rng)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

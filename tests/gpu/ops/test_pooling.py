@@ -5,7 +5,8 @@ import pytest
 
 import dispatch
 from dispatch.keys import HOST
-from dispatch.ops.pooling import PoolingMode, cases, pooling, pooling_bwd
+from dispatch.ops.pooling import PoolingMode, pooling, pooling_bwd
+from dispatch.ops.pooling.cases import cases
 
 ROWS = [row for row in dispatch.TABLE if row.op in ("pooling_fwd", "pooling_bwd") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]

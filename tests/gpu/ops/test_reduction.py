@@ -5,7 +5,8 @@ import pytest
 
 import dispatch
 from dispatch.keys import HOST
-from dispatch.ops.reduction import ReduceOp, cases, reduce
+from dispatch.ops.reduction import ReduceOp, reduce
+from dispatch.ops.reduction.cases import cases
 
 ROWS = [row for row in dispatch.TABLE if row.op == "reduce" and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]

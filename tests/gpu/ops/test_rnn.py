@@ -13,7 +13,6 @@ from dispatch.ops.rnn import (
     RnnBwdWeightsRequest,
     RnnMode,
     RnnRequest,
-    cases,
     pack_weights,
     rnn,
     rnn_bwd_data,
@@ -21,6 +20,7 @@ from dispatch.ops.rnn import (
     unpack_weights,
     weight_shapes,
 )
+from dispatch.ops.rnn.cases import cases
 
 OPS = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")
 ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.arch != HOST]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.cudnn.formulas import EXACT
-from dispatch.cudnn.trial import carry_out
+from dispatch.core.host_plan import EXACT
 from dispatch.keys import HOST
-from dispatch.ops.sdpa import SdpaBwdRequest, SdpaFwdRequest, cases
-from dispatch.ops.sdpa.formulas import evaluate
+from dispatch.ops.sdpa import SdpaBwdRequest, SdpaFwdRequest
+from dispatch.ops.sdpa.cases import cases
+from dispatch.ops.sdpa.reference import evaluate
+from dispatch.row_check import check_row
 
 ROWS = [row for row in dispatch.TABLE if row.op.startswith("sdpa_") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -32,7 +33,7 @@ def skip_unless_for(row, gpu):
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     skip_unless_for(row, gpu)
-    carry_out(row, case, gpu, rng)
+    check_row(row, case, gpu, rng)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -5,7 +5,8 @@ import pytest
 
 import dispatch
 from dispatch.keys import HOST
-from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxRequest, cases, softmax, softmax_bwd
+from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxRequest, softmax, softmax_bwd
+from dispatch.ops.softmax.cases import cases
 
 ROWS = [row for row in dispatch.TABLE if row.op in ("softmax_fwd", "softmax_bwd") and row.arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -43,7 +44,7 @@ def test_a_repeated_request_reads_what_is_there_then(gpu, rng):
         )
 
 
-def test_plans_of_a_closed_lane_free_their_descriptors_once(gpu):
+def test_plans_of_a_closed_executor_free_their_descriptors_once(gpu):
     """Closing the device lets plans, descriptors and handle go; the next device works as before."""
     softmax(gpu.zeros((3, 4)))
     gpu.close()

@@ -1,0 +1,146 @@
+"""Bound calls: requests with all choices made, and the wiring of executors to devices and to the table.
+
+`prepare` gives one, `prepare_all` several; users keep and call them. A bound call launches its recorded graph and looks
+at its tensors only when their order may have changed; what it runs on, and what it falls back to, is its executor.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dispatch.bind import bind  # noqa: F401  # gives executors the table
+from dispatch.bind.refit import refit
+from dispatch.core.request import check_request
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import HostDevice, live_devices
+from dispatch.device.stream import order
+from dispatch.execute.executor import Bound, CudaExecutor, HostExecutor, executor_on
+from dispatch.table.table import TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dispatch.core.request import Operands, Request
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_graph import GraphExec
+    from dispatch.execute.executor import Executor
+
+__all__ = ["BoundCall", "prepare", "prepare_all"]
+
+
+class BoundCall:
+    """A prepared request: `call()` runs it again into the same outputs, `call(a=…)` with other operands.
+
+    It belongs to the stream that was current when it was prepared. Other operands of the same layouts take the same
+    plan; each set of addresses has its own recorded call, and the executor keeps the latest ones.
+    """
+
+    __slots__ = ("_bound", "_epoch", "_executor", "_launch", "_replay", "_result", "request")
+
+    def __init__(self, executor: Executor, request: Request, outputs: Operands) -> None:
+        self.request = request.replace(**outputs) if outputs else request
+        self._executor = executor
+        executor.prepared = True
+        self._epoch = -1
+        self._result: Any = None
+        self._replay: GraphExec | None = None
+        if isinstance(executor, CudaExecutor):
+            self._bound = Bound(executor, self.request)
+            self._result = self._bound.result
+            plan, arguments = self._bound.plan, self._bound.arguments
+            if plan.capture_safe and arguments is not None and not executor.captured:
+                self._replay = plan.replays.get(arguments) or executor.record(plan, arguments)
+                if self._replay is not None:
+                    self._launch: Callable[[], int] = self._replay.launch
+        else:
+            executor.plan(self.request)
+
+    @property
+    def row(self) -> Row:
+        """The row of the table that carries it out."""
+        row: Row = self._executor.plan(self.request).row
+        return row
+
+    def __call__(self, **operands: Tensor) -> Any:
+        """Enqueue it and return its outputs without waiting; operands by their names in the request."""
+        if self._epoch == order.epoch and not operands:
+            status = self._launch()
+            if status:
+                self._executor.failed(status)
+            return self._result
+        return self._look(operands)
+
+    def _look(self, operands: dict[str, Tensor]) -> Any:
+        """Run it where something may have changed: other operands, another stream's use of them, a closed executor."""
+        executor = self._executor
+        executor.check()
+        with executor.claimed():
+            if operands:
+                return executor.run(self.request.replace(**operands))
+            if not isinstance(executor, CudaExecutor) or self._replay is None or executor.captured:
+                return executor.run(self.request)
+            epoch = order.epoch  # as it was before the look
+            executor.launch(self._replay, self._bound.reads, self._bound.writes)
+            if order.epoch == epoch and not executor.stream.foreign:
+                self._epoch = epoch
+            return self._result
+
+    def refit(self, weights: Any = None, **operands: Any) -> None:
+        """Replace the weights `b`, or operands by name, in place: the same memory, the same plan, in stream order.
+
+        The weights of a recurrent network are its operand of that name. Takes tensors of the same device or arrays, of
+        the very same shape and dtype; BadRequest for others, and for an operand that the call does not read. Work in
+        flight sees the old ones.
+        """
+        if weights is not None:
+            named = any(name == "weights" for name, _, _ in self.request.tensors())
+            operands = {"weights" if named else "b": weights, **operands}
+        with self._executor.claimed():
+            refit(self._executor, self.request, operands)
+
+    def __repr__(self) -> str:
+        return f"<{self.row.name}: {self.request.describe()}>"
+
+
+def prepare(request: Request) -> BoundCall:
+    """Bind a request to the calling thread's current stream; the call that comes back runs it without choosing again.
+
+    Outputs that the request leaves open are allocated once, here. Raises as `run` does.
+    """
+    check_request(request)
+    executor: Executor = request.device.executor()
+    executor.check()
+    return BoundCall(executor, request, executor.outputs(request))
+
+
+def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
+    """Bind several requests as `prepare` does, but compile at once all kernels that they need.
+
+    Kernels of CUTLASS take half a minute each, where no cache has them. Raises what `prepare` does.
+    """
+    from dispatch.libraries.cutlass import compile as compiler  # at first use: nobody else needs it
+    from dispatch.progress import finish
+
+    requests = list(requests)
+    for request in requests:
+        check_request(request)
+    calls: dict[int, BoundCall] = {}
+    with compiler.ahead() as started:
+        for place, request in enumerate(requests):
+            with suppress(compiler.Later):
+                calls[place] = prepare(request)
+    finish(started)
+    return [calls[place] if place in calls else prepare(request) for place, request in enumerate(requests)]
+
+
+def _forget_plans() -> None:
+    """The table changed: requests choose anew; only prepared calls keep their row."""
+    for device in live_devices():
+        device.forget_plans()
+
+
+HostDevice.open_executor = HostExecutor
+CudaDevice.open_executor = staticmethod(executor_on)
+TABLE.watchers.append(_forget_plans)

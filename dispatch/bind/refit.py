@@ -1,0 +1,134 @@
+"""New weights for a prepared call: written over the old ones, in their memory and in the order of the call's stream.
+
+`BoundCall.refit` comes here. Nothing is compiled, captured or allocated anew: what was enqueued before reads the old
+weights, what is enqueued after reads the new ones. This module never changes a request.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind import driver
+from dispatch.checks import as_array
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.tensor import Tensor, c_strides
+from dispatch.errors import BadRequest
+from dispatch.execute.executor import CudaExecutor
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Request
+    from dispatch.execute.executor import Executor
+
+__all__ = ["refit"]
+
+
+def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> None:
+    """Overwrite operands that a request reads, by name, with tensors or arrays of the very same shape and dtype.
+
+    Raises BadRequest for a name that is no operand it reads, for another shape or dtype, and for another device.
+    """
+    executor.check()
+    read = {name: tensor for name, tensor, written in request.tensors() if not written}
+    pairs = []
+    for name, source in operands.items():
+        target = read.get(name)
+        if target is None:
+            raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
+        pairs.append((target, source))
+        _check(name, target, source)
+    targets = [target for target, _ in pairs]
+    with executor.device.here:
+        _overwrite(executor, pairs, targets)
+
+
+def _overwrite(executor: Executor, pairs: list[tuple[Tensor, Any]], targets: list[Tensor]) -> None:
+    for target, source in [(target, _apart(executor, source, targets)) for target, source in pairs]:
+        if executor.device.is_host or not isinstance(source, Tensor):
+            _from_host(executor, target, source)
+        else:
+            target.storage.use(executor.stream, write=True)
+            source.storage.use(executor.stream, write=False)
+            _copy(target, source, executor.stream.c_handle.value or 0)
+            if isinstance(executor.device, CudaDevice) and executor.stream.capture():
+                executor.device.graphs.keep(executor.stream, target.storage, source.storage)
+
+
+def _check(name: str, target: Tensor, source: Any) -> None:
+    if isinstance(source, Tensor):
+        target.device.check(source)
+        if source.device is not target.device:
+            raise BadRequest(name, f"a tensor on {source.device!r}", f"one on {target.device!r}, or an array")
+        given = (source.shape, source.dtype)
+    else:
+        array = as_array(name, source)
+        given = (array.shape, Dtype.by_numpy.get(array.dtype))  # type: ignore[assignment]  # None is no dtype of ours
+    if given != (target.shape, target.dtype):
+        raise BadRequest(name, f"{given[1]}{list(given[0])}", f"{target.layout}: a refit changes numbers and no more")
+    if target.layout.meets_itself:
+        raise BadRequest(name, f"a view {target.layout}", "memory of its own for every element")
+    if target.layout.readonly:
+        raise BadRequest(name, "read-only memory", "memory that may be written, so that it can be refitted")
+
+
+def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
+    """A source as it is before the first copy: one among whose bytes a target lies, as b in `b.T`, is copied before."""
+    if not isinstance(source, Tensor):
+        return source
+    low, high = source.ptr + source.layout.low, source.ptr + source.layout.high
+    if not any(low < to.ptr + to.layout.high and to.ptr + to.layout.low < high for to in targets):
+        return source
+    return executor.twin(source) if isinstance(executor, CudaExecutor) else source.numpy()
+
+
+def _from_host(executor: Executor, target: Tensor, source: Any) -> None:
+    """Copy an array in, on the executor's stream; of pageable memory the driver has made a copy when this returns."""
+    with executor.stream:
+        target.device.copy_in(target, np.asarray(source))
+
+
+def _copy(target: Tensor, source: Tensor, stream: int) -> None:
+    """Enqueue the copy between two tensors of one shape: at once where both are dense alike, else piece by piece."""
+    one, other = target.layout, source.layout
+    # Only axes of several elements, from the largest step of the target to the smallest.
+    axes = sorted(
+        (axis for axis, extent in enumerate(one.shape) if extent > 1), key=lambda axis: -abs(one.strides[axis])
+    )
+    shape = [one.shape[axis] for axis in axes]
+    to, of = ([layout.strides[axis] for axis in axes] for layout in (one, other))
+    if not target.size:
+        return
+    if to == of and [abs(step) for step in to] == list(c_strides(tuple(shape))):
+        driver.cuMemcpyDtoDAsync(target.ptr + one.low, source.ptr + other.low, target.nbytes, stream)
+        return
+    item = target.dtype.itemsize
+    if not item:
+        raise BadRequest("refit", str(other), f"packed elements that lie as those of {one}")
+    if to[-1] != 1 or of[-1] != 1:  # no line is dense in both: single elements, one to a line
+        shape, to, of = [*shape, 1], [*to, 1], [*of, 1]
+    count, width = (shape[-2] if len(shape) > 1 else 1), shape[-1] * item
+    pitches = (to[-2] * item, of[-2] * item) if count > 1 else (width, width)
+    for index in product(*map(range, shape[:-2])):
+        ends = [
+            tensor.ptr + item * sum(i * step for i, step in zip(index, steps, strict=False))
+            for tensor, steps in ((target, to), (source, of))
+        ]
+        _lines(ends, pitches, width, count, stream)
+
+
+def _lines(ends: list[int], pitches: tuple[int, int], width: int, count: int, stream: int) -> None:
+    """So many lines of so many bytes, from the second address to the first: one copy where all steps are forward."""
+    if min(pitches) < width:
+        for line in range(count):
+            to, of = (end + line * pitch for end, pitch in zip(ends, pitches, strict=True))
+            driver.cuMemcpyDtoDAsync(to, of, width, stream)
+        return
+    copy, kind = driver.CUDA_MEMCPY2D(), driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.dstMemoryType = copy.srcMemoryType = kind
+    copy.dstDevice, copy.srcDevice = ends
+    copy.dstPitch, copy.srcPitch = pitches
+    copy.WidthInBytes, copy.Height = width, count
+    driver.cuMemcpy2DAsync(copy, stream)

@@ -1,0 +1,75 @@
+"""Axes of tensors in the terms of cuDNN's descriptors: merged where they lie in memory as one, padded to four.
+
+The plans of ops that treat axes alike (elementwise, along one axis, over several) ask here, so that a tensor of any
+rank fits a descriptor of four to eight extents. Pure arithmetic; it knows no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.tensor import Layout
+
+__all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "merge"]
+
+LIMIT = 2**31 - 1  # cuDNN's extents and strides are C ints
+
+
+class Axis(NamedTuple):
+    """An extent, its stride in each of the tensors, and the group that it belongs to."""
+
+    extent: int
+    strides: tuple[int, ...]
+    group: int
+
+
+def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = False) -> list[Axis]:
+    """The axes of tensors of one shape, with neighbours of one group joined where every tensor steps evenly over both.
+
+    Neighbours are those in the first tensor's memory, or with `in_order` those in the shape. Axes of extent 1 are
+    dropped. A tensor may have extent 1 where the first has more (what a reduction leaves): it does not step there.
+    """
+    axes = []
+    for place, (extent, group) in enumerate(zip(layouts[0].shape, groups, strict=True)):
+        if extent != 1:
+            steps = tuple(layout.strides[place] if layout.shape[place] == extent else 0 for layout in layouts)
+            axes.append(Axis(extent, steps, group))
+    if not in_order:
+        axes.sort(key=lambda axis: -abs(axis.strides[0]))
+    merged: list[Axis] = []
+    for axis in axes:
+        if merged and merged[-1].group == axis.group:
+            before = merged[-1]
+            if all(outer == inner * axis.extent for outer, inner in zip(before.strides, axis.strides, strict=True)):
+                merged[-1] = axis._replace(extent=before.extent * axis.extent)
+                continue
+        merged.append(axis)
+    return merged
+
+
+def alike(one: Layout, other: Layout) -> bool:
+    """Whether two tensors of one shape have the same strides; those of axes of one element mean nothing."""
+    steps = zip(one.shape, one.strides, other.strides, strict=True)
+    return all(extent == 1 or first == second for extent, first, second in steps)
+
+
+def gapless(layout: Layout) -> bool:
+    """Whether a tensor of positive strides lies in memory without gaps, its axes in any order."""
+    reach = 1 + sum((extent - 1) * step for extent, step in zip(layout.shape, layout.strides, strict=True))
+    return layout.size == 0 or reach == layout.size
+
+
+def describable(*layouts: Layout) -> str:
+    """A rule's words where a layout is none that cuDNN's descriptors can say, or "" where all are."""
+    for layout in layouts:
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
+        steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
+        if min(steps, default=1) < 1:
+            return f"needs strides above 0, has {layout}: copy it with dev.array(x.numpy())"
+        if max((layout.size, *layout.shape, *steps), default=0) > LIMIT:
+            return f"needs extents, strides and sizes up to {LIMIT}, has {layout}"
+    return ""

@@ -1,0 +1,106 @@
+"""A formula in NumPy as a plan of the host, and as a reference: one function of each op serves both.
+
+An op's formula takes a request and a working dtype and gives its outputs by name. The host rows compute in f32 (f64 for
+f64) and round once on the way out; in f64 the same formula is what rows are held against.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from dispatch.core.request import Plan
+from dispatch.keys import F64
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Operands, Request
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.keys import Dtype
+
+__all__ = [
+    "EXACT",
+    "Formula",
+    "NumpyPlan",
+    "Results",
+    "draw",
+    "largest",
+    "numpy_plan",
+    "sigmoid",
+    "store",
+    "values",
+    "work_of",
+]
+
+EXACT = np.dtype(np.float64)
+
+Results = dict[str, "Array"]
+
+
+class Formula(Protocol):
+    """The outputs of a request, by name, computed in a floating point dtype."""
+
+    def __call__(self, request: Any, work: np.dtype[Any], /) -> Results: ...
+
+
+def work_of(dtype: Dtype) -> np.dtype[Any]:
+    """What the host computes in for operands of a dtype: f64 for f64, else f32, as cuDNN does."""
+    return np.dtype(np.float64 if dtype is F64 else np.float32)
+
+
+def largest(dtype: Dtype) -> float:
+    """The largest finite number of a floating point dtype, which cuDNN's kernels start minima from."""
+    limits: Any = ml_dtypes.finfo  # it is untyped
+    return float(limits(dtype.numpy).max)
+
+
+def values(tensor: Tensor | None, work: np.dtype[Any]) -> Array:
+    """The elements of a tensor in a working dtype."""
+    return np.asarray(tensor).astype(work, copy=False)
+
+
+class NumpyPlan(Plan):
+    """A formula as a plan; it runs requests rather than addresses, for NumPy needs the layouts."""
+
+    __slots__ = ("_formula", "_work")
+
+    def __init__(self, row: Row, formula: Formula, work: np.dtype[Any]) -> None:
+        super().__init__(row, capture_safe=False)
+        self._formula, self._work = formula, work
+
+    def run(self, request: Any, outputs: Operands) -> None:
+        """Compute a request into its outputs; `outputs` holds those that were left to be allocated."""
+        with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+            results = self._formula(request, self._work)
+        for name, array in results.items():
+            target = outputs.get(name, getattr(request, name))
+            if target is not None:
+                store(array, target)
+
+
+def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -> NumpyPlan:
+    """The plan of a formula on the host, computed as cuDNN does for the row's first dtype."""
+    del request, executor  # NumPy needs no handle, no stream and no workspace
+    return NumpyPlan(row, formula, work_of(row.dtypes[0]))
+
+
+def store(array: Array, tensor: Tensor) -> None:
+    """Round values to a host tensor's dtype into its memory."""
+    target = tensor.device.view(tensor)
+    with np.errstate(all="ignore"):  # an overflow of f16 is an infinity
+        target[...] = array.astype(target.dtype, copy=False).reshape(target.shape)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x); e^x only ever of numbers below 0, so that nothing overflows."""
+    power = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + power), power / (1 + power)))
+
+
+def draw(states: Array, size: int, p: float) -> tuple[Array, Array]:
+    """Which of so many elements stay, each with probability 1 - p, and the state behind that."""
+    seed, passes = states.view(np.uint64)
+    random = np.random.Generator(np.random.Philox(key=int(seed), counter=int(passes) << 64))
+    return random.random(size) >= p, np.array([seed, passes + 1], np.uint64).view(np.uint8)

@@ -1,0 +1,49 @@
+"""How operands lie in memory: the strides of dense images with their channels first or last, and where tensors begin.
+
+Requests, rules and drawings ask here. Pure arithmetic; it knows no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.keys import I32, I64
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Request
+    from dispatch.device.tensor import Layout
+
+__all__ = ["ALIGNED", "at_16_bytes", "dense_strides", "lies_dense"]
+
+Shape = tuple[int, ...]
+ALIGNED = 16  # bytes: of what engines load at once
+
+
+def dense_strides(shape: Shape, *, last: bool) -> Shape:
+    """The strides of a dense tensor, channels last or first."""
+    order = (0, *range(2, len(shape)), 1) if last else tuple(range(len(shape)))
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def lies_dense(layout: Layout, *, last: bool) -> bool:
+    """Whether a tensor is dense, with its channels last or first; axes of extent 1 lie either way."""
+    wanted = dense_strides(layout.shape, last=last)
+    return all(e == 1 or s == t for e, s, t in zip(layout.shape, layout.strides, wanted, strict=True))
+
+
+def at_16_bytes(request: Request) -> str:
+    """Every operand begins at a multiple of 16 bytes, but single numbers and lengths, offsets and tables of them.
+
+    cuDNN's backend is told where operands begin, and takes graphs of others all the same: then it refuses to run them,
+    reads from the multiple before, so that results are wrong, or loses the device (seen on an H200, 9.19).
+    """
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
+        if layout.size > 1 and layout.alignment < ALIGNED and layout.dtype not in (I32, I64):
+            return f"needs {name} at a multiple of {ALIGNED} bytes, has {layout.alignment}: copy it"
+    return ""

@@ -1,0 +1,91 @@
+"""What rows do with NaN and infinities: a statement for each op, and for dtypes of it that do otherwise.
+
+The table's files have it put into their rows by `stated`; `table` and `explain` show it, and the tests of what is not
+finite take every row at its word, on the host and on a GPU. The host does as the GPU does wherever that is one thing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.errors import BadRow
+from dispatch.keys import F64, FP8, HALF, Epilogue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dispatch.core.row import Row
+
+__all__ = ["ENGINE", "IEEE", "NONE", "TO_NAN", "stated"]
+
+IEEE = "as IEEE 754 has them"
+ENGINE = "reach what reads them alone; what they make there is the engine's choice"
+NONE = "whole numbers have none"
+
+SATURATED = f"{IEEE}; an infinite result is the largest number"
+MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
+UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
+TO_NAN = "an infinity may become NaN"
+LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
+
+# fmt: off
+STATEMENTS = {
+    "matmul":                  MASK,
+    "cutlass_gemm":            IEEE,
+    "cutlass_grouped_gemm":    IEEE,
+    "cutlass_conv_fwd":        ENGINE,
+    "cutlass_conv_bwd_data":   ENGINE,
+    "cutlass_conv_bwd_filter": ENGINE,
+    "conv_fwd":                f"{ENGINE}: 0 for -inf (f16), NaN for 0 times infinity at the padding or not",
+    "conv_bwd_data":           f"{ENGINE}: NaN for 0 times infinity at the padding or not",
+    "conv_bwd_filter":         f"{ENGINE}: NaN for infinity (f32), or for 0 times infinity at the padding",
+    "sdpa_fwd":                f"{IEEE}; 0 where a query sees nothing; V is read where a mask hides it, or not",
+    "sdpa_bwd":                f"{ENGINE}: an infinite O or dO gives infinity or NaN",
+    "norm_fwd":                f"{IEEE}; the inverse variance of infinity is NaN or 0",
+    "norm_bwd":                f"{IEEE}; {TO_NAN}",
+    "cudnn_graph":             f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
+    "softmax_fwd":             f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
+    "softmax_bwd":             IEEE,
+    "activation_fwd":          IEEE,
+    "activation_bwd":          f"{IEEE}; what ReLU drops is 0, whatever it was",
+    "pooling_fwd":             LOWEST,
+    "pooling_bwd":             f"{IEEE}; the gradient of MAX of -inf alone goes to the first element or nowhere",
+    "reduce":                  f"{LOWEST}, MIN of inf the largest, and their index is none",
+    "dropout_states":          NONE,
+    "dropout_fwd":             f"{IEEE}; what is dropped is 0, whatever it was",
+    "dropout_bwd":             f"{IEEE}; what is dropped is 0, whatever it was",
+    "rnn_fwd":                 f"{IEEE}; {UNREAD}",
+    "rnn_bwd_data":            f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
+    "rnn_bwd_weights":         f"{IEEE}; {TO_NAN}; {UNREAD}",
+    "ctc_loss":                f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
+}
+# fmt: on
+
+
+def stated(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows with what they do with NaN and infinities; BadRow for an op that has no statement."""
+    made = tuple(rows)
+    for row in made:
+        # Nobody else has seen the rows so far: to copy them all would cost more than to make them.
+        object.__setattr__(row, "nonfinite", _statement(row))
+    return made
+
+
+def _statement(row: Row) -> str:
+    """What a row does, by its op and its result's dtype."""
+    if row.nonfinite:
+        return row.nonfinite
+    if row.op not in STATEMENTS:
+        raise BadRow(f"{row.name} does not say what it does with NaN and infinities: dispatch/core/nonfinite.py")
+    result = row.dtypes[-1]
+    if result.numpy.kind in "iu":
+        return NONE
+    if result in FP8:
+        return SATURATED
+    if row.op == "matmul" and Epilogue.RELU_AUX not in row.epilogues:
+        return IEEE
+    if row.op == "softmax_fwd" and result is F64:
+        return IEEE
+    if row.op == "rnn_fwd" and result in HALF:  # a state may be 0 there, of products that are rounded apart
+        return f"{IEEE}; {TO_NAN}; {UNREAD}"
+    return STATEMENTS[row.op]

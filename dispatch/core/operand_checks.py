@@ -1,0 +1,47 @@
+"""Checks of operands and numbers that several families make: extents, spatial axes, probabilities, opaque memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.operands import whole
+from dispatch.errors import BadRequest
+from dispatch.keys import U8
+
+if TYPE_CHECKING:
+    from dispatch.core.overlap import Shape
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["MAX_EXTENT", "check_extents", "check_opaque", "check_probability", "each"]
+
+
+def each(name: str, value: Any, rank: int, low: int) -> Shape:
+    """A number for each spatial axis."""
+    values = value if isinstance(value, tuple) else (value,) * rank
+    if len(values) != rank:
+        raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")
+    return tuple(whole(name, one, low) for one in values)
+
+
+def check_probability(name: str, p: object) -> None:
+    """BadRequest unless a number is a probability below 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise BadRequest(name, repr(p), "a number from 0 to below 1")
+
+
+def check_opaque(name: str, tensor: Tensor, wanted: int, alignment: int, hint: str) -> None:
+    """BadRequest unless a tensor is dense u8 of a size, at a multiple of so many bytes."""
+    layout = tensor.layout
+    if (layout.shape, layout.dtype) != ((wanted,), U8) or not layout.is_contiguous:
+        raise BadRequest(name, str(layout), f"dense u8[{wanted}]", hint)
+    if wanted and layout.alignment < alignment:
+        raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
+
+
+MAX_EXTENT = 2**31 - 1
+
+
+def check_extents(name: str, tensor: Tensor) -> None:
+    """Libraries count rows, columns and products in an int."""
+    if max(tensor.shape, default=0) > MAX_EXTENT:
+        raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")

@@ -1,0 +1,233 @@
+"""OperandRequest: the contract of requests, once, for ops whose operands are tensors by name and whose outputs follow.
+
+The requests of `dispatch/ops` whose op is one cuDNN call derive from it: a class lists what it reads and writes, says
+what its outputs look like, and checks its own fields. It calls no library.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from cudabind._cached import cached_property
+from dispatch.checks import check_enum, check_int, check_kinds
+from dispatch.core.overlap import overlap, same_view
+from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.tensor import Tensor, c_strides
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Layout
+    from dispatch.keys import Dtype
+
+__all__ = ["Made", "OperandRequest", "chosen", "dense", "like", "same_as", "whole"]
+
+Shape = tuple[int, ...]
+
+
+class Made(NamedTuple):
+    """An output as it is allocated: shape, strides in elements, dtype."""
+
+    shape: Shape
+    strides: Shape
+    dtype: Dtype
+
+
+def dense(shape: Shape, dtype: Dtype) -> Made:
+    """An output in C order."""
+    return Made(shape, c_strides(shape), dtype)
+
+
+def like(layout: Layout, shape: Shape | None = None) -> Made:
+    """A dense output whose axes lie in memory in the order of another tensor's: channels last stays channels last."""
+    extents = layout.shape if shape is None else shape
+    order = sorted(range(len(extents)), key=lambda axis: (-abs(layout.strides[axis]), axis))
+    steps = c_strides(tuple(extents[axis] for axis in order))
+    strides = [0] * len(extents)
+    for axis, step in zip(order, steps, strict=True):
+        strides[axis] = step
+    return Made(extents, tuple(strides), layout.dtype)
+
+
+class OperandRequest(Request):
+    """A request over named tensors; a subclass is a frozen dataclass with `eq=False`.
+
+    `reads` and `writes` are its tensor fields in the order of `arguments()`; a field of either may be None. `updates`
+    are those of `reads` that the op changes. `in_place` holds pairs of (output, input) that may be one view.
+    """
+
+    reads: ClassVar[tuple[str, ...]]
+    writes: ClassVar[tuple[str, ...]]
+    updates: ClassVar[tuple[str, ...]] = ()
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._check_tensors()
+        check_kinds(self)
+        self.check_fields()
+        self._check_outputs()
+
+    # -- what a subclass says -------------------------------------------------------------------------------------
+    @abstractmethod
+    def made(self) -> dict[str, Made]:
+        """The outputs of this request, in the order in which it gives them back."""
+
+    @abstractmethod
+    def check_fields(self) -> None:
+        """Raise BadRequest for fields that do not fit each other; the tensors are live and on one device."""
+
+    @abstractmethod
+    def choices(self) -> tuple[Any, ...]:
+        """What of the key is no layout."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The inputs that must be there."""
+        return self.reads
+
+    # -- the contract of Request ----------------------------------------------------------------------------------
+    @property
+    def device(self) -> Device:
+        first: Tensor = getattr(self, self.reads[0])
+        return first.device
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        """What rows are matched with: the dtypes of the first input and the first output."""
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype, next(iter(self._made.values())).dtype
+
+    def signature(self) -> Signature:
+        return Signature(self.dtypes)
+
+    def key(self) -> tuple[Any, ...]:
+        tensors = (getattr(self, name) for name in (*self.reads, *self.writes))
+        return (*(None if tensor is None else tensor.layout for tensor in tensors), *self.choices())
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        tensors = [getattr(self, name) for name in self.reads]
+        tensors += [outputs.get(name, getattr(self, name)) for name in self.writes]
+        return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
+
+    @property
+    def repeatable(self) -> bool:
+        changed = any(getattr(self, name) is not None for name in self.updates)
+        return not changed and super().repeatable
+
+    def tensors(self) -> tuple[Use, ...]:
+        return self._uses
+
+    @cached_property
+    def _uses(self) -> tuple[Use, ...]:
+        named = [(name, getattr(self, name)) for name in (*self.reads, *self.writes)]
+        return tuple((n, t, n in self.writes or n in self.updates) for n, t in named if t is not None)
+
+    @cached_property
+    def _made(self) -> dict[str, Made]:
+        return self.made()
+
+    @cached_property
+    def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        open_ones = {name: made for name, made in self._made.items() if getattr(self, name) is None}
+        return {name: (made.shape, made.strides, made.dtype) for name, made in open_ones.items()}
+
+    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        return self._missing
+
+    def place_of(self, name: str) -> int:
+        """Where an operand stands in `arguments`."""
+        return (*self.reads, *self.writes).index(name)
+
+    def layout_of(self, name: str) -> Layout:
+        """The layout of an operand, as it will be where it is still to be allocated."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is not None:
+            return tensor.layout
+        made = self._made[name]
+        return self.device.layout(made.dtype, made.shape, made.strides, 256)
+
+    def result(self, outputs: Operands) -> Any:
+        given = [outputs.get(name, getattr(self, name)) for name in self._made]
+        return given[0] if len(given) == 1 else tuple(given)
+
+    def replace(self, **operands: Tensor) -> OperandRequest:
+        names = {field.name for field in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
+        for name in operands:
+            if name not in names:
+                raise BadRequest(name, "an operand", f"one of {', '.join((*self.reads, *self.writes))}")
+        changed: OperandRequest = replace(self, **operands)  # type: ignore[type-var]
+        return changed
+
+    def describe(self) -> str:
+        parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
+        numbers = [f"{name}={_word(getattr(self, name))}" for name in self._named_choices()]
+        return f"{self.op}({', '.join([*parts, *numbers])})"
+
+    def _named_choices(self) -> list[str]:
+        tensors = {*self.reads, *self.writes}
+        return [field.name for field in fields(self) if field.name not in tensors]  # type: ignore[arg-type]
+
+    # -- checks that all share ------------------------------------------------------------------------------------
+    def _check_tensors(self) -> None:
+        """What is there is a Tensor, on one live device."""
+        given: list[tuple[str, Tensor]] = []
+        for name in (*self.reads, *self.writes):
+            tensor = getattr(self, name)
+            if isinstance(tensor, Tensor):
+                given.append((name, tensor))
+            elif tensor is not None or name in self.required:
+                raise BadRequest(
+                    name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
+                )
+        home = self.device
+        home.check(*(tensor for _, tensor in given))
+        for name, tensor in given:
+            if tensor.device is not home:
+                hint = f"move it: {home}.array(x)"
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
+
+    def _check_outputs(self) -> None:
+        """Outputs that were given fit what the op makes, and their memory is nobody else's."""
+        made = self._made
+        for name in self.writes:
+            tensor = getattr(self, name)
+            if tensor is not None and name not in made:
+                raise BadRequest(name, str(tensor.layout), f"none: this {self.op} has no {name}")
+            if tensor is not None and (tensor.shape, tensor.dtype) != (made[name].shape, made[name].dtype):
+                wanted = f"{made[name].dtype}{list(made[name].shape)}"
+                raise BadRequest(name, str(tensor.layout), wanted, f"leave {name}=None to have it allocated")
+        for name, tensor, written in self.tensors():
+            if written:
+                self._check_written(name, tensor)
+
+    def _check_written(self, name: str, tensor: Tensor) -> None:
+        if tensor.layout.readonly:
+            raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+        if tensor.layout.meets_itself:
+            raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
+        for other_name, other, _ in self.tensors():
+            if other_name == name or ((name, other_name) in self.in_place and same_view(tensor, other)):
+                continue
+            if (other_name, name) in self.in_place and same_view(tensor, other):
+                continue
+            if overlap(tensor, other):
+                partners = [other for one, other in self.in_place if one == name]
+                hint = f"{' or '.join(partners)} may be {name} itself" if partners else f"leave {name}=None"
+                raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", hint)
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "name", value))
+
+
+# -- checks that subclasses ask for -----------------------------------------------------------------------------------
+whole, chosen = check_int, check_enum
+
+
+def same_as(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """BadRequest unless two operands have one shape and one dtype."""
+    if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        wanted = f"{other.dtype}{list(other.shape)}, as {other_name} is"
+        raise BadRequest(name, str(tensor.layout), wanted)

@@ -1,0 +1,153 @@
+"""What every op shares: the frozen request, the plan that carries one out, and the doors through which they are run.
+
+An op file derives its request from `Request` and its plans from `Plan`; `executor.py` runs them. This module knows no
+library, no table and no op; it is the contract between them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, WorkerFailed
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+    from dispatch.keys import Compute, Dtype, Epilogue
+
+__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "check_request", "run"]
+
+Argument = int | float | complex  # an address, or a number given by value
+Use = tuple[str, Tensor, bool]  # a field's name, its tensor, whether it is written
+Operands = dict[str, Tensor]  # by the request's field name
+
+
+class Signature:
+    """What the table's columns are matched with: the choices of a request, without its sizes.
+
+    `dtypes` and `scales` are in the order that the op states for its rows; `compute` None takes the row's default.
+    """
+
+    __slots__ = ("compute", "dtypes", "epilogue", "scales")
+
+    def __init__(
+        self,
+        dtypes: tuple[Dtype | None, ...],
+        compute: Compute | None = None,
+        epilogue: Epilogue | None = None,
+        scales: tuple[Any, ...] = (),
+    ) -> None:
+        self.dtypes, self.compute, self.epilogue, self.scales = dtypes, compute, epilogue, scales
+
+
+class Request(ABC):
+    """A frozen description of one operation on tensors; making one validates it and raises BadRequest.
+
+    A request holds its tensors, and the outputs it was given; an output left None is allocated anew at every run.
+    """
+
+    op: ClassVar[str]
+    advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
+    bound: Any = (
+        None  # executor.py keeps its last binding here, so that running the same request again costs no look-up
+    )
+
+    @property
+    @abstractmethod
+    def device(self) -> Device:
+        """The device that all operands are on."""
+
+    @abstractmethod
+    def signature(self) -> Signature:
+        """What the table is asked with."""
+
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]:
+        """All that a plan depends on: layouts and choices, no pointers and no numbers given by value."""
+
+    @abstractmethod
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        """Addresses and numbers in the op's fixed order; `outputs` are those that it leaves open."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Use, ...]:
+        """Each operand given: its field name, the tensor, and whether the request writes it."""
+
+    @abstractmethod
+    def missing(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
+        """The outputs to be allocated: field name to (shape, strides in elements, dtype)."""
+
+    @abstractmethod
+    def result(self, outputs: Operands) -> Any:
+        """What a run gives back: the first output, or a tuple where there are several."""
+
+    @abstractmethod
+    def replace(self, **operands: Tensor) -> Request:
+        """The same request over other operands; BadRequest for a name that is none of its tensors."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line: op, layouts and choices."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a second run would give the same as the first: no operand that is written is read as well."""
+        spans = [(t.storage, t.ptr + t.layout.low, t.ptr + t.layout.high, written) for _, t, written in self.tensors()]
+        return not any(
+            one[3] and not other[3] and one[0] is other[0] and one[1] < other[2] and other[1] < one[2]
+            for one in spans
+            for other in spans
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields, and nothing that was worked out from them or found for this process."""
+        state = vars(self)
+        if is_dataclass(self):
+            return {field.name: state[field.name] for field in fields(self) if field.name in state}
+        return {name: value for name, value in state.items() if name != "bound"}
+
+
+class Plan:
+    """A request bound to one executor: everything that does not depend on addresses is done.
+
+    `replays` and `seen` belong to executor.py: the captured graphs by arguments, and the arguments seen once.
+    """
+
+    __slots__ = ("__weakref__", "capture_safe", "replays", "row", "seen")
+    is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
+
+    def __init__(self, row: Any, *, capture_safe: bool) -> None:
+        self.row = row
+        self.capture_safe = capture_safe
+        self.replays: dict[tuple[Argument, ...], Any] = {}
+        self.seen: dict[tuple[Argument, ...], None] = {}
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits."""
+        raise WorkerFailed(f"{type(self).__name__} does not run on a GPU")
+
+    def run(self, request: Any, outputs: Operands) -> None:
+        """On the host: do the work, into the request's outputs and those made for it."""
+        raise WorkerFailed(f"{type(self).__name__} does not run on the host")
+
+
+def run(request: Request) -> Any:
+    """Select a row, bind it and enqueue it on the current stream of the calling thread; returns without waiting.
+
+    Returns the request's outputs. Raises NoRow where no row takes the request, StaleTensor for tensors of a closed
+    device, DeviceFault on a lost one.
+    """
+    try:
+        return request.device.executor().run(request)
+    except AttributeError:
+        check_request(request)
+        raise
+
+
+def check_request(request: object) -> None:
+    """BadRequest for what is no request; the doors ask only once something has gone wrong."""
+    if not isinstance(request, Request):
+        hint = "such as dispatch.MatmulRequest(a=a, b=b)"
+        raise BadRequest("request", f"a {type(request).__name__}", "a dispatch.Request", hint)

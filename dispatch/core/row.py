@@ -1,0 +1,336 @@
+"""Row: one line of the table, and Table: the rows in order of priority, with those that users add.
+
+The files of table/ hold the rows themselves; `select.py` asks them. A duplicate or a row that can never be reached
+fails when it is added. Nothing here knows an op or calls a library.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRow, words
+from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from dispatch.core.request import Plan, Request, Signature
+
+__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
+
+ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
+Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
+Modes = tuple[ScaleMode | None, ScaleMode | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one library function takes, and the function of `ops/` that calls it.
+
+    Attributes:
+        op: the op's name, as `Request.op`.
+        dtypes: of the operands, in the op's order (matmul: a, b, c, d).
+        extra: dtypes allowed for the operands that an epilogue adds, in the op's order (matmul: bias, gelu aux).
+        compute: the compute type; a fast one is taken only by requests that ask for it.
+        epilogues: those that the function fuses.
+        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+        rules: what else a request must fulfil; each gives the reason where it does not.
+        arch, until: the oldest and the newest architecture; HOST for both on the host, `until` None for no limit.
+        since: the oldest version of the library.
+        library, function: what it ends in, as in `cudabind.sys`.
+        call: makes the plan.
+        run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
+        variant: a word for what of its op it is for, where other rows have the same dtypes.
+        note: what a result may be other than one would take for granted; empty where there is nothing to say.
+        nonfinite: what becomes of NaN and infinities; `nonfinite.py` states it of this library's own rows.
+    """
+
+    op: str
+    dtypes: tuple[Dtype, ...]
+    extra: tuple[tuple[Dtype, ...], ...]
+    compute: Compute | None
+    epilogues: tuple[Epilogue, ...]
+    scales: tuple[Modes, ...]
+    rules: tuple[Rule, ...]
+    arch: Arch
+    until: Arch | None
+    since: tuple[int, ...]
+    library: str
+    function: str
+    call: Callable[[Any, Any, Row], Plan] = field(compare=False)
+    run_on: tuple[str, ...] = field(default=(), compare=False)
+    variant: str = field(default="", compare=False)
+    note: str = field(default="", compare=False)
+    nonfinite: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """Short and readable, and no other row's: op, dtypes, compute, scale modes, variant, architecture, library."""
+        *inputs, output = map(str, self.dtypes)
+        added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C of another dtype than D
+        compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
+        # One factor for the whole tensor, SCALAR_32F, is 0 and goes without saying.
+        pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
+        scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
+        product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
+        variant = f" {self.variant}" if self.variant else ""
+        return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.arch} {self.library}"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What rows must share for one to take the requests of the other."""
+        return self.op, self.dtypes, self.compute
+
+    def on(self, arch: Arch) -> bool:
+        """Whether the row is for an architecture; the host's rows are for the host alone."""
+        if self.arch == HOST or arch == HOST:
+            return self.arch == arch
+        return arch >= self.arch and (self.until is None or arch <= self.until)
+
+    def covers(self, other: Row) -> bool:
+        """Whether every request that the other row takes is taken by this one."""
+        return (
+            self.kind == other.kind
+            and all(set(mine) >= set(theirs) for mine, theirs in zip(self.extra, other.extra, strict=False))
+            and set(self.epilogues) >= set(other.epilogues)
+            and set(self.scales) >= set(other.scales)
+            and set(self.rules) <= set(other.rules)
+            and self.on(other.arch)
+            and (self.until is None or (other.until is not None and self.until >= other.until))
+            and self.since <= other.since
+        )
+
+
+def _without(waiting: dict[str, str], room: str) -> dict[str, str]:
+    return {op: other for op, other in waiting.items() if other != room}
+
+
+def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
+    """Raise BadRow for what is no sound row, or repeats another, or comes last and can never be reached."""
+    if not isinstance(row, Row):
+        raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
+    call: Any = row.call  # a user's may be anything
+    if not callable(call) or not row.epilogues or not row.scales:
+        raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
+    for other in others:
+        if other == row:
+            raise BadRow(f"{row.name} stands in the table already")
+        if last and other.covers(row):
+            raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
+
+
+def _check_all(rows: Iterable[Row]) -> None:
+    """`_check` each row against those before it."""
+    # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        group = alike.setdefault(getattr(row, "kind", ()), [])  # what is no row `_check` refuses
+        _check(row, group, last=True)
+        group.append(row)
+
+
+class Table:
+    """The rows in order of priority: those that users registered, the latest first, then those of this library.
+
+    `rooms` names modules whose ROWS follow the given ones, each with its ops. A module is imported when the table is
+    first asked for one of its ops, or for all, so that `import dispatch` and a first product stay quick however many
+    families of ops there are.
+    """
+
+    def __init__(self, rows: Iterable[Row], rooms: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
+        self._waiting = {op: room for room, ops in rooms.items() for op in ops}  # of rooms that are not in yet
+        self._entering: set[str] = set()
+        self.lock = threading.RLock()  # held while rows come in or go
+        self._rows: tuple[Row, ...] = ()
+        self._by_op: dict[str, tuple[Row, ...]] = {}
+        self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
+        self._loaded = self._loading = False
+        self._entries: set[tuple[str, str]] = set()  # of packages that are in, where an interrupt ended the loading
+        self.broken: tuple[str, ...] = ()  # what is wrong with the packages that should have added rows
+        self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
+        given = tuple(rows)
+        _check_all(given)
+        self._set(given)
+
+    def register(self, *rows: Row) -> None:
+        """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""
+        with self.lock:
+            before = self._rows
+            try:
+                for row in rows:
+                    self._add(row)
+            except BadRow:
+                self._set(before)
+                raise
+        for watcher in list(self.watchers):
+            watcher()
+
+    def unregister(self, row: Row) -> None:
+        """Take a row out again; BadRow where it is not in the table."""
+        with self.lock:
+            if row not in self._rows:
+                raise BadRow(f"{row.name} is not in the table")
+            self._set(tuple(r for r in self._rows if r != row))
+        for watcher in list(self.watchers):
+            watcher()
+
+    def _add(self, row: Any) -> None:
+        """Put a user's row before all others."""
+        _check(row, self._rows, last=False)
+        self._set((row, *self._rows))
+
+    def _set(self, rows: tuple[Row, ...]) -> None:
+        self._rows = rows
+        self._by_dtypes = {}
+        self._by_op = {op: tuple(row for row in rows if row.op == op) for op in dict.fromkeys(row.op for row in rows)}
+
+    def of(self, op: str) -> tuple[Row, ...]:
+        """The rows of an op, those of installed packages included."""
+        if not self._loaded:
+            self._load()
+        if op in self._waiting:
+            self._enter(self._waiting[op])
+        return self._by_op.get(op, ())
+
+    def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
+        """The rows of an op whose dtypes are the first of these."""
+        key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
+        found = self._by_dtypes.get(key)
+        if found is None:
+            found = tuple(row for row in self.of(op) if row.dtypes == dtypes[: len(row.dtypes)])
+            self._by_dtypes[key] = found
+        return found
+
+    def _load(self) -> None:
+        """Add the rows of installed packages; one that is broken is named in a warning, and adds none."""
+        with self.lock:
+            if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
+                return
+            self._loading = True
+            try:
+                self._load_entries()
+                self._loaded = True
+            finally:
+                self._loading = False
+        for text in self.broken:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _enter(self, room: str) -> None:
+        """Add the rows of a room, behind the others."""
+        with self.lock:
+            if room in self._entering or room not in self._waiting.values():
+                return  # in already, or on its way: one that looks at the table while it is imported sees it so far
+            self._entering.add(room)
+            try:
+                further = tuple(import_module(room).ROWS)
+                _check_all(further)
+                self._set((*self._rows, *further))
+                self._waiting = _without(self._waiting, room)
+            finally:
+                self._entering.discard(room)
+
+    def _enter_all(self) -> None:
+        for room in dict.fromkeys(self._waiting.values()):
+            self._enter(room)
+
+    def _load_entries(self) -> None:
+        from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
+
+        for entry in entry_points(group=ENTRY_POINTS):
+            if (entry.name, entry.value) not in self._entries:
+                self._load_entry(entry)
+                self._entries.add((entry.name, entry.value))
+
+    def _load_entry(self, entry: EntryPoint) -> None:
+        """Add the rows that an entry point names, all or none: what is wrong with a package costs nobody else."""
+        before = self._rows
+        try:
+            found = entry.load()
+            for row in (found,) if isinstance(found, Row) else found:
+                self._add(row)
+        except KeyboardInterrupt:  # the user's: the next look at the table begins here
+            self._set(before)
+            raise
+        except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
+            self._set(before)
+            text = f"{type(error).__name__}: {words(error, str)}"
+            self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {text}",)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.op for row in self))
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self._loaded:
+            self._load()
+        self._enter_all()
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, index: int) -> Row:
+        return tuple(self)[index]
+
+
+def accepts(row: Row, request: Request, wanted: Signature) -> bool:
+    """Whether a row takes a request, its architecture and version apart."""
+    count = len(row.dtypes)
+    return (
+        wanted.dtypes[:count] == row.dtypes
+        and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
+        and (wanted.epilogue is None or wanted.epilogue in row.epilogues)
+        and (not wanted.scales or wanted.scales in row.scales)
+        and all(
+            given is None or given in allowed for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False)
+        )
+        and not any(rule(request) for rule in row.rules)
+    )
+
+
+def refusals(row: Row, request: Request, wanted: Signature) -> list[str]:
+    """Why a row does not take a request, in words; nothing where `accepts` says that it does."""
+    reasons = []
+    count = len(row.dtypes)
+    if wanted.dtypes[:count] != row.dtypes:
+        reasons.append(f"needs dtypes {_names(row.dtypes)}, has {_names(wanted.dtypes[:count])}")
+    for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False):
+        if given is not None and given not in allowed:
+            choice = " or ".join(map(str, allowed)) or "no such operand"
+            reasons.append(f"needs an epilogue operand of {choice}, has {given}")
+    if wanted.compute is None and row.compute in FAST:
+        reasons.append(f"needs compute={row.compute.name} in the request")
+    if wanted.compute is not None and wanted.compute is not row.compute:
+        reasons.append(f"needs compute {row.compute.name if row.compute else 'None'}, has {wanted.compute.name}")
+    if wanted.epilogue is not None and wanted.epilogue not in row.epilogues:
+        reasons.append(f"needs an epilogue of {', '.join(e.name for e in row.epilogues)}, has {wanted.epilogue.name}")
+    if wanted.scales and wanted.scales not in row.scales:
+        reasons.append(f"needs scale modes {' or '.join(map(_modes, row.scales))}, has {_modes(wanted.scales)}")
+    return reasons + [reason for rule in row.rules if (reason := _ask(rule, request, sure=not reasons))]
+
+
+def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
+    """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
+    try:
+        return rule(request)
+    except Exception:
+        if sure:
+            raise
+        return ""
+
+
+FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
+
+
+def _names(dtypes: Iterable[Dtype | None]) -> str:
+    return "(" + ", ".join(str(dtype) for dtype in dtypes) + ")"
+
+
+def _modes(pair: Modes) -> str:
+    return "(" + ", ".join("none" if mode is None else mode.name for mode in pair) + ")"

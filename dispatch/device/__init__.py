@@ -1,0 +1,1 @@
+"""What memory and order are: devices, contexts, streams, tensors, and the exchange with other libraries."""

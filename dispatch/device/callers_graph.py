@@ -1,0 +1,91 @@
+"""What a graph that the caller captures has of ours: memory, plans and workspace, which it keeps as long as it may run.
+
+cuda.py makes one CallersGraphs for each GPU; executors and allocations tell it what goes into a capture. The driver
+says when it has destroyed a graph and all that was instantiated from it. This module captures nothing and launches
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+
+if TYPE_CHECKING:
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.stream import Stream
+
+__all__ = ["CallersGraphs"]
+
+MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE: the graph has the one reference
+NO_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+SEMAPHORE_BYTES = 64  # more than a `sem_t` has anywhere
+
+
+class _Graph:
+    """What one graph keeps, and the semaphore that the driver posts once the graph is gone.
+
+    The driver calls `sem_post` itself, on a thread of its own: Python may be gone by then, so it must not be called.
+    """
+
+    __slots__ = ("_gone", "kept")
+
+    def __init__(self, graph: ctypes.c_void_p) -> None:
+        self._gone = ctypes.create_string_buffer(SEMAPHORE_BYTES)
+        libc = _libc()
+        libc.sem_init(self._gone, 0, 0)
+        post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
+        made = ctypes.c_void_p()
+        status = driver.cuUserObjectCreate.unchecked(ctypes.byref(made), self._gone, post, 1, NO_SYNC)
+        if status:
+            raise driver.error("cuUserObjectCreate", status)
+        # The driver holds the address until it posts, and be it after this process's interpreter has ended.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gone))
+        status = driver.cuGraphRetainUserObject.unchecked(graph, made, 1, MOVE)
+        if status:
+            raise driver.error("cuGraphRetainUserObject", status)
+        self.kept: list[Any] = []
+
+    def is_gone(self) -> bool:
+        if _libc().sem_trywait(self._gone):
+            return False
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._gone))
+        return True
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+class CallersGraphs:
+    """The graphs that callers capture, by the number of their capture, as long as the driver has them."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self.known: dict[int, _Graph] = {}
+
+    def keep(self, stream: Stream, *things: object) -> None:
+        """Keep things as long as the graph that is captured from a stream now, and all that is instantiated from it."""
+        number, graph = ctypes.c_uint64(), ctypes.c_void_p()
+        state = ctypes.byref(ctypes.c_int())
+        with stream.here:
+            status = driver.cuStreamGetCaptureInfo.unchecked(
+                stream.c_handle, state, ctypes.byref(number), ctypes.byref(graph), None, None, None
+            )
+        if status:
+            self._device.fail(status, "cuStreamGetCaptureInfo")
+        if not graph.value:
+            return
+        found = self.known.get(number.value)
+        if found is None:  # of two threads that capture into one graph the first one's stays, with what it keeps
+            found = self.known.setdefault(number.value, _Graph(graph))
+        found.kept.extend(things)
+
+    def sweep(self) -> None:
+        """Let go of what graphs have kept that are gone."""
+        for number, graph in tuple(self.known.items()):
+            if graph.is_gone():
+                self.known.pop(number, None)

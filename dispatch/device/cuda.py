@@ -1,0 +1,515 @@
+"""The GPU as a device: primary context, stream-ordered memory pool, copies, and what a driver status means.
+
+`device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
+them. Memory comes from a pool of this device's own; releases.py frees it behind every stream that used it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import defaultdict, deque
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from cudabind import driver
+from cudabind.errors import CudaError, SymbolNotFound
+from dispatch.checks import converted
+from dispatch.device.callers_graph import CallersGraphs
+from dispatch.device.context import Context
+from dispatch.device.device import Device, array_kind
+from dispatch.device.dlpack import lent, take_back
+from dispatch.device.external import ExternalStream, ExternalStreams
+from dispatch.device.pinned import Copy, PinnedPool
+from dispatch.device.recordings import LOST, Recordings
+from dispatch.device.releases import Releases
+from dispatch.device.stream import RELAXED, QuietStream, Stream, current, exchange_mode, relaxed
+from dispatch.device.strided_copy import pieces, whole
+from dispatch.device.tensor import Array, Storage, Tensor, check_dense, unpacked
+from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
+from dispatch.keys import Arch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CudaDevice", "device_of_pointer", "is_available"]
+
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+STUCK = 8  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
+NOT_INITIALIZED = 3  # what cuInit says in a process that was forked from one that uses CUDA
+FORKED = (
+    "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
+    " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
+)
+_of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
+
+
+@cache
+def is_available() -> bool:
+    """Whether there is a driver and at least one GPU that it can use."""
+    try:
+        driver.cuInit(0)
+        return int(driver.cuDeviceGetCount()) > 0
+    except CudaError as error:
+        return error.status == NOT_INITIALIZED  # there is one: `device()` says why this process cannot use it
+
+
+def device_of_pointer(ptr: int) -> int:
+    """The number of the GPU that a device pointer belongs to."""
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(driver.cuPointerGetAttribute(attribute, ptr))
+
+
+class CudaDevice(Device):
+    """One GPU of this process, through its primary context; DeviceUnavailable where driver or GPU is missing."""
+
+    is_host = False
+    here: Context
+
+    def __init__(self, ordinal: int, generation: int) -> None:
+        try:
+            driver.cuInit(0)
+            count = int(driver.cuDeviceGetCount())
+        except CudaError as error:
+            if error.status == NOT_INITIALIZED:
+                raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
+            raise DeviceUnavailable(
+                f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without"
+            ) from error
+        if ordinal >= count:
+            raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
+        self.handle = driver.cuDeviceGet(ordinal)
+        self.is_alone = count == 1
+        self.here = Context(self)
+        self.activate()
+        kinds = driver.CUdevice_attribute
+        major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        super().__init__(f"cuda:{ordinal}", ordinal, Arch(major * 10 + minor), generation)
+        self.model = driver.cuDeviceGetName(96, self.handle).split(b"\0")[0].decode()
+        self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
+        self._pool = self._make_pool(ordinal)
+        self._events: deque[ctypes.c_void_p] = deque()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # that were made here
+        self._retained = deque([self.handle])  # until `close` has given its hold on the primary context back
+        self._pinned = PinnedPool(self)
+        self.recordings = Recordings()
+        self.externals = ExternalStreams(self)
+        self.releases = Releases(self, self.stream())
+        self.graphs = CallersGraphs(self)
+        self.quiet = self.stream()  # waits for nobody; what is prepared while a caller captures is made ready there
+        # Libraries' handles without an executor, and how they are destroyed: for that the whole context is waited for.
+        self.idle: defaultdict[str, deque[tuple[Any, Callable[[Any], object]]]] = defaultdict(deque)
+        self._most_stuck = int(driver.cuDeviceTotalMem(self.handle)) // STUCK
+
+    def attribute(self, kind: Any) -> int:
+        """One `CUdevice_attribute` of the GPU."""
+        return int(driver.cuDeviceGetAttribute(kind, self.handle))
+
+    def _make_pool(self, ordinal: int) -> ctypes.c_void_p:
+        """A pool that keeps what is freed: the driver's default gives it back at every synchronization."""
+        props = driver.CUmemPoolProps()
+        props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = ordinal
+        with relaxed():
+            pool = driver.cuMemPoolCreate(props)
+            threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
+        return ctypes.c_void_p(int(pool))
+
+    def activate(self) -> None:
+        self.here.provide()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        executors = self.executors()
+        _of_parents.append((self.__dict__.copy(), executors, [executor.__dict__.copy() for executor in executors]))
+        if self.fault is None:
+            self.fault = DeviceUnavailable(f"{self.name} cannot be used in this process: {FORKED}")
+        for executor in executors:
+            executor.lose()
+
+    # -- streams and events ---------------------------------------------------------------------------------------
+    def stream(self) -> Stream:
+        """A new stream that does not wait for the legacy default stream."""
+        with self.here:
+            handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        stream = Stream(self, int(handle), owned=True)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def external(self, handle: int) -> ExternalStream:
+        return self.externals.named(handle)
+
+    def event(self) -> ctypes.c_void_p:
+        """An event without timing, to be given back with `recycle`."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            with self.here:
+                return ctypes.c_void_p(int(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+
+    def recycle(self, event: ctypes.c_void_p) -> None:
+        self._events.append(event)
+
+    def recorded(self, stream: Stream) -> ctypes.c_void_p:
+        """An event behind what is enqueued on a stream so far."""
+        event = self.event()
+        with stream.here:
+            status = driver.cuEventRecord.unchecked(event, stream.c_handle)
+        if status:
+            self.fail(status, "cuEventRecord")
+        return event
+
+    def synchronize(self) -> None:
+        """Wait for all work on the GPU, that of other libraries too; raises what it ended in.
+
+        It ends whatever other libraries capture meanwhile, as `torch.cuda.synchronize` does; no recording of ours.
+        """
+        self.check()
+        self.refuse_capture("to wait for the device")
+        self._collect()
+        gathered, blind = self.releases.gather(), self.externals.blind()
+        try:
+            status = self._wait()
+        except BaseException:
+            self.releases.put_back(gathered)
+            raise
+        if status:
+            self.releases.put_back(gathered)
+            self.fail(status, "cuCtxSynchronize")
+        for stream, since in blind:
+            if stream.blind == since:
+                stream.blind = 0
+        self.releases.done(gathered)
+
+    def _wait(self) -> int:
+        """Wait for the whole context. That would end recordings as it begins, so that is when there must be none."""
+        event = self.event()
+        try:
+            with self.recordings.none(), self.here:
+                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.here.handle)), event)
+            if not status:
+                with relaxed():
+                    status = driver.cuEventSynchronize.unchecked(event)
+        except SymbolNotFound:  # a driver from before CUDA 12.5
+            with self.recordings.none(), self.here:
+                status = driver.cuCtxSynchronize.unchecked()
+        finally:
+            self.recycle(event)
+        return int(status)
+
+    def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
+        """BadRequest where the caller captures a stream, or this thread's current one; nothing is enqueued then."""
+        if self._is_captured(stream):
+            hint = "do that outside of the capture"
+            raise BadRequest("stream", "a stream under capture", f"another {what}", hint)
+
+    def fail(self, status: int, function: str) -> NoReturn:
+        error = driver.error(function, status)
+        if status == OUT_OF_MEMORY:
+            raise OutOfMemory(f"{self.name} ({self.model}) is out of memory; {self.memory()}") from error
+        if error.sticky:
+            if self.fault is None:
+                self.fault = DeviceFault(
+                    f"{self.name} is lost to this process: {error}. A CUDA fault cannot be healed inside its process:"
+                    " restart it, or run the work in a child process"
+                )
+            for executor in self.executors():
+                executor.lose()
+            raise self.fault from error
+        raise error
+
+    def memory(self) -> str:
+        """What of the GPU's memory is free, in words."""
+        with self.here:
+            free, total = driver.cuMemGetInfo()
+        return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
+
+    def _is_captured(self, stream: Stream | None = None) -> bool:
+        executor = current.executor
+        if stream is None and executor is not None and executor.stream.device is self:
+            stream = executor.stream
+        return stream is not None and stream.foreign and not stream.closed and stream.is_capturing()
+
+    def bytes_in_use(self) -> int | None:
+        used = ctypes.c_uint64()
+        kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        if not self.alive or self.fault is not None:
+            return None
+        take_back(everything=True)
+        with relaxed():
+            self.releases.collect()
+            if driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
+                return None  # counting raises nothing: a fault is told to those who wait for results
+        return used.value
+
+    def retire(self, stream: Stream) -> None:
+        # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
+        side = self.releases.side
+        if self.alive and self.fault is None and not side.closed and not (stream.foreign and stream.is_capturing()):
+            side.wait_for_handle(stream.c_handle)
+
+    def dispose(self, handle: ctypes.c_void_p) -> None:
+        if self.alive and self.fault is None and not self.releases.side.closed:
+            self.releases.gone.append(handle)
+        else:
+            driver.cuStreamDestroy.unchecked(handle)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if not stream.foreign:
+            return self._allocate_on(nbytes, stream)
+        if isinstance(stream, QuietStream):
+            return self._allocate_for(stream.stream, nbytes)
+        if stream.is_capturing():
+            storage = self._allocate_for(stream, nbytes)
+            self.graphs.keep(stream, storage)
+            return storage
+        with stream.here:
+            return self._allocate_on(nbytes, stream)
+
+    def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
+        if lent:
+            take_back()
+        ptr = ctypes.c_uint64()
+        size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
+        mode = ctypes.byref(ctypes.c_int(RELAXED))  # what `relaxed` does, which as a block took 0.3 us longer
+        exchange = exchange_mode()
+        exchange(mode)
+        try:
+            self.releases.collect()
+            status = driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle)
+        finally:
+            exchange(mode)
+        if status == OUT_OF_MEMORY:
+            status = self._allocate_again(ptr, size, stream)
+        elif self.releases.stuck > self._most_stuck and not self._is_captured():
+            self.synchronize()
+        if status:
+            self.fail(status, "cuMemAllocFromPoolAsync")
+        return Storage(self, ptr.value, nbytes, stream, _release)
+
+    def _allocate_again(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
+        if self._is_captured():
+            return OUT_OF_MEMORY  # to wait for the device would end the caller's capture
+        self.trim()
+        with relaxed():
+            return int(driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle))
+
+    def _allocate_for(self, stream: Stream, nbytes: int) -> Storage:
+        """Memory for a stream that the caller captures: it is there at once, and no part of his graph."""
+        with relaxed():
+            storage = self._allocate_on(nbytes, self.quiet)
+            self.quiet.synchronize()
+        storage.owner = storage.writer = stream
+        return storage
+
+    def trim(self) -> None:
+        """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
+        take_back(everything=True)
+        with relaxed():
+            self.releases.collect()
+            self.synchronize()
+            self.releases.side.synchronize()
+            self.releases.collect()
+            driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
+            self._pinned.trim()
+
+    def park(self, storage: Storage) -> None:
+        self.releases.give_back(storage)
+
+    def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
+        self.releases.keep_until(event, keep)
+
+    # -- copies ---------------------------------------------------------------------------------------------------
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
+        stream = self.executor().stream
+        self.refuse_capture("to copy from the host", stream)
+        array = self.packed(tensor, array)
+        tensor.storage.use(stream, write=True)
+        for ptr, part, pitch in pieces(tensor, array):
+            dense = np.ascontiguousarray(part)
+            self._copy(stream, ptr, pitch, dense, into=True)
+            if self._is_locked(dense.ctypes.data):
+                stream.synchronize()  # of other memory the driver has made a copy by now
+
+    def _is_locked(self, address: int) -> bool:
+        """Whether the driver knows the memory at an address, and copies from it later: ours, or another library's."""
+        kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        with self.here:
+            status = driver.cuPointerGetAttribute.unchecked(
+                ctypes.byref(kind), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
+            )
+        return bool(status == 0)
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
+        if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
+            one = self.copy_out(tensor[broadcast])
+            return np.array(np.broadcast_to(one, tensor.shape))
+        stream = self.executor().stream
+        self.refuse_capture("to copy to the host", stream)
+        tensor.storage.use(stream, write=False)
+        array = np.empty(tensor.shape, tensor.dtype.numpy)
+        target = array
+        if tensor.dtype.bits == 4:
+            check_dense(tensor)
+            target = np.empty((tensor.size + 1) // 2, np.uint8)
+        for ptr, part, pitch in pieces(tensor, target):
+            dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
+            self._copy(stream, ptr, pitch, dense, into=False)
+            stream.synchronize()
+            if dense is not part:
+                part[...] = dense
+        stream.synchronize()
+        return array if target is array else unpacked(tensor, target)
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        self.check()
+        self._collect()
+        return self._pinned.array(*array_kind(shape, dtype))
+
+    def _collect(self) -> None:
+        with relaxed():
+            self.releases.collect()
+
+    def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        self.check_written(tensor)
+        self.refuse_capture("to copy from the host")
+        self._collect()
+        pool, kind = self._pinned, tensor.dtype.numpy
+        source = array
+        if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
+            source = pool.array(array.shape, kind)
+            source[...] = converted("source", array, tensor.dtype)
+        piece = whole(tensor, source)
+        if piece is None:
+            self.copy_in(tensor, source)
+            return Copy(None, None, tensor)
+        stream = self.executor().stream
+        tensor.storage.use(stream, write=True)
+        try:
+            self._copy(stream, *piece, into=True)
+            return Copy(self, self.recorded(stream), tensor, source)
+        except BaseException:  # no event, or Ctrl-C: its memory would be another array's while it is under way
+            stream.synchronize()
+            raise
+
+    def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
+        self.refuse_capture("to copy to the host")
+        self._collect()
+        pool = self._pinned
+        direct = out is not None and pool.holds(out.ctypes.data)
+        target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)
+        piece = whole(tensor, target)
+        if piece is None:
+            return super().copy_out_async(tensor, out)
+        stream = self.executor().stream
+        tensor.storage.use(stream, write=False)
+        finish = None if direct or out is None else partial(np.copyto, out, target)
+        try:
+            self._copy(stream, *piece, into=False)
+            return Copy(self, self.recorded(stream), target if out is None else out, (tensor, target), finish)
+        except BaseException:  # as above
+            stream.synchronize()
+            raise
+
+    def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
+        """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
+        if array.size == 0:
+            return
+        with self.here:
+            self._copy_here(stream, ptr, pitch, array, into=into)
+
+    def _copy_here(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
+        host = array.ctypes.data
+        if pitch == 0:
+            device_side, host_side, size = ctypes.c_uint64(ptr), ctypes.c_void_p(host), ctypes.c_size_t(array.nbytes)
+            if into:
+                status = driver.cuMemcpyHtoDAsync.unchecked(device_side, host_side, size, stream.c_handle)
+            else:
+                status = driver.cuMemcpyDtoHAsync.unchecked(host_side, device_side, size, stream.c_handle)
+            if status:
+                self.fail(status, "cuMemcpyHtoDAsync" if into else "cuMemcpyDtoHAsync")
+            return
+        copy = driver.CUDA_MEMCPY2D()
+        kinds = driver.CUmemorytype
+        for side, is_device in (("dst", into), ("src", not into)):
+            setattr(copy, f"{side}MemoryType", kinds.CU_MEMORYTYPE_DEVICE if is_device else kinds.CU_MEMORYTYPE_HOST)
+            setattr(copy, f"{side}Device" if is_device else f"{side}Host", ptr if is_device else host)
+            setattr(copy, f"{side}Pitch", pitch if is_device else array.shape[1] * array.itemsize)
+        copy.WidthInBytes, copy.Height = array.shape[1] * array.itemsize, array.shape[0]
+        driver.cuMemcpy2DAsync(copy, int(stream.c_handle.value or 0))
+
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
+        stream = self.executor().stream
+        tensor.storage.use(stream, write=True)
+        if nbytes:
+            size = ctypes.c_size_t(nbytes)
+            with self.here:
+                status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(ptr), 0, size, stream.c_handle)
+            if status:
+                self.fail(status, "cuMemsetD8Async")
+            if stream.foreign and stream.is_capturing():
+                self.graphs.keep(stream, tensor.storage)
+
+    def close(self) -> None:
+        """As every device does; where that was interrupted, or a capture was in its way, another call goes on there."""
+        super().close()
+        if self.fault is not None:
+            return
+        try:
+            handle = self._retained.pop()
+        except IndexError:  # it is done, or another thread is about it
+            return
+        try:
+            self._give_back()
+        except BaseException:
+            self._retained.append(handle)
+            raise
+        if not self._pinned.in_use:  # else arrays of the users would go with the context
+            driver.cuDevicePrimaryCtxRelease(handle)
+
+    def _give_back(self) -> None:
+        """Destroy what this device has made, once all work is done; nothing that is left of it names a handle then."""
+        with self.recordings.none(), relaxed(), self.here:
+            status = driver.cuCtxSynchronize.unchecked()
+            if status in LOST:
+                hint = "close it again once that has ended"
+                raise BadRequest("close", f"{self}, on which another library captures", "one without captures", hint)
+            if status:
+                self.fail(status, "cuCtxSynchronize")
+            self.releases.abandon()
+            self._destroy_handles()
+            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+            self._destroy_events()
+
+    def _destroy_handles(self) -> None:
+        for handles in self.idle.values():
+            while handles:
+                handle, destroy = handles.pop()
+                destroy(handle)
+        self.releases.destroy(len(self.releases.gone))
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            if not stream.closed:
+                stream.closed = True
+                driver.cuStreamDestroy.unchecked(stream.c_handle)
+
+    def _destroy_events(self) -> None:
+        while self._events:
+            driver.cuEventDestroy.unchecked(self._events.pop())
+
+
+def _release(storage: Storage) -> None:
+    """Free a storage behind all streams that used it, those of other libraries included."""
+    device = storage.device
+    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else the pool is gone, and this too
+        device.releases.free(storage)

@@ -1,0 +1,546 @@
+"""Devices, `cuda:N` and `host`: each owns its context, its memory and its tensors' layouts, for one generation.
+
+Everybody asks `device()` for one. Closing or losing a device ends its generation: its tensors are stale and the next
+`device()` is another one. This module never runs a kernel; copies go on the current stream of the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import sys
+import threading
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+
+from cudabind._fork import anew
+from dispatch.checks import as_array, check_dtype, check_shape, check_type, check_unmasked, converted, shown
+from dispatch.device import dlpack
+from dispatch.device.pinned import Copy
+from dispatch.device.stream import ExecutorLike, Stream, current
+from dispatch.device.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
+from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, OutOfMemory, StaleTensor
+from dispatch.keys import HOST, U8, Arch, Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Device", "HostDevice", "array_kind", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
+
+MAX_LANES = 32  # of one thread on streams of ours, and as many
+MAX_EXTERNAL_LANES = 16  # on those of other libraries; each has handles, plans and a workspace
+_all: weakref.WeakSet[Device] = weakref.WeakSet()
+MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
+
+
+class Device:
+    """What is common to GPUs and the host; `device()` gives the live one of a name."""
+
+    is_host: ClassVar[bool]
+    open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
+    here: AbstractContextManager[None] = nullcontext()  # `with device.here:` its CUDA context is the current one
+    is_alone = True  # this process sees no other GPU
+
+    def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
+        self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation
+        self.alive = True
+        self.fault: DispatchError | None = None
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
+        self._lock = threading.RLock()  # finalizers may come in between, and close streams or see a fault
+        anew(self, "_lock", threading.RLock)
+        _all.add(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: let go of what only the parent can use."""
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """No copy, nor of a tensor, a request or a bound call: their memory would be given back twice."""
+        raise TypeError(
+            f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
+            "Take the numbers: x.numpy()"
+        )
+
+    # -- what a kind of device must have ------------------------------------------------------------------------
+    def stream(self) -> Stream:
+        """A new stream."""
+        raise DispatchError(f"{type(self).__name__} makes no streams")
+
+    def external(self, handle: int) -> Stream:
+        """Another library's stream, of which the caller says that it is alive."""
+        raise DispatchError(f"{type(self).__name__} has no streams of other libraries")
+
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        """Uninitialized memory, ordered on a stream; OutOfMemory where there is not enough."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        """Overwrite a tensor with an array of its shape and dtype, on the current stream."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        """The elements of a tensor as a fresh array, once what writes it is done."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        """An uninitialized NumPy array that copies to and from this device are quickest with, and need not wait for.
+
+        On a GPU it is page-locked memory, from a pool; on the host it is an array like any other.
+        """
+        self.check()
+        return _host_memory(*array_kind(shape, dtype))
+
+    def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
+        """Begin `copy_in`, of an array of any dtype."""
+        self.copy_in(tensor, converted("source", array, tensor.dtype))
+        return Copy(None, None, tensor)
+
+    def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
+        """Begin `copy_out`, into `out` if that is given."""
+        array = self.copy_out(tensor)
+        if out is None:
+            return Copy(None, None, array)
+        out[...] = array
+        return Copy(None, None, out)
+
+    def view(self, tensor: Tensor) -> Array:
+        """A NumPy array over the very memory of a tensor of the host."""
+        raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
+
+    def bytes_in_use(self) -> int | None:
+        """The memory that tensors of this device hold; None where nobody counts it."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device; raises what it ended in."""
+        raise DispatchError(f"{type(self).__name__} has no work")
+
+    def retire(self, stream: Stream) -> None:
+        """Note the work of a stream that is about to go, so that memory it used is freed behind it."""
+
+    def dispose(self, handle: ctypes.c_void_p) -> None:
+        """Destroy a stream of this device that is closed, once nobody can be about to use its handle."""
+
+    def park(self, storage: Storage) -> None:
+        """Keep another library's memory until work on it is done; on the host it always is."""
+
+    def event(self) -> ctypes.c_void_p:
+        """An event that orders streams, to be given back with `recycle`."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
+    def recycle(self, event: ctypes.c_void_p) -> None:
+        """Take an event back."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
+    def activate(self) -> None:
+        """Let the calling thread have a CUDA context, where it has none; on the host there is nothing to have."""
+
+    # -- state --------------------------------------------------------------------------------------------------
+    def check(self, *tensors: Tensor) -> None:
+        """Raise unless the device is alive and healthy, and the tensors are of this very device and generation."""
+        for tensor in tensors:
+            owner = tensor.layout.device
+            if not owner.alive and owner.fault is None:
+                raise StaleTensor(
+                    f"{tensor.layout} belongs to generation {owner.generation} of {owner.name}, which was closed; its"
+                    f" memory is gone. Make it anew on dispatch.device({owner.name!r})"
+                )
+        if self.fault is not None:
+            raise self.fault
+        if not self.alive:
+            raise StaleTensor(
+                f"generation {self.generation} of {self.name} was closed; ask dispatch.device() for the next"
+            )
+
+    def check_written(self, tensor: Tensor, array: Array | None = None) -> None:
+        """Raise unless a tensor of this device may be overwritten, and with an array if that is given."""
+        check_type("tensor", tensor, Tensor)
+        self.check(tensor)
+        layout = tensor.layout
+        if layout.device is not self:
+            raise BadRequest("tensor", f"one on {layout.device!r}", f"one on {self!r}")
+        if layout.readonly:
+            raise BadRequest("tensor", "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+        if layout.meets_itself:
+            raise BadRequest("tensor", f"a view {layout}", "memory of its own for every element", "several share one")
+        if array is not None and (array.shape, array.dtype) != (layout.shape, layout.dtype.numpy):
+            raise BadRequest("array", f"{array.dtype}{list(array.shape)}", f"{layout.dtype}{list(layout.shape)}")
+
+    def look(self, tensor: Tensor) -> None:
+        """Raise for a tensor whose elements must not be read; see TaintedTensor."""
+
+    def fail(self, status: int, function: str) -> NoReturn:
+        """Raise what a driver status means; a sticky one marks the device as lost."""
+        raise DispatchError(f"{function} gave {status}")
+
+    def close(self) -> None:
+        """Wait for the work (of supervisors too), close all executors, end this generation; again, it does nothing."""
+        dlpack.take_back(everything=True)
+        for supervisor in list(self.supervisors):
+            supervisor.finish()
+        with _registry:
+            if not self.alive:
+                return
+            self.alive = False
+            if _live.get(self.name) is self:
+                del _live[self.name]
+        for executor in self.executors():
+            executor.close()
+
+    # -- executors and layouts --------------------------------------------------------------------------------------
+    def executor(self, stream: Stream | None = None) -> Any:
+        """The calling thread's executor on a stream of this device, or on its current one; made at first use.
+
+        One that is asked for by its stream becomes the current one only where the thread has none that is open.
+        """
+        here: Any = current.executor
+        if stream is None and here is not None and here.stream.device is self:
+            if not here.closed:
+                return here
+            if current.entered:  # in a `with` block of a stream that was closed: its handle is gone
+                here.check()
+        becomes_current = stream is None or ((here is None or here.closed) and stream.is_ours)
+        if stream is None:
+            stream = current.homes.get(self)
+            if stream is None:
+                self.check()
+                _forget_closed_devices()
+                stream = current.homes[self] = self.stream()
+        executor = current.executors.get(stream)
+        if executor is None:
+            executor = current.executors[stream] = type(self).open_executor(stream)
+            with self._lock:
+                self._executors.add(executor)
+            if len(current.executors) > MAX_EXTERNAL_LANES:
+                _forget_an_executor(stream)
+        if becomes_current and not current.entered:  # no `with stream:` block says otherwise
+            current.executor = executor
+        return executor
+
+    def executors(self) -> list[Any]:
+        """The executors that threads have opened here; more may be opened meanwhile."""
+        with self._lock:
+            return list(self._executors)
+
+    def forget_plans(self) -> None:
+        """Let every executor choose its rows anew."""
+        for executor in self.executors():
+            executor.forget()
+
+    def layout(
+        self, dtype: Dtype, shape: tuple[int, ...], strides: tuple[int, ...], ptr: int, readonly: bool = False
+    ) -> Layout:
+        """The interned layout of a view at an address."""
+        alignment = min(ptr & -ptr, 256) or 256
+        key = (dtype.cuda, shape, strides, alignment, readonly)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts = {}
+            layout = self._layouts[key] = Layout(self, dtype, shape, strides, alignment, readonly)
+        return layout
+
+    # -- tensors ------------------------------------------------------------------------------------------------
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
+        """An uninitialized C-order tensor; `dtype` is a short name ("bf16"), a Dtype or a NumPy or ml_dtypes dtype."""
+        self.check()
+        kind = check_dtype("dtype", dtype)
+        extents = check_shape("shape", shape, kind.bits)
+        storage = self.allocate((math.prod(extents) * kind.bits + 7) // 8, self.executor().stream)
+        return Tensor(storage, storage.base, self.layout(kind, extents, c_strides(extents), storage.base))
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
+        """A C-order tensor of zeros."""
+        tensor = self.empty(shape, dtype)
+        self.fill_zero(tensor)
+        return tensor
+
+    def fill_zero(self, tensor: Tensor) -> None:
+        """Set every element of a tensor to zero, on the current stream, and nothing beside or between them."""
+        self.check_written(tensor)
+        if tensor.layout.fills_bytes:
+            self.clear(tensor.ptr + tensor.layout.low, tensor.nbytes, tensor)
+        else:
+            self.copy_in(tensor, np.zeros(tensor.shape, tensor.dtype.numpy))
+
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
+        """Set bytes of a tensor to zero, on the current stream."""
+        raise DispatchError(f"{type(self).__name__} has no memory")
+
+    def packed(self, tensor: Tensor, array: Array) -> Array:
+        """What the memory of a tensor is to hold: an array as it is, or 4-bit elements two to a byte.
+
+        An odd one at the end shares its byte with what lies behind, in a view: that half stays as it is.
+        """
+        pairs = packed(tensor, array)
+        if tensor.dtype.bits == 4 and tensor.size % 2:
+            ptr = tensor.ptr + tensor.nbytes - 1
+            last = Tensor(tensor.storage, ptr, self.layout(U8, (1,), (1,), ptr))
+            pairs[-1] |= self.copy_out(last)[0] & 0xF0
+        return pairs
+
+    def array(self, source: Any, dtype: Any = None) -> Tensor:
+        """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first."""
+        array = as_array("source", source)
+        kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
+        tensor = self.empty(array.shape, kind)
+        self.copy_in(tensor, converted("source", array, kind))
+        return tensor
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        state = "" if self.alive else ", closed" if self.fault is None else ", lost"
+        return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
+
+
+def _forget_closed_devices() -> None:
+    """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
+    for device in [device for device in current.homes if not device.alive]:
+        del current.homes[device]
+    for stream in [stream for stream in current.executors if not stream.device.alive]:
+        del current.executors[stream]
+
+
+def _forget_an_executor(stream: Stream) -> None:
+    """Let the thread's oldest executor on such a stream go where there are many: streams go, often unclosed."""
+    homes = current.homes.values()
+    alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in homes]
+    if len(alike) > (MAX_LANES if stream.is_ours else MAX_EXTERNAL_LANES):
+        open_blocks = {executor.stream for executor in (current.executor, *current.entered) if executor is not None}
+        oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)
+        if oldest is not None:
+            executor: Any = current.executors.pop(oldest)
+            if not executor.prepared:  # else it goes with the calls that were prepared on it
+                executor.close()
+
+
+def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the NumPy dtype that are meant; BadRequest for what is none."""
+    kind = check_dtype("dtype", dtype)
+    return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
+
+
+def _host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError, OverflowError) as error:  # the latter two where no address space has so much
+        raise OutOfMemory(f"the host is out of memory: {error}") from error
+
+
+class HostDevice(Device):
+    """The host as a device: NumPy memory, one stream that is always done, the same requests and rows."""
+
+    is_host = True
+
+    def __init__(self, generation: int) -> None:
+        super().__init__("host", 0, HOST, generation)
+        self._stream = Stream(self, 0, owned=False)
+
+    def stream(self) -> Stream:
+        return self._stream
+
+    def external(self, handle: int) -> Stream:
+        return self._stream
+
+    def allocate(self, nbytes: int, stream: Stream) -> Storage:
+        if dlpack.lent:
+            dlpack.take_back()
+        # 256 bytes of slack so that host tensors are aligned as device memory is.
+        memory = _host_memory(nbytes + 256, np.uint8)
+        base = (memory.ctypes.data + 255) // 256 * 256
+        return Storage(self, base, nbytes, stream, _let_go, memory)
+
+    def view(self, tensor: Tensor) -> Array:
+        self.check(tensor)
+        layout = tensor.layout
+        if layout.dtype.bits < 8:
+            raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
+        window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
+        # A ctypes array takes attributes. What the memory lives in may be taken from the storage, but not from a view.
+        window.keep = tensor.storage, tensor.storage.keep  # type: ignore[attr-defined]
+        dtype = layout.dtype.numpy
+        steps = tuple(s * dtype.itemsize for s in layout.strides)
+        view: Array = np.ndarray(layout.shape, dtype, memoryview(window), -layout.low, steps)
+        view.flags.writeable = not layout.readonly
+        return view
+
+    def copy_in(self, tensor: Tensor, array: Array) -> None:
+        self.check_written(tensor, array)
+        if tensor.dtype.bits < 8:
+            pairs = self.packed(tensor, array)
+            ctypes.memmove(tensor.ptr, pairs.ctypes.data, pairs.nbytes)
+        else:
+            self.view(tensor)[...] = array
+
+    def copy_out(self, tensor: Tensor) -> Array:
+        if tensor.dtype.bits >= 8:
+            copy: Array = self.view(tensor).copy()
+            return copy
+        check_dense(tensor)
+        return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
+
+    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
+        ctypes.memset(ptr, 0, nbytes)
+
+    def synchronize(self) -> None:
+        self.check()
+
+
+def _let_go(storage: Storage) -> None:
+    """The memory lives in `storage.keep`, which dies with it."""
+
+
+def _hand_back(storage: Storage) -> None:
+    """Let another library have its memory back, once our streams are done with it."""
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)
+
+
+# -- the live devices ---------------------------------------------------------------------------------------------
+_registry = threading.RLock()
+anew(sys.modules[__name__], "_registry", threading.RLock)
+_live: dict[str, Device] = {}
+_generations: dict[str, Iterator[int]] = {}
+
+
+def device(name: str | None = None) -> Device:
+    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
+
+    DeviceUnavailable says what is missing: the driver, or a GPU of that number.
+    """
+    if name is None:
+        from dispatch.device.cuda import is_available
+
+        name = "cuda:0" if is_available() else "host"
+    if not isinstance(name, str):
+        raise BadRequest("device", shown(name), "its name: 'cuda:0' (any number) or 'host'")
+    name = "cuda:0" if name == "cuda" else name
+    found = _live.get(name)
+    if found is not None:
+        if found.fault is not None:
+            raise found.fault
+        return found
+    with _registry:
+        return _live.get(name) or _start(name)
+
+
+def _start(name: str) -> Device:
+    generation = next(_generations.setdefault(name, itertools.count(1)))
+    kind, _, number = name.partition(":")
+    made: Device
+    if name == "host":
+        made = HostDevice(generation)
+    elif kind == "cuda" and number.isascii() and number.isdigit():
+        from dispatch.device.cuda import CudaDevice
+
+        made = CudaDevice(int(number), generation)
+    else:
+        raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
+    _live[name] = made
+    return made
+
+
+def live_devices() -> list[Device]:
+    """The devices that are open now."""
+    return list(_live.values())
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
+
+    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
+    device that has no place here.
+    """
+    check_unmasked("from_dlpack", source)
+    if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
+        return _foreign(
+            device("host"),
+            source,
+            source.ctypes.data,
+            source.dtype,
+            source.shape,
+            source.strides,
+            not source.flags.writeable,
+        )
+    if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
+        raise BadRequest(
+            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
+        )
+    kind, number = dlpack.place_of(source)
+    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        home = device(f"cuda:{number}")
+        with home.here:  # torch gives memory of its current GPU only
+            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
+    elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
+        home = device("host")
+        taken = dlpack.take(source, None)
+    else:
+        raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
+    strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
+    storage = Storage(home, taken.ptr, 0, home.executor().stream, _hand_back, taken)
+    return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
+
+
+def from_cuda_array_interface(source: Any) -> Tensor:
+    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
+    face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
+    if face is None:
+        raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
+    from dispatch.device.cuda import device_of_pointer
+
+    try:
+        (ptr, readonly), shape, typestr = face["data"], face["shape"], face["typestr"]
+        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), face.get("strides")
+        is_sound = isinstance(ptr, int) and (steps is None or len(steps) == len(shape))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface", str(error)) from None
+    if not is_sound:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface")
+    home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
+    stream = face.get("stream")
+    if stream:
+        theirs: Any = home.external(stream)
+        with theirs.claimed():
+            home.executor().stream.wait_for_uses(theirs)
+    return _foreign(home, source, ptr, dtype, shape, steps, bool(readonly))
+
+
+def _foreign(
+    home: Device,
+    source: Any,
+    ptr: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    readonly: bool,
+) -> Tensor:
+    kind = check_dtype("dtype", dtype)
+    if kind.bits < 8:
+        raise BadRequest(
+            "dtype", f"{kind} with one element to a byte", "whole bytes, or two to a byte", "dev.array(x) packs a copy"
+        )
+    steps = c_strides(shape)
+    if strides is not None:
+        if any(stride % kind.numpy.itemsize for stride in strides):
+            raise BadRequest(
+                "strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first"
+            )
+        steps = tuple(stride // kind.numpy.itemsize for stride in strides)
+    storage = Storage(home, ptr, 0, home.executor().stream, _hand_back, source)
+    return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))
+
+
+def _after_fork() -> None:
+    for each in list(_all):
+        each.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)  # behind that of the locks, which are asked for there

@@ -1,0 +1,332 @@
+"""Exchange of tensors with other libraries without a copy: DLPack and the CUDA Array Interface, both ways.
+
+`Tensor` and `from_dlpack` call it. It follows the DLPack specification (version 1.1) and the CUDA Array Interface
+(version 3). It never copies an element, and it leaves stream order right on both sides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import itertools
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch import keys
+from dispatch.errors import BadRequest, DispatchError
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["cuda_array_interface", "device_of", "export", "lent", "take", "take_back"]
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+LEGACY_DEFAULT_STREAM = 1
+READ_ONLY = 1
+
+# fmt: off
+CODES: dict[Dtype, tuple[int, int]] = {  # DLDataTypeCode and bits of one element
+    keys.I8:     (0, 8),   keys.I32:    (0, 32),  keys.I64:  (0, 64),
+    keys.U8:     (1, 8),   keys.U32:    (1, 32),  keys.U64:  (1, 64),
+    keys.F16:    (2, 16),  keys.F32:    (2, 32),  keys.F64:  (2, 64),
+    keys.BF16:   (4, 16),  keys.C64:    (5, 64),  keys.C128: (5, 128),  keys.BOOL: (6, 8),
+    keys.F8E4M3: (10, 8),  keys.F8E5M2: (12, 8),  keys.E8M0: (14, 8),
+}
+# fmt: on
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+class DLDevice(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class DLManagedTensor(ctypes.Structure):
+    """The capsule "dltensor" of DLPack before 1.0."""
+
+    _fields_ = (("dl_tensor", DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+    capsule, used = b"dltensor", b"used_dltensor"
+    flags = 0
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    """The capsule "dltensor_versioned" of DLPack 1.0 and newer."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("dl_tensor", DLTensor),
+    )
+    capsule, used = b"dltensor_versioned", b"used_dltensor_versioned"
+
+
+Managed = DLManagedTensor | DLManagedTensorVersioned
+
+
+def _python(name: str, restype: Any, *argtypes: Any) -> Any:
+    return ctypes.PYFUNCTYPE(restype, *argtypes)((name, ctypes.pythonapi))
+
+
+capsule_new = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+capsule_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+
+# What consumers hold, by number. A consumer lets go by calling the struct's deleter: from any thread, with or without
+# the interpreter's lock, while another exception is on its way, even after the end of Python. No Python function may
+# be called so: the user's own error would be lost, and the memory kept. The deleter is libc's `time`, which writes to
+# where its argument points and nowhere else. What a struct begins with is a version or an address and no time of day:
+# that it has changed is seen later.
+lent: dict[int, _Lent] = {}
+_numbers = itertools.count(1)
+_uses = 0  # of memory, since all of `lent` was looked at
+
+# Capsules that nobody has consumed yet. They have no destructor, for the same reason: what was dropped unconsumed is
+# taken back with the rest. There is no lock, which a destructor or a forked child could find held: each step is one
+# of a dictionary.
+_offered: dict[int, Any] = {}
+
+
+class _Lent:
+    """A struct that a consumer was given, and what its memory lives in."""
+
+    __slots__ = ("_begins", "_first", "_managed", "keeps")
+
+    def __init__(self, managed: Managed, *keeps: object) -> None:
+        self._managed, self.keeps = managed, keeps
+        self._first = ctypes.c_int64.from_buffer(managed)
+        self._begins = self._first.value
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))  # it is written to whenever the consumer lets go
+
+    @property
+    def is_over(self) -> bool:
+        return self._first.value != self._begins
+
+    def let_go(self) -> None:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._managed))
+
+
+@cache
+def _deleter() -> int | None:
+    return ctypes.cast(ctypes.CDLL(None).time, ctypes.c_void_p).value
+
+
+def _references(capsules: dict[int, Any], number: int) -> int:
+    capsule = capsules.get(number)
+    return sys.getrefcount(capsule)
+
+
+UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
+
+
+def take_back(*, everything: bool = False) -> None:
+    """Let go of what consumers have let go of: called wherever memory is made, lent or counted, and by the collector.
+
+    Not all is looked at each time where much is lent: eight a call on average, or `everything`.
+    """
+    global _uses
+    _uses += 1  # two threads at once may count one: then it is looked at a call later
+    if _uses * 8 < len(lent) and not everything:
+        return
+    _uses = 0
+    for number in list(_offered):
+        capsule = _offered.get(number)
+        if capsule is None:  # another thread was quicker
+            continue
+        if not any(capsule_is(capsule, kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)):
+            _offered.pop(number, None)  # consumed: the struct's deleter will be called
+            continue
+        del capsule
+        if _references(_offered, number) <= UNHELD and _offered.pop(number, None) is not None:
+            lent.pop(number).let_go()
+    for number, each in list(lent.items()):
+        if each.is_over and lent.pop(number, None) is not None:
+            each.let_go()
+
+
+def _after_collection(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and lent:
+        take_back(everything=info["generation"] == 2)  # the collector has looked at all there is, too
+
+
+gc.callbacks.append(_after_collection)
+
+
+@atexit.register
+def _leave() -> None:
+    with suppress(ValueError):  # another library may have emptied the list
+        gc.callbacks.remove(_after_collection)
+
+
+def device_of(tensor: Tensor) -> tuple[int, int]:
+    """DLPack's (device type, device number) of a tensor."""
+    return (CPU, 0) if tensor.device.is_host else (CUDA, tensor.device.ordinal)
+
+
+def export(
+    tensor: Tensor,
+    *,
+    stream: int | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """A DLPack capsule over a tensor's memory; the consumer's stream waits for what is enqueued on it.
+
+    BufferError, as the protocol asks, for a dtype that DLPack lacks, for a copy, and for another device.
+    """
+    tensor.device.check(tensor)
+    tensor.device.look(tensor)
+    if tensor.dtype not in CODES:
+        raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
+    if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
+        raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
+    if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, where it alone knows
+        tensor.storage.lend(None)
+    elif not tensor.device.is_host:
+        _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
+    take_back()
+    kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
+    if kind is DLManagedTensor and tensor.layout.readonly:
+        raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
+    number = next(_numbers)
+    managed = _managed(tensor, kind)
+    lent[number] = _Lent(managed, tensor, tensor.storage.keep)
+    capsule = capsule_new(ctypes.addressof(managed), kind.capsule, None)
+    _offered[number] = capsule
+    return capsule
+
+
+def _lend(tensor: Tensor, handle: int) -> None:
+    """Let a consumer's stream wait for all users of the memory; freeing the memory will wait for that stream."""
+    stream: Any = tensor.device.external(handle)
+    with tensor.storage.ordering:
+        for user in tensor.storage.users():
+            stream.wait_for_uses(user)
+    if stream.waiting and stream.identity >= 0:  # memory that it was given before, and that has been let go of since
+        stream.claim()  # which lets go of that
+        stream.unclaim()
+    tensor.storage.lend(stream)
+
+
+def _managed(tensor: Tensor, kind: type[Managed]) -> Managed:
+    layout = tensor.layout
+    ndim = len(layout.shape)
+    managed = kind()
+    if isinstance(managed, DLManagedTensorVersioned):
+        managed.major, managed.minor = 1, 1
+        managed.flags = READ_ONLY if layout.readonly else 0
+    inner = managed.dl_tensor
+    inner.data, inner.ndim = tensor.ptr, ndim
+    inner.device = DLDevice(*device_of(tensor))
+    inner.dtype = DLDataType(*CODES[layout.dtype], 1)
+    # A ctypes pointer keeps its array alive, and the struct keeps the pointer.
+    inner.shape = ctypes.cast((ctypes.c_int64 * ndim)(*layout.shape), ctypes.POINTER(ctypes.c_int64))
+    inner.strides = ctypes.cast((ctypes.c_int64 * ndim)(*layout.strides), ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = _deleter()
+    return managed
+
+
+class Taken:
+    """Memory of another library: pointer, device, dtype, shape and strides, given back when this object dies."""
+
+    def __init__(self, capsule: Any) -> None:
+        for kind in (DLManagedTensorVersioned, DLManagedTensor):
+            if capsule_is(capsule, kind.capsule):
+                break
+        else:
+            raise BadRequest("from_dlpack", "a capsule that is used or not of DLPack", "a fresh DLPack capsule")
+        self._managed: Managed = kind.from_address(capsule_pointer(capsule, kind.capsule))
+        capsule_rename(capsule, kind.used)  # from here on the memory is ours to give back
+        inner = self._managed.dl_tensor
+        self.device = (inner.device.type, inner.device.id)
+        self.ptr = (inner.data or 0) + inner.byte_offset
+        self.shape = tuple(inner.shape[: inner.ndim])
+        self.strides = tuple(inner.strides[: inner.ndim]) if inner.strides else None
+        self.readonly = bool(self._managed.flags & READ_ONLY)
+        code = (inner.dtype.code, inner.dtype.bits)
+        if code not in DTYPES or inner.dtype.lanes != 1:
+            raise BadRequest(
+                "from_dlpack", f"DLPack type code {code[0]} of {code[1]} bits", _names(), "convert it first"
+            )
+        self.dtype = DTYPES[code]
+
+    def __del__(self) -> None:
+        managed = getattr(self, "_managed", None)
+        if managed is not None and managed.deleter:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(ctypes.addressof(managed))
+
+
+def _names() -> str:
+    return "one of " + ", ".join(dtype.name for dtype in CODES)
+
+
+def take(source: Any, stream: int | None) -> Taken:
+    """Take the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it."""
+    try:
+        try:
+            capsule = source.__dlpack__(stream=stream, max_version=(1, 1))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = source.__dlpack__(stream=stream)
+    except (DispatchError, RuntimeError):  # a fault of its device is the producer's to tell
+        raise
+    except Exception as error:
+        raise BadRequest("from_dlpack", f"a {type(source).__name__}", "memory that it lends", str(error)) from error
+    return Taken(capsule)
+
+
+def place_of(source: Any) -> tuple[int, int]:
+    """Where a producer says its memory is: (device type, device number)."""
+    try:
+        kind, number = map(int, source.__dlpack_device__())
+    except Exception as error:
+        expected = "one that says (device type, device number)"
+        raise BadRequest("from_dlpack", f"a {type(source).__name__}", expected, str(error)) from error
+    return kind, number
+
+
+def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
+    """Version 3 of the interface; AttributeError, as it asks, where a tensor has none."""
+    if tensor.device.is_host:
+        raise AttributeError("a tensor on the host has no __cuda_array_interface__")
+    tensor.device.check(tensor)
+    tensor.device.look(tensor)
+    if tensor.dtype.numpy.kind == "V" or tensor.dtype.numpy.isbuiltin != 1:
+        raise AttributeError(f"__cuda_array_interface__ has no type string for {tensor.dtype}; use from_dlpack")
+    stream = tensor.device.executor().stream  # there as long as this thread; those of the users may be gone
+    with tensor.storage.ordering:
+        for user in tensor.storage.users():
+            stream.wait_for_uses(user)
+        tensor.storage.lend(None)
+    return {
+        "version": 3,
+        "shape": tensor.shape,
+        "typestr": np.dtype(tensor.dtype.numpy).str,
+        "data": (tensor.ptr, tensor.layout.readonly),
+        "strides": None if tensor.layout.is_contiguous else tensor.strides,
+        "stream": stream.handle or LEGACY_DEFAULT_STREAM,
+    }

@@ -1,0 +1,264 @@
+"""Streams of other libraries: one object for each handle, and nothing that touches a handle once it may be gone.
+
+`Stream.from_handle` gives them. Whoever names such a stream says that it is alive meanwhile: in a `with` block, by a
+prepared call that runs, by an exchange of tensors. Behind the last of these an event is recorded, and afterwards it is
+the event that memory and other streams wait for, not the handle. This module never allocates and never launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from cudabind import driver
+from cudabind._fork import anew
+from cudabind.errors import SymbolNotFound
+from dispatch.device.stream import DEFAULTS, NULL_CONTEXT, Stream, current, relaxed
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
+
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.releases import Held
+
+__all__ = ["ExternalStream", "ExternalStreams"]
+
+LEGACY = (0, 1)  # both mean the legacy default stream, which is never gone
+PER_THREAD = 2  # means the default stream of whichever thread passes it
+
+
+class ExternalStream(Stream):
+    """Another library's stream.
+
+    Guarantees: the handle is given to the driver only between `claim` and `unclaim`, and by calls that the user makes
+    of this very object. What this library has enqueued here is behind `event` once nobody claims the stream. Where the
+    handle means another stream by now (`identity` differs), that one is ordered behind what the first was given, so
+    that both are one stream in order. `blind`: the event is missing, for a capture began before it could be recorded.
+    Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
+    """
+
+    __slots__ = ("_blind_as", "_claims", "_free_as", "blind", "event", "identity", "lock", "waiting")
+
+    device: CudaDevice
+
+    def __init__(self, device: CudaDevice, handle: int) -> None:
+        super().__init__(device, handle, owned=False)
+        self.lock = threading.RLock()  # finalizers may come in between
+        anew(self, "lock", threading.RLock)
+        self.identity = 0
+        self.blind = 0
+        self._claims = 0
+        self.event: ctypes.c_void_p | None = None
+        self._free_as: int | None = None  # its identity when it was claimed; None under a capture
+        self._blind_as: int | None = None  # and what that was when the event was missed
+        self.waiting: deque[Held] = deque()  # memory that was lent here, until the stream is named again
+        self.recognize()
+
+    @property
+    def is_ours(self) -> bool:
+        return False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its handle may be given to the driver, in this thread; hold `lock` as long as you rely on it."""
+        handle = self.c_handle.value or 0
+        if handle == PER_THREAD:
+            return self._claims > 0 and current.per_thread.get(self.device) is self
+        return self._claims > 0 or handle in LEGACY
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is in a `with` block of it."""
+        return bool(current.entered) and current.executor is not None and current.executor.stream is self
+
+    def claim(self) -> None:
+        """The caller says that the stream is alive until he calls `unclaim`."""
+        with self.lock:
+            self.recognize()
+            if not self._claims:
+                self._free_as = None if self.is_capturing() else self.identity
+                if self.blind and self._free_as is not None:
+                    self._mark()
+            self._claims += 1
+        if self.waiting and self.identity >= 0:
+            self.device.releases.settle(self)
+
+    def unclaim(self) -> None:
+        """It may be destroyed from here on."""
+        with self.lock:
+            try:
+                if self._claims == 1:
+                    self._mark()
+            finally:
+                self._claims -= 1
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """`claim`, and then `unclaim`."""
+        self.claim()
+        try:
+            yield
+        finally:
+            self.unclaim()
+
+    def recognize(self) -> None:
+        """Ask which stream the handle means now, which is alive; a new one is ordered behind the work of the last.
+
+        Under a capture it cannot be asked, for that ends it: then it is taken to be another one until it can be.
+        """
+        if (self.c_handle.value or 0) in (*LEGACY, PER_THREAD):
+            return
+        with self.lock:
+            is_captured = self.is_capturing()
+            if is_captured and self.identity < 0 < self._claims:
+                return
+            identity = -next(_numbers) if is_captured else _identity(self.c_handle)
+            if identity == self.identity != 0:
+                return
+            self.identity = identity
+            if self.event is None:
+                return
+            if is_captured:  # a graph cannot wait for what is outside of it
+                with relaxed():
+                    driver.cuEventSynchronize.unchecked(self.event)
+            else:
+                driver.cuStreamWaitEvent.unchecked(self.c_handle, self.event, 0)
+
+    def capture(self) -> int:
+        with self.lock:
+            return super().capture() if self.is_alive else 0
+
+    def _mark(self) -> None:
+        """Record the event behind all that is enqueued here."""
+        if (self.c_handle.value or 0) in LEGACY:
+            return
+        if self.is_capturing():
+            if self._free_as is not None:
+                self._miss()
+            return
+        if self.blind:
+            self.recognize()
+        if self.event is None:
+            self.event = self.device.event()
+        with self.here:
+            status = driver.cuEventRecord.unchecked(self.event, self.c_handle)
+        if status:
+            self._miss()
+        elif self.identity == self._blind_as:
+            self.blind = 0
+
+    def _miss(self) -> None:
+        if not self.blind:
+            self._blind_as = self._free_as
+        self.blind = next(_numbers)
+
+    def precede_handle(self, handle: ctypes.c_void_p) -> None:
+        with self.lock:
+            if self.is_alive:
+                super().precede_handle(handle)
+                if self.blind and not self.is_capturing():
+                    self.refuse_blind()
+                return
+            if self.event is not None:
+                with self.device.here if (handle.value or 0) in DEFAULTS else NULL_CONTEXT:
+                    status = driver.cuStreamWaitEvent.unchecked(handle, self.event, 0)
+                if status:
+                    self.device.fail(status, "cuStreamWaitEvent")
+            self.refuse_blind()
+
+    def finish_uses(self) -> None:
+        with self.lock:
+            if not self.is_alive:
+                with relaxed():
+                    status = 0 if self.event is None else driver.cuEventSynchronize.unchecked(self.event)
+                if status:
+                    self.device.fail(status, "cuEventSynchronize")
+                self.refuse_blind()
+                return
+        self.synchronize()
+        self.refuse_blind()
+
+    def refuse_blind(self) -> None:
+        """Raise BadRequest where nothing can be ordered behind what was enqueued here."""
+        if self.blind:
+            raise BadRequest(
+                "stream",
+                f"{self!r}, of which a capture began inside of its `with` block and was under way as the block ended",
+                "a block that ends before the capture begins, or after it has ended",
+                "wait for the device once the capture has ended",
+            )
+
+    def close(self) -> None:
+        """Wait for the stream; it is not ours to destroy, and others may go on to use it."""
+        self.synchronize()
+
+    def __enter__(self) -> Self:
+        self.claim()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self.unclaim()
+            raise
+
+    def __exit__(self, *given: object) -> None:
+        super().__exit__(*given)
+        self.unclaim()
+
+    def __del__(self) -> None:
+        event, waiting = getattr(self, "event", None), getattr(self, "waiting", None)
+        if event is not None and not sys.is_finalizing():
+            self.device.recycle(event)
+        if waiting and not sys.is_finalizing():
+            self.device.releases.put_back(waiting)
+
+
+class ExternalStreams:
+    """The external streams of one device by handle, as long as anything refers to them."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._known: WeakValueDictionary[int, ExternalStream] = WeakValueDictionary()
+        self._lock = threading.RLock()
+        anew(self, "_lock", threading.RLock)
+
+    def named(self, handle: int) -> ExternalStream:
+        """The one of a handle, which is alive."""
+        if handle == PER_THREAD:
+            mine = current.per_thread.get(self._device)
+            if not isinstance(mine, ExternalStream):
+                mine = current.per_thread[self._device] = ExternalStream(self._device, handle)
+            return mine
+        key = 0 if handle in LEGACY else handle
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = ExternalStream(self._device, handle)
+                return found
+        found.recognize()
+        return found
+
+    def blind(self) -> list[tuple[ExternalStream, int]]:
+        """Those that are blind, and since when."""
+        return [(stream, stream.blind) for stream in list(self._known.values()) if stream.blind]
+
+
+_numbers = itertools.count(1)
+
+
+def _identity(handle: ctypes.c_void_p) -> int:
+    """A number that the driver gives to one stream only; 0 where it is from before CUDA 12 and has none to give."""
+    number = ctypes.c_uint64()
+    try:
+        driver.cuStreamGetId.unchecked(handle, ctypes.byref(number))
+    except SymbolNotFound:
+        return 0
+    return number.value

@@ -1,0 +1,59 @@
+"""Copies of strided tensors, cut into what one call of the driver copies: dense pieces, and rows at a pitch.
+
+cuda.py asks here before it copies between a tensor and the host. Nothing here is copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.tensor import c_strides
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Array, Tensor
+
+__all__ = ["pieces", "whole"]
+
+
+def whole(tensor: Tensor, array: Array) -> tuple[int, int, Array] | None:
+    """The one dense piece that a copy of a tensor in C order is: (pointer, pitch, array); None where it is not one."""
+    if not tensor.layout.is_contiguous or tensor.dtype.bits == 4:
+        return None
+    return tensor.ptr, 0, array
+
+
+def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
+    """Cut a copy into (pointer, part of the host array, pitch): one dense piece of pitch 0, or rows by outer index.
+
+    The axes are taken from the largest stride to the smallest, all of them forward, so that a transposed or reversed
+    tensor is dense as well.
+    """
+    layout = tensor.layout
+    if layout.size == 0:
+        return []
+    if layout.dtype.bits == 4:
+        return [(tensor.ptr, array, 0)]
+    item = layout.dtype.itemsize
+    base = tensor.ptr + layout.low
+    forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
+    forward.append(...)  # the dots keep an array of no axes an array
+    array = array[tuple(forward)]
+    # An axis of one element has a stride that says nothing, and would be taken for a pitch.
+    alone = [axis for axis, extent in enumerate(layout.shape) if extent == 1]
+    others = [axis for axis, extent in enumerate(layout.shape) if extent > 1]
+    order = sorted(others, key=lambda axis: -abs(layout.strides[axis]))
+    first: tuple[Any, ...] = (*(0 for _ in alone), ...)
+    array = array.transpose([*alone, *order])[first]
+    shape = [layout.shape[axis] for axis in order]
+    strides = [abs(layout.strides[axis]) for axis in order]
+    if strides == list(c_strides(tuple(shape))):
+        return [(base, array, 0)]
+    overlaps = len(strides) > 1 and strides[-2] < shape[-1]  # rows of another library's sliding window
+    if strides[-1] != 1 or overlaps:  # no axis is dense: single elements, one to a row
+        array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]
+    found = []
+    for index in itertools.product(*map(range, shape[:-2])):
+        offset = sum(i * stride for i, stride in zip(index, strides, strict=False))
+        found.append((base + offset * item, array[index], strides[-2] * item))
+    return found

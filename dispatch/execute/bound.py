@@ -1,0 +1,51 @@
+"""A request's plan on one executor of a GPU, and its runs: what an executor remembers of a request between two calls.
+
+executor.py makes one for each request that runs, and prepare.py for each prepared call. Nothing is chosen or launched
+here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Operands, Request
+    from dispatch.execute.executor import CudaExecutor
+
+__all__ = ["Bound"]
+
+
+class Bound:
+    """A request's plan on one executor, with what its runs need and nothing that would keep the request alive."""
+
+    __slots__ = ("arguments", "executor", "plan", "plans", "reads", "result", "writes")
+
+    def __init__(self, executor: CudaExecutor, request: Request, outputs: Operands | None = None) -> None:
+        self.executor, self.plans = executor, executor.plans
+        self.plan = executor.plan(request)
+        operands = list(request.tensors())
+        self.reads = tuple(tensor for _, tensor, written in operands if not written)
+        self.writes = tuple(tensor for _, tensor, written in operands if written)
+        self.arguments: tuple[Argument, ...] | None = None
+        self.result: Any = None
+        if outputs is not None:
+            self.writes += tuple(outputs.values())
+        if outputs is not None or not request.missing():
+            self.arguments = request.arguments(outputs or {})
+            self.result = request.result(outputs or {})
+
+    def run(self, request: Request) -> Any:
+        """Run once, into the request's outputs or into fresh ones."""
+        executor = self.executor
+        if executor.closed:
+            executor.check()
+        if self.arguments is not None:
+            replay = self.plan.replays.get(self.arguments)
+            if replay is not None and not executor.stream.foreign:
+                executor.launch(replay, self.reads, self.writes)
+            else:
+                executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
+            return self.result
+        outputs = executor.outputs(request)
+        executor.run_into(request, outputs)
+        return request.result(outputs)

@@ -1,0 +1,115 @@
+"""Captured calls: one run of a plan recorded as a CUDA graph, to be launched again for less than the call itself costs.
+
+executor.py captures and launches them. A replay holds addresses, numbers, workspace and algorithm, so it stands for the
+very same arguments only. Capture runs on a stream of its own, so the caller's stream never sees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.device.recordings import LOST, Recordings
+from dispatch.device.stream import RELAXED, relaxed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["GraphExec", "capture"]
+
+TRIES = 3  # of a recording that something ends, before it is given up
+UNTOLD = -1  # the status of a call that an interrupt of the main thread came in behind, before it was told
+
+
+class GraphExec:
+    """An executable graph and its launch on one stream; `launch()` returns the driver's status."""
+
+    __slots__ = ("_exec", "keep", "launch")
+
+    def __init__(self, executable: int, stream: ctypes.c_void_p, *, holding: bool = False) -> None:
+        self._exec = ctypes.c_void_p(executable)
+        self.keep: Any = None  # memory whose addresses are in the graph
+        launch = driver.cuGraphLaunch.unchecked_holding_gil if holding else driver.cuGraphLaunch.unchecked
+        # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
+        self.launch: Callable[[], int] = partial(launch, self._exec, stream)
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        with relaxed():  # the driver frees a graph that is still running once it is done
+            driver.cuGraphExecDestroy.unchecked(self._exec)
+
+
+def capture(
+    enqueue: Callable[[], None],
+    target: ctypes.c_void_p,
+    recorder: ctypes.c_void_p,
+    recordings: Recordings,
+    *,
+    holding: bool = False,
+) -> GraphExec | None:
+    """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
+
+    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holding`: the
+    launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). Waits for the context in
+    other libraries end captures, so one that is lost is repeated; None where that happens again and again.
+    """
+    for _ in range(TRIES):
+        with recordings.one():
+            graph = _recorded(enqueue, target, recorder)
+        if graph is not None:
+            try:
+                with relaxed():
+                    executable = int(driver.cuGraphInstantiate(graph.value, 0))
+            finally:
+                driver.cuGraphDestroy.unchecked(graph)
+            return GraphExec(executable, ctypes.c_void_p(target.value), holding=holding)
+    return None
+
+
+def _recorded(
+    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p
+) -> ctypes.c_void_p | None:
+    """The graph; None where something has ended the capture. Raises what `enqueue()` does of its own accord."""
+    graph, stream = ctypes.c_void_p(), target.value
+    end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder, ctypes.byref(graph))
+    begun, status = UNTOLD, 0
+    error: CudaError | None = None
+    is_whole = False
+    # Other threads and streams may do as they like, but for waits for the whole context. One that another library makes
+    # at the very moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of
+    # them): the interpreter's lock is held for that moment, so that no thread of Python begins one.
+    try:
+        begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
+        if not begun:
+            target.value = recorder.value
+            enqueue()
+            is_whole = True
+    except CudaError as raised:  # of the library, or because the capture was ended under it
+        error = raised
+    finally:
+        target.value = stream
+        if begun in (0, UNTOLD):
+            status = end()  # nothing that Ctrl-C may come in by lies before this
+        if graph.value and (status or not is_whole):
+            driver.cuGraphDestroy.unchecked(graph)
+    if begun:
+        _pass_over("cuStreamBeginCapture", begun)
+        return None
+    if error is not None and status not in LOST:
+        raise error
+    if status:
+        _pass_over("cuStreamEndCapture", status)
+        return None
+    return graph
+
+
+def _pass_over(function: str, status: int) -> None:
+    """Raise what a status means, unless it is that a capture was ended."""
+    if status not in LOST:
+        raise driver.error(function, status)

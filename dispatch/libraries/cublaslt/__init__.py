@@ -1,0 +1,1 @@
+"""cuBLASLt: problems, descriptors, algorithms."""

@@ -1,0 +1,153 @@
+"""cuBLASLt's descriptors of a problem, and what its heuristic suggests for them.
+
+`cublaslt.py` makes them from what `lower.py` says. Descriptors need no GPU, the heuristic needs a handle. This module
+launches nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cudabind.errors import CublasLtError
+from cudabind.sys import cublasLt as lt
+from dispatch.errors import Refused
+from dispatch.keys import Epilogue, ScaleMode
+from dispatch.libraries.cublaslt.launched import NARROW
+
+if TYPE_CHECKING:
+    from dispatch.libraries.cublaslt.problem import Matrix, Problem
+
+__all__ = ["Desc", "Descriptors", "heuristic"]
+
+Desc = lt.cublasLtMatmulDescAttributes_t
+LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
+Preference = lt.cublasLtMatmulPreferenceAttributes_t
+ALIGNMENT = (
+    Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+    Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+    Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+)
+Scheme = lt.cublasLtReductionScheme_t
+UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
+
+
+class Descriptors:
+    """The descriptors of a problem, destroyed with this object; they need no GPU."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.matmul = lt.cublasLtMatmulDesc_t()
+        self.layouts: dict[str, Any] = {}
+        lt.cublasLtMatmulDescCreate(self.matmul, problem.compute, problem.scale)
+        for name in "abd":
+            self.layouts[name] = _layout(getattr(problem, name), problem.batch)
+        self.layouts["c"] = self.layouts["d"] if problem.c == problem.d else _layout(problem.c, problem.batch)
+        if problem.op_a:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(1))
+        if problem.op_b:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(1))
+        if problem.epilogue != Epilogue.NONE:
+            self._set_epilogue(problem)
+        if problem.device_scalars:
+            device = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
+            self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(device))
+        if problem.fast_accum:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8(1))
+        for attribute, mode in (
+            (Desc.CUBLASLT_MATMUL_DESC_A_SCALE_MODE, problem.a_scale_mode),
+            (Desc.CUBLASLT_MATMUL_DESC_B_SCALE_MODE, problem.b_scale_mode),
+        ):
+            if mode > ScaleMode.SCALAR_32F:  # per tensor is the default, and older libraries know no other
+                self.set(attribute, ctypes.c_int32(mode))
+
+    def _set_epilogue(self, problem: Problem) -> None:
+        self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE, ctypes.c_uint32(problem.epilogue))
+        if problem.bias_dtype >= 0:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, ctypes.c_int32(problem.bias_dtype))
+            self.set(Desc.CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, ctypes.c_int64(problem.bias_stride))
+        if problem.aux_ld:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ctypes.c_int64(problem.aux_ld))
+            self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, ctypes.c_int64(problem.aux_stride))
+            if problem.aux_dtype >= 0:
+                self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, ctypes.c_int32(problem.aux_dtype))
+
+    def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
+        """Set one attribute of the operation from a ctypes value of its type."""
+        lt.cublasLtMatmulDescSetAttribute(self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
+    def point(self, attribute: lt.cublasLtMatmulDescAttributes_t, address: int) -> None:
+        """Set one pointer of the operation."""
+        self.set(attribute, ctypes.c_void_p(address))
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        for layout in {id(layout): layout for layout in self.layouts.values()}.values():
+            lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
+        if self.matmul.value:
+            lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
+
+
+def _layout(matrix: Matrix, batch: int) -> Any:
+    layout = lt.cublasLtMatrixLayout_t()
+    lt.cublasLtMatrixLayoutCreate(layout, matrix.dtype, matrix.rows, matrix.cols, matrix.ld)
+    if batch > 1:
+        for attribute, value in (
+            (LayoutAttribute.CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ctypes.c_int32(batch)),
+            (LayoutAttribute.CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, ctypes.c_int64(matrix.batch_stride)),
+        ):
+            lt.cublasLtMatrixLayoutSetAttribute(layout, attribute, ctypes.byref(value), ctypes.sizeof(value))
+    return layout
+
+
+def reduction_schemes(problem: Problem) -> int:
+    """The mask of the ways in which partial sums over k may be added up: `cublasLtReductionScheme_t`.
+
+    In place and in the output type, they are rounded to D's dtype before they are added: that is allowed where D is as
+    precise as the sums are, or where the request asks for it. Not to split k is always allowed.
+    """
+    if problem.reduced_precision or problem.d.dtype not in NARROW:
+        return Scheme.CUBLASLT_REDUCTION_SCHEME_MASK
+    return Scheme.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+
+
+@cache
+def _preference(workspace: int, aligned: tuple[int, int, int, int], schemes: int) -> lt.cublasLtMatmulPreference_t:
+    """What a heuristic may count on; there are few, they are only read, and so they are kept."""
+    preference = lt.cublasLtMatmulPreference_t()
+    lt.cublasLtMatmulPreferenceCreate(preference)
+    size = ctypes.c_uint64(workspace)
+    limit = Preference.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+    lt.cublasLtMatmulPreferenceSetAttribute(preference, limit, ctypes.byref(size), 8)
+    mask, allowed = Preference.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, ctypes.c_uint32(schemes)
+    lt.cublasLtMatmulPreferenceSetAttribute(preference, mask, ctypes.byref(allowed), 4)
+    for attribute, alignment in zip(ALIGNMENT, aligned, strict=True):
+        number = ctypes.c_uint32(alignment)
+        lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(number), 4)
+    return preference
+
+
+def heuristic(
+    handle: lt.cublasLtHandle_t, descriptors: Descriptors, problem: Problem, workspace: int, count: int = 1
+) -> list[lt.cublasLtMatmulHeuristicResult_t]:
+    """The algorithms that cuBLASLt suggests, best first; Refused with its status where it has none."""
+    aligned = (problem.a.alignment, problem.b.alignment, problem.c.alignment, problem.d.alignment)
+    results = (lt.cublasLtMatmulHeuristicResult_t * count)()
+    found = ctypes.c_int32()
+    a, b, c, d = (descriptors.layouts[name] for name in "abcd")
+    preference = _preference(workspace, aligned, reduction_schemes(problem))
+    try:
+        lt.cublasLtMatmulAlgoGetHeuristic(
+            handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(found)
+        )
+    except CublasLtError as error:
+        if error.status not in UNSUPPORTED:
+            raise
+        raise Refused(f"cublasLtMatmulAlgoGetHeuristic gives {error.name}") from error
+    usable = [result for result in results[: found.value] if result.state == 0]
+    if not usable:
+        raise Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")
+    return usable

@@ -1,0 +1,140 @@
+"""What cuBLASLt would launch for an algorithm, and whether that rounds to D's dtype before the epilogue is done.
+
+The library does not say where an epilogue is applied, but a recording of the call shows: in registers behind the sums,
+by one kernel; where split sums are added up; or by a kernel that reads D as it is stored. cublaslt.py asks here for
+the products where that makes a difference. Nothing here runs: a recording is looked at and thrown away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cudabind import driver
+from cudabind._fork import anew
+from cudabind.errors import CudaError
+from dispatch.execute.cuda_graph import UNTOLD
+from dispatch.keys import FP8, HALF, Epilogue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.stream import Stream
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.libraries.cublaslt.problem import Problem
+
+__all__ = ["NARROW", "fuses", "kernels", "must_fuse", "must_not_accumulate"]
+
+NARROW = frozenset(dtype.cuda for dtype in (*HALF, *FP8))  # less precise than the sums of every compute type there is
+# Rounding D and then the epilogue is the same as the epilogue and then rounding: nothing is added, nothing is bent.
+COMMUTING = frozenset(
+    (
+        *(Epilogue.NONE, Epilogue.RELU, Epilogue.RELU_AUX, Epilogue.DRELU, Epilogue.DRELU_BGRAD),
+        *(Epilogue.BGRADA, Epilogue.BGRADB),
+    )
+)
+# cuBLASLt's kernel that adds up split sums, in 13.1: the dtypes of the sums in memory, of C, of the sums, of D, a flag,
+# and the dtype to which a sum is rounded before bias and activation. Those in memory and that one must be f32.
+REDUCTION = "splitKreduce_kernel"
+IN_F32 = re.compile(rf"{REDUCTION}ILi\d+ELi\d+Eif[^L]*Lb[01]Ef")
+TRIES = 3  # of a recording, which what other threads do may end
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and other streams may do as they like meanwhile
+KERNEL, MEMSET = 0, 2  # CUgraphNodeType
+MOST_NODES = 16
+
+
+def must_fuse(problem: Problem) -> bool:
+    """Whether D must not be rounded before its epilogue is done, because that would show in D."""
+    return problem.d.dtype in NARROW and not problem.reduced_precision and problem.epilogue not in COMMUTING
+
+
+def must_not_accumulate(problem: Problem) -> bool:
+    """Whether a product must not be rounded to the dtype of D before it is added to a C that is D."""
+    return problem.d.dtype in NARROW and not problem.reduced_precision
+
+
+def fuses(names: tuple[str, ...] | None) -> bool:
+    """Whether kernels of these names apply the epilogue to sums of the compute type; those not known do not."""
+    return names is not None and sum(not IN_F32.search(name) for name in names) == 1
+
+
+def kernels(executor: CudaExecutor, call: Callable[[], int]) -> tuple[str, ...] | None:
+    """The names of the kernels that a call of the library launches on the executor's target; None where they are not
+    told.
+
+    The call is recorded on a stream of its own; its operands' addresses may be any.
+    """
+    with executor.device.here:
+        for _ in range(TRIES):
+            with executor.device.recordings.one():
+                graph = _recorded(executor, call, _recorder(executor))
+            if graph is not None:
+                try:
+                    return _names(graph)
+                finally:
+                    driver.cuGraphDestroy.unchecked(graph)
+            with _lock:
+                _recorders.pop(executor, None)  # of a recording that was ended it may not be fit for another
+    return None
+
+
+_recorders: WeakKeyDictionary[CudaExecutor, Stream] = WeakKeyDictionary()
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
+
+
+def _recorder(executor: CudaExecutor) -> Stream:
+    with _lock:
+        found = _recorders.get(executor)
+    if found is None:  # only the executor's own thread asks for it
+        found = executor.device.stream()
+        with _lock:
+            _recorders[executor] = found
+    return found
+
+
+def _recorded(executor: CudaExecutor, call: Callable[[], int], recorder: Stream) -> ctypes.c_void_p | None:
+    graph, target = ctypes.c_void_p(), executor.target.value
+    # The interpreter's lock is held as a capture begins and ends, and one that Ctrl-C came in behind is ended all the
+    # same, as in cuda_graph.py.
+    end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder.c_handle, ctypes.byref(graph))
+    begun, refused, lost = UNTOLD, 0, 0
+    try:
+        begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder.c_handle, RELAXED)
+        if not begun:
+            executor.target.value = recorder.c_handle.value
+            refused = call()
+    finally:
+        executor.target.value = target
+        if begun in (0, UNTOLD):
+            lost = end()
+    if (refused or lost) and graph.value:
+        driver.cuGraphDestroy.unchecked(graph)
+    return None if begun or refused or lost else graph
+
+
+def _names(graph: ctypes.c_void_p) -> tuple[str, ...] | None:
+    """The names of a graph's kernels; "" for one without, and memory that is set to 0 counts for nothing."""
+    try:
+        nodes, count = driver.cuGraphGetNodes(driver.CUgraph(graph.value), MOST_NODES)
+        kinds = [int(driver.cuGraphNodeGetType(node)) for node in nodes[: int(count)]]
+        if int(count) > MOST_NODES or not {KERNEL, MEMSET}.issuperset(kinds):
+            return None
+        launched = [node for node, kind in zip(nodes, kinds, strict=False) if kind == KERNEL]
+        return tuple(map(_name, launched)) if len(launched) > 1 else ("",) * len(launched)
+    except CudaError:
+        return None
+
+
+def _name(node: Any) -> str:
+    """A kernel's mangled name; "" where the driver, before 12.3, has no way to tell."""
+    try:
+        name = driver.cuFuncGetName(driver.cuGraphKernelNodeGetParams(node).func)
+    except (CudaError, AttributeError):
+        return ""
+    return name.decode() if isinstance(name, bytes) else str(name)

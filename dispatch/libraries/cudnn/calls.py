@@ -1,0 +1,108 @@
+"""Plans that end in one call of cuDNN's older API, `cudnnSoftmaxForward` and its like: all is ready but the addresses.
+
+The `cudnn` rooms of the ops make them from descriptors; an executor runs and records them. Here nothing is chosen: the
+row and the op have done that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.core.request import Argument, Plan
+from dispatch.libraries.cudnn.handle import handle_of, last_error
+from dispatch.libraries.cudnn.tensors import scalar_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cudabind._bind import StatusFunction
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.keys import Dtype
+
+__all__ = ["CallPlan", "NoOpPlan", "Operand", "number"]
+
+
+class Operand:
+    """The place of an operand's address in a call: its position in the request's `arguments()`."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def number(value: float, dtype: Dtype) -> Any:
+    """alpha or beta: a pointer to a number in host memory, of the type that cuDNN reads for tensors of a dtype."""
+    return ctypes.pointer(scalar_type(dtype)(value))
+
+
+class CallPlan(Plan):
+    """One call of cuDNN: the handle, then `arguments`, in which descriptors and operands stand for what they become.
+
+    `zeroed` are operands, by position and size in bytes, whose memory is set to 0 before the call.
+    """
+
+    __slots__ = ("_arguments", "_executor", "_function", "_handle", "_keep", "_slots", "_zeroed")
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        function: StatusFunction[Any],
+        arguments: Sequence[Any],
+        keep: Sequence[object] = (),
+        *,
+        zeroed: Sequence[tuple[int, int]] = (),
+        capture_safe: bool = True,
+    ) -> None:
+        super().__init__(row, capture_safe=capture_safe)
+        self._executor, self._function = executor, function
+        self._handle = handle_of(executor)
+        self._zeroed = tuple(zeroed)
+        self._keep = tuple(keep)  # descriptors that other descriptors point to, and workspace
+        slots: list[tuple[ctypes.c_void_p, int]] = []
+        ready: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, Operand):
+                slot = ctypes.c_void_p()
+                slots.append((slot, argument.index))
+                ready.append(slot)
+            else:
+                ready.append(argument)
+        self._slots = slots
+        self._keep += tuple(argument for argument in ready if hasattr(argument, "handle"))
+        self._arguments = tuple(getattr(argument, "handle", argument) for argument in ready)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for slot, index in self._slots:
+            address: Any = arguments[index]  # addresses are ints
+            slot.value = address or None
+        for index, nbytes in self._zeroed:
+            driver.cuMemsetD8Async(arguments[index], 0, nbytes, self._executor.target.value)
+        self.call(self._function, self._arguments)
+
+    def call(self, function: StatusFunction[Any], arguments: Sequence[Any]) -> None:
+        """Call cuDNN on the executor's stream; raises its own error, with what it says of it."""
+        status = function.unchecked(self._handle.follow(), *arguments)
+        if status:
+            said = last_error()
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            error = function.error(status)
+            error.text = said or error.text
+            raise error
+
+
+class NoOpPlan(Plan):
+    """A request whose outputs have no elements: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""

@@ -1,0 +1,187 @@
+"""Engines for a graph: what cuDNN's heuristics propose, which of it may be used, and the execution plans made of it.
+
+`plan.py` asks for them. A target is a handle, or the description of a GPU that is not there: then heuristics and plans
+can be had all the same, which is how graphs are checked without one. Nothing here is launched.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudabind.errors import CudnnError
+from cudabind.sys import cudnn
+from dispatch.errors import Refused
+from dispatch.libraries.cudnn.descriptors import Descriptor
+from dispatch.libraries.cudnn.handle import last_error
+from dispatch.libraries.cudnn.lower import lower
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.libraries.cudnn.graph import Graph
+
+__all__ = ["Engine", "Policy", "Target", "described", "engines", "restored"]
+
+NOTE = cudnn.cudnnBackendNumericalNote_t
+HEURISTICS = ("A", "B", "FALLBACK")
+CONFIGURATIONS = 24  # asked of each heuristic
+REASONS = 3  # of cuDNN's refusals that an error quotes
+
+
+class Target(NamedTuple):
+    """What plans are made for: a handle on its GPU, or a finalized description of a GPU (DEVICEPROP)."""
+
+    handle: cudnn.cudnnHandle_t | None
+    properties: Descriptor | None = None
+
+
+class Policy(NamedTuple):
+    """What an engine may do: `tensor_cores` False for f32 that must not become TF32; the most bytes of workspace."""
+
+    tensor_cores: bool = True
+    deterministic: bool = False
+    workspace: int = 1 << 62
+
+    def forbids(self, notes: list[int]) -> str:
+        """Why an engine with these numerical notes is not used, or ""."""
+        if not self.tensor_cores and NOTE.CUDNN_NUMERICAL_NOTE_TENSOR_CORE in notes:
+            return "it computes f32 in TF32"
+        if self.deterministic and NOTE.CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC in notes:
+            return "it is not deterministic"
+        found = [name for note, name in LESS_PRECISE.items() if note in notes]
+        return f"it {found[0]}" if found else ""
+
+
+# What would make results less precise than the compute type says; nobody asks for it, so nobody gets it.
+LESS_PRECISE = {
+    NOTE.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: "rounds its inputs",
+    NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "adds up in less than the compute type",
+    NOTE.CUDNN_NUMERICAL_NOTE_FFT: "goes by FFT",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6: "goes by Winograd's transform",
+    NOTE.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: "goes by Winograd's transform",
+}
+
+
+class Engine(NamedTuple):
+    """An execution plan that was finalized, and the bytes of workspace it needs."""
+
+    plan: Descriptor
+    workspace: int
+
+    def saved(self) -> bytes:
+        """The plan as text, for `restored` in a process with the same GPU and the same cuDNN."""
+        return self.plan.get_text("EXECUTION_PLAN_JSON_REPRESENTATION")
+
+
+def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
+    """The plans that cuDNN makes of a graph, in its heuristics' order; Refused with its reasons where there is none."""
+    reasons: list[str] = []
+    seen: set[tuple[object, ...]] = set()
+    found = False
+    try:
+        operations = lower(graph, target.handle)
+    except CudnnError as error:
+        raise Refused(f"cuDNN takes no such graph: {_words(error)}") from error
+    for mode in HEURISTICS:
+        for configuration in _configurations(operations, mode, target, reasons):
+            try:
+                engine = _engine_of(configuration)
+                name = _identity(configuration, engine)
+                if name in seen:
+                    continue
+                seen.add(name)
+                why = policy.forbids(engine.get_ints("ENGINE_NUMERICAL_NOTE", "NUMERICAL_NOTE", 16))
+                made = None if why else _plan(configuration, target)
+            except CudnnError as error:
+                why, made = _words(error), None
+            if made is not None and made.workspace > policy.workspace:
+                why, made = f"it needs {made.workspace} bytes of workspace, {policy.workspace} are allowed", None
+            if made is None:
+                reasons.append(f"engine {name[0]}: {why}")
+                continue
+            found = True
+            yield made
+    if not found:
+        quoted = "; ".join(dict.fromkeys(reasons)) if len(set(reasons)) <= REASONS else "; ".join(_few(reasons))
+        raise Refused(f"cudnnBackendFinalize makes no plan: {quoted}")
+
+
+def restored(saved: bytes, target: Target, policy: Policy) -> Engine | None:
+    """The plan of a text that `Engine.saved` gave; None where cuDNN does not take it back."""
+    with suppress(CudnnError):
+        plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
+        plan.set_text("EXECUTION_PLAN_JSON_REPRESENTATION", saved).finalize()
+        made = Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
+        if made.workspace <= policy.workspace:
+            return made
+    return None
+
+
+def described(properties: bytes) -> Target:
+    """The target of a GPU described by CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; needs no GPU."""
+    made = Descriptor("DEVICEPROP").set_text("DEVICEPROP_JSON_REPRESENTATION", properties)
+    return Target(None, made.finalize())
+
+
+def _configurations(operations: Descriptor, mode: str, target: Target, reasons: list[str]) -> list[Descriptor]:
+    number = cudnn.cudnnBackendHeurMode_t[f"CUDNN_HEUR_MODE_{mode}"]
+    try:
+        heuristic = Descriptor("ENGINEHEUR").set("ENGINEHEUR_OPERATION_GRAPH", "BACKEND_DESCRIPTOR", operations)
+        heuristic.set("ENGINEHEUR_MODE", "HEUR_MODE", number)
+        if target.properties is not None:
+            heuristic.set("ENGINEHEUR_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
+        made = [Descriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
+        found = heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", made)
+        if not found:
+            reasons.append(f"heuristic {mode} proposes no engine: {_reason(last_error())}")
+        return found
+    except CudnnError as error:
+        reasons.append(f"heuristic {mode}: {_words(error)}")
+        return []
+
+
+def _reason(text: str) -> str:
+    """The innermost reasons of what cuDNN logged about the last engine that it tried."""
+    found = re.findall(r"(CUDNN_STATUS_\w+); Reason: (.*?)(?= Warning: |$)", text)
+    return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "it does not say why"
+
+
+def _engine_of(configuration: Descriptor) -> Descriptor:
+    (engine,) = configuration.get_descriptors("ENGINECFG_ENGINE", [Descriptor("ENGINE")])
+    return engine
+
+
+def _identity(configuration: Descriptor, engine: Descriptor) -> tuple[object, ...]:
+    """What tells one configuration from another: the engine's number and its knobs."""
+    made = [Descriptor("KNOB_CHOICE") for _ in range(cudnn.cudnnBackendKnobType_t.CUDNN_KNOB_TYPE_COUNTS)]
+    knobs = configuration.get_descriptors("ENGINECFG_KNOB_CHOICES", made)
+    choices = [
+        (knob.get_ints("KNOB_CHOICE_KNOB_TYPE", "KNOB_TYPE")[0], knob.get_ints("KNOB_CHOICE_KNOB_VALUE")[0])
+        for knob in knobs
+    ]
+    return (engine.get_ints("ENGINE_GLOBAL_INDEX")[0], *sorted(choices))
+
+
+def _plan(configuration: Descriptor, target: Target) -> Engine:
+    plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_ENGINE_CONFIG", "BACKEND_DESCRIPTOR", configuration)
+    if target.properties is not None:
+        plan.set("EXECUTION_PLAN_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
+    else:
+        plan.set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
+    plan.finalize()
+    return Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
+
+
+def _words(error: CudnnError) -> str:
+    """cuDNN's status and its own last words."""
+    said = last_error()
+    return f"{error.name}: {said}" if said else error.name
+
+
+def _few(reasons: list[str]) -> list[str]:
+    different = list(dict.fromkeys(reasons))
+    return [*different[:REASONS], f"and {len(different) - REASONS} more"]

@@ -1,0 +1,152 @@
+"""A graph in cuDNN's terms: its wires and nodes as finalized descriptors, joined to an operation graph.
+
+`engines.py` asks for it. One function for each kind of node whose descriptor has parts of its own; the names are those
+of the backend's attributes. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudabind.sys import cudnn
+from dispatch.keys import Dtype
+from dispatch.libraries.cudnn.descriptors import DATA_TYPE, Descriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.libraries.cudnn.graph import Graph, Node, Value, Wire
+
+__all__ = ["lower"]
+
+
+def lower(graph: Graph, handle: cudnn.cudnnHandle_t | None) -> Descriptor:
+    """The finalized operation graph; without a handle it is for a device that is only described."""
+    tensors: dict[int, Descriptor] = {}
+    for wire in graph.wires:
+        tensors[wire.uid] = _tensor(wire, tensors)
+    nodes = [_operation(node, graph, tensors) for node in graph.nodes]
+    made = Descriptor("OPERATIONGRAPH").set("OPERATIONGRAPH_OPS", "BACKEND_DESCRIPTOR", *nodes)
+    if handle is not None:
+        made.set("OPERATIONGRAPH_HANDLE", "HANDLE", handle)
+    return made.finalize()
+
+
+def _tensor(wire: Wire, tensors: dict[int, Descriptor]) -> Descriptor:
+    made = Descriptor("TENSOR")
+    made.set("TENSOR_DATA_TYPE", "DATA_TYPE", DATA_TYPE[wire.dtype])
+    made.set("TENSOR_DIMENSIONS", "INT64", *wire.dims).set("TENSOR_STRIDES", "INT64", *wire.strides)
+    made.set("TENSOR_UNIQUE_ID", "INT64", wire.uid).set("TENSOR_BYTE_ALIGNMENT", "INT64", wire.alignment)
+    if wire.virtual:
+        made.set("TENSOR_IS_VIRTUAL", "BOOLEAN", True)
+    if wire.by_value:
+        made.set("TENSOR_IS_BY_VALUE", "BOOLEAN", True)
+    if wire.ragged:
+        made.set("TENSOR_RAGGED_OFFSET_DESC", "BACKEND_DESCRIPTOR", tensors[wire.ragged])
+    return made.finalize()
+
+
+def _operation(node: Node, graph: Graph, tensors: dict[int, Descriptor]) -> Descriptor:
+    made = Descriptor(f"OPERATION_{node.kind}")
+    prefix = f"OPERATION_{PREFIX.get(node.kind, node.kind)}"
+    for name, uid in (*node.ins, *node.outs):
+        made.set(f"{prefix}_{name}", "BACKEND_DESCRIPTOR", tensors[uid])
+    SPECIAL[node.kind](made, prefix, node, DATA_TYPE[graph.compute])
+    return made.finalize()
+
+
+# The descriptors of gradients are named BACKWARD_…, their attributes BWD_….
+PREFIX = {
+    "CONVOLUTION_BACKWARD_DATA": "CONVOLUTION_BWD_DATA",
+    "CONVOLUTION_BACKWARD_FILTER": "CONVOLUTION_BWD_FILTER",
+    "NORM_FORWARD": "NORM_FWD",
+    "NORM_BACKWARD": "NORM_BWD",
+}
+
+
+def _numbers(value: Value) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (int(value),)
+
+
+def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    part = Descriptor("POINTWISE")
+    mode = cudnn.cudnnPointwiseMode_t[f"CUDNN_POINTWISE_{node.get('MODE')}"]
+    math = DATA_TYPE[Dtype.of(node.get("MATH_PREC"))] if node.has("MATH_PREC") else compute
+    part.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", math)
+    for name, value in node.attributes:
+        if name == "AXIS":
+            part.set("POINTWISE_AXIS", "INT64", value)
+        elif name not in ("MODE", "MATH_PREC"):
+            part.set(f"POINTWISE_{name}", "DOUBLE", value)
+    if node.get("MODE") == "RELU_FWD":  # else some engines make 0 of NaN (9.19: bf16 and f64 with channels first)
+        part.set("POINTWISE_NAN_PROPAGATION", "NAN_PROPOGATION", cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN)
+    made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", part.finalize())
+
+
+def _matmul(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    part = Descriptor("MATMUL").set("MATMUL_COMP_TYPE", "DATA_TYPE", compute)
+    if node.has("PADDING_VALUE"):
+        part.set("MATMUL_PADDING_VALUE", "DOUBLE", node.get("PADDING_VALUE"))
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+
+
+def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    stride = _numbers(node.get("STRIDE"))
+    part = Descriptor("CONVOLUTION").set("CONVOLUTION_COMP_TYPE", "DATA_TYPE", compute)
+    part.set("CONVOLUTION_CONV_MODE", "CONVOLUTION_MODE", cudnn.cudnnConvolutionMode_t.CUDNN_CROSS_CORRELATION)
+    part.set("CONVOLUTION_SPATIAL_DIMS", "INT64", len(stride))
+    part.set("CONVOLUTION_PRE_PADDINGS", "INT64", *_numbers(node.get("PRE")))
+    part.set("CONVOLUTION_POST_PADDINGS", "INT64", *_numbers(node.get("POST")))
+    part.set("CONVOLUTION_DILATIONS", "INT64", *_numbers(node.get("DILATION")))
+    part.set("CONVOLUTION_FILTER_STRIDES", "INT64", *stride)
+    made.set(f"{prefix}_CONV_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+    wide = compute == DATA_TYPE_DOUBLE
+    for name in ("ALPHA", "BETA"):
+        made.set(f"{prefix}_{name}", "DOUBLE" if wide else "FLOAT", node.get(name))
+
+
+def _reduction(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    operator = cudnn.cudnnReduceTensorOp_t[f"CUDNN_REDUCE_TENSOR_{node.get('OPERATOR')}"]
+    part = Descriptor("REDUCTION").set("REDUCTION_COMP_TYPE", "DATA_TYPE", compute)
+    part.set("REDUCTION_OPERATOR", "REDUCTION_OPERATOR_TYPE", operator)
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+
+
+def _norm(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    del compute  # a norm computes in f32
+    mode = cudnn.cudnnBackendNormMode_t[f"CUDNN_{node.get('MODE')}"]
+    made.set(f"{prefix}_MODE", "NORM_MODE", mode)
+    if node.has("PHASE"):
+        phase = cudnn.cudnnBackendNormFwdPhase_t[f"CUDNN_NORM_FWD_{node.get('PHASE')}"]
+        made.set(f"{prefix}_PHASE", "NORM_FWD_PHASE", phase)
+
+
+def _rng(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    del compute
+    part = Descriptor("RNG")
+    part.set("RNG_DISTRIBUTION", "RNG_DISTRIBUTION", cudnn.cudnnRngDistribution_t.CUDNN_RNG_DISTRIBUTION_BERNOULLI)
+    part.set("RNG_BERNOULLI_DIST_PROBABILITY", "DOUBLE", node.get("PROBABILITY"))
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+
+
+def _bare(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+    """Nothing but operands."""
+
+
+DATA_TYPE_DOUBLE = cudnn.cudnnDataType_t.CUDNN_DATA_DOUBLE
+SPECIAL: dict[str, Callable[[Descriptor, str, Node, int], None]] = {
+    "POINTWISE": _pointwise,
+    "MATMUL": _matmul,
+    "CONVOLUTION_FORWARD": _convolution,
+    "CONVOLUTION_BACKWARD_DATA": _convolution,
+    "CONVOLUTION_BACKWARD_FILTER": _convolution,
+    "REDUCTION": _reduction,
+    "NORM_FORWARD": _norm,
+    "NORM_BACKWARD": _norm,
+    "RNG": _rng,
+    "RESHAPE": _bare,
+    "SDPA_FWD": _bare,
+    "SDPA_BWD": _bare,
+    "PAGED_CACHE_LOAD": _bare,
+}

@@ -1,0 +1,202 @@
+"""A graph bound to an executor: the engine chosen, by heuristics or by timing, and the run at given addresses.
+
+Ops end here, by `bind`. A run is one variant pack and one `cudnnBackendExecute`; executor.py records it as a graph of
+CUDA and launches that from the second run on. Plans belong to their executor and never cross threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cudnn
+from dispatch.core.request import Plan
+from dispatch.execute.autotune import Algorithm, fastest
+from dispatch.libraries.cudnn.engines import Engine, Policy, Target, engines, restored
+from dispatch.libraries.cudnn.handle import handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument, Request
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.keys import Dtype
+    from dispatch.libraries.cudnn.graph import Graph, Wire
+    from dispatch.libraries.cudnn.handle import Scratch
+
+__all__ = ["GraphPlan", "bind"]
+
+CANDIDATES = 12  # that autotune times
+WORKSPACE = 1 << 30  # bytes that an engine may ask for where the request does not say
+ALIGNED = 256  # bytes at which scratch memory begins
+C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+
+class GraphPlan(Plan):
+    """One execution plan of cuDNN, with everything but the addresses filled in.
+
+    `places` says where each wire's address stands in the request's arguments, in the order of `wires`; behind them
+    stand those of `further`, tensors of the plan's own that the graph reads.
+    """
+
+    __slots__ = (
+        "_constants",
+        "_engine",
+        "_executor",
+        "_further",
+        "_handle",
+        "_keep",
+        "_numbers",
+        "_own",
+        "_places",
+        "_room",
+        "_rooms",
+        "_sizes",
+        "_uids",
+    )
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        graph: Graph,
+        places: dict[int, int],
+        engine: Engine,
+        further: tuple[Tensor, ...] = (),
+    ) -> None:
+        super().__init__(row, capture_safe=True)
+        self._keep, self._further = further, tuple(tensor.ptr for tensor in further)
+        self._executor, self._handle = executor, handle_of(executor)
+        fixed = [wire for wire in graph.wires if wire.value is not None]
+        self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
+        numbers = {uid: _number(graph.wire(uid).dtype, 0.0) for uid in places if graph.wire(uid).by_value}
+        self._numbers = tuple((places[uid], number) for uid, number in numbers.items())
+        pointers = [uid for uid in places if uid not in numbers]
+        self._places = tuple(places[uid] for uid in pointers)
+        self._rooms: dict[int, Scratch] = {}
+        own = [wire for wire in graph.wires if wire.scratch]
+        self._sizes = tuple(_bytes(wire) for wire in own)
+        uids = [*pointers, *numbers, *(wire.uid for wire in (*fixed, *own))]
+        self._uids = (ctypes.c_int64 * len(uids))(*uids)
+        self.take(engine)
+
+    def take(self, engine: Engine) -> None:
+        """Run by this engine from now on."""
+        self._engine = engine
+        ends = list(accumulate(self._sizes, initial=-(-engine.workspace // ALIGNED) * ALIGNED))
+        room = self._handle.scratch(self._executor, ends[-1])
+        start = room.c_ptr.value or 0
+        self._room = self._rooms[start] = (
+            room  # all are kept while tuning: what is recorded there holds their addresses
+        )
+        self._own = [start + end for end in ends[:-1]]
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        arguments += self._further
+        for place, number in self._numbers:
+            number.value = arguments[place]
+        given: list[Any] = [arguments[place] for place in self._places]
+        given += [ctypes.addressof(number) for _, number in self._numbers]
+        given += [ctypes.addressof(number) for number in self._constants]
+        given += self._own
+        status = self._execute(given)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise cudnn.cudnnBackendExecute.error(status)
+
+    def _execute(self, given: list[int]) -> int:
+        """Run with these addresses, in the order of the unique ids; gives the library's status."""
+        handle = self._handle.follow()
+        pack = cudnn.cudnnBackendDescriptor_t()
+        cudnn.cudnnBackendCreateDescriptor(PACK, pack)
+        try:
+            self._fill(pack, (ctypes.c_void_p * len(given))(*given))
+            return cudnn.cudnnBackendExecute.unchecked(handle, self._engine.plan.c, pack)
+        finally:
+            cudnn.cudnnBackendDestroyDescriptor.unchecked(pack)
+
+    def _fill(self, pack: cudnn.cudnnBackendDescriptor_t, pointers: ctypes.Array[ctypes.c_void_p]) -> None:
+        count = len(self._uids)
+        cudnn.cudnnBackendSetAttribute(pack, UIDS, TYPE.CUDNN_TYPE_INT64, count, self._uids)
+        cudnn.cudnnBackendSetAttribute(pack, POINTERS, TYPE.CUDNN_TYPE_VOID_PTR, count, pointers)
+        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._room.c_ptr))
+        cudnn.cudnnBackendFinalize(pack)
+
+    def tune(self, request: Request, candidates: Sequence[Engine]) -> Engine:
+        """Take the fastest of some engines by timing them on copies of the request's operands."""
+
+        def run(number: int, arguments: tuple[Argument, ...]) -> None:
+            self.take(candidates[number])
+            self.enqueue(arguments)
+
+        best = candidates[fastest(self._executor, request, run, len(candidates))]
+        self.take(best)
+        self._rooms = {}
+        return best
+
+
+PACK = cudnn.cudnnBackendDescriptorType_t.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR
+TYPE = cudnn.cudnnBackendAttributeType_t
+UIDS = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS
+POINTERS = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS
+SCRATCH = cudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_VARIANT_PACK_WORKSPACE
+
+
+def bind(
+    request: Request,
+    executor: CudaExecutor,
+    row: Row,
+    graph: Graph,
+    places: dict[int, int],
+    policy: Policy,
+    *,
+    autotune: bool = False,
+    further: tuple[Tensor, ...] = (),
+) -> GraphPlan:
+    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments and `further`.
+
+    Raises Refused with cuDNN's own words where no engine takes the graph.
+    """
+    target = Target(handle_of(executor).c_handle)
+    if not autotune:
+        return GraphPlan(executor, row, graph, places, next(engines(graph, target, policy)), further)
+    memory = executor.algorithms("cudnn")
+    name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
+    known = memory.get(request.op, name)
+    engine = None if known is None else restored(known.blob, target, policy)
+    if engine is not None:
+        return GraphPlan(executor, row, graph, places, engine, further)
+    executor.refuse_capture("a request that is to be tuned")
+    candidates = _first(graph, target, policy)
+    made = GraphPlan(executor, row, graph, places, candidates[0], further)
+    if len(candidates) > 1:
+        best = made.tune(request, candidates)
+        memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
+    return made
+
+
+def _first(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
+    found = []
+    for engine in engines(graph, target, policy):
+        found.append(engine)
+        if len(found) == CANDIDATES:
+            break
+    return found
+
+
+def _bytes(wire: Wire) -> int:
+    """Of a wire in scratch memory, up to where the next one may begin."""
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(wire.dims, wire.strides, strict=True))
+    return -(-reach * wire.dtype.itemsize // ALIGNED) * ALIGNED
+
+
+def _number(dtype: Dtype, value: float) -> Any:
+    if dtype.name in ("f16", "bf16"):
+        bits = dtype.numpy.type(value)
+        return ctypes.c_uint16.from_buffer_copy(bits.tobytes())
+    kind = C_NUMBER[dtype.name]
+    return kind(value if kind in (ctypes.c_float, ctypes.c_double) else int(value))

@@ -1,0 +1,105 @@
+"""Graphs that need something in memory before they run, above all reductions: a plan that puts it there each time.
+
+The kernels that cuDNN compiles for a reduction let each block of threads add its part to the output by an atomic
+operation (or take the maximum with it), and nothing sets the output before (read off the templates in 9.19's
+libcudnn_engines_runtime_compiled). Plans of graphs that end in reductions are wrapped here; it chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from dispatch.core.axes import merge
+from dispatch.core.request import Plan
+from dispatch.errors import Refused
+from dispatch.keys import F32
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument
+    from dispatch.device.tensor import Layout
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.libraries.cudnn.graph import Graph
+
+__all__ = ["Clear", "Fill", "clears_of", "filled", "fills_of"]
+
+START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
+
+
+class Fill(NamedTuple):
+    """So many f32 numbers of one value, at an argument's address."""
+
+    place: int
+    value: float
+    size: int
+
+    @property
+    def bits(self) -> int:
+        """The value as the driver takes it."""
+        (bits,) = struct.unpack("I", struct.pack("f", self.value))
+        return int(bits)
+
+
+class Clear(NamedTuple):
+    """Zeros: `height` lines of `width` bytes, `pitch` bytes apart, from so many bytes behind an argument's address."""
+
+    place: int
+    start: int
+    pitch: int
+    width: int
+    height: int
+
+
+def clears_of(place: int, layout: Layout) -> tuple[Clear, ...]:
+    """What sets an operand of positive strides and a dense last axis to zeros, and nothing beside it."""
+    item = layout.dtype.itemsize
+    axes = merge([layout], [0] * len(layout.shape))
+    width = axes.pop().extent * item if axes and axes[-1].strides[0] == 1 else item
+    lines = axes.pop() if axes else None
+    height, pitch = (lines.extent, lines.strides[0] * item) if lines else (1, width)
+    starts = product(*(range(0, axis.extent * axis.strides[0] * item, axis.strides[0] * item) for axis in axes))
+    return tuple(Clear(place, sum(start), pitch, width, height) for start in starts)
+
+
+def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
+    """What the outputs of a graph's reductions start from; Refused for one with gaps, which nothing may overwrite."""
+    found = []
+    for node in graph.nodes:
+        wire = graph.wire(node.outs[0][1])
+        if node.kind != "REDUCTION" or wire.virtual or wire.dtype is not F32:
+            continue
+        reach = 1 + sum((extent - 1) * step for extent, step in zip(wire.dims, wire.strides, strict=True))
+        if reach != math.prod(wire.dims):
+            raise Refused(f"what a reduction writes must be dense, for it is set before: {wire.dims} at {wire.strides}")
+        found.append(Fill(places[wire.uid], START.get(str(node.get("OPERATOR")), 0.0), reach))
+    return tuple(found)
+
+
+def filled(executor: CudaExecutor, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...] = ()) -> Plan:
+    """A plan with what is put into memory before it; the plan itself where that is nothing."""
+    return _FilledPlan(executor, plan, fills, clears) if fills or clears else plan
+
+
+class _FilledPlan(Plan):
+    """A plan, and what is put into memory before it."""
+
+    __slots__ = ("_clears", "_executor", "_fills", "_plan")
+
+    def __init__(self, executor: CudaExecutor, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...]) -> None:
+        super().__init__(plan.row, capture_safe=plan.capture_safe)
+        self._executor, self._plan, self._fills, self._clears = executor, plan, fills, clears
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for place, start, pitch, width, height in self._clears:
+            address: Any = arguments[place]  # addresses are ints
+            stream = self._executor.target.value
+            if height == 1 or pitch == width:
+                driver.cuMemsetD8Async(address + start, 0, width * height, stream)
+            else:
+                driver.cuMemsetD2D8Async(address + start, pitch, 0, width, height, stream)
+        for fill in self._fills:
+            driver.cuMemsetD32Async(arguments[fill.place], fill.bits, fill.size, self._executor.target.value)
+        self._plan.enqueue(arguments)

@@ -1,0 +1,113 @@
+"""What an epilogue tree computes, in NumPy and in any precision: the reference of every tree, and the host's rows.
+
+Called with the accumulator and the operands by name, it gives D and all outputs of the tree. It follows the tree node
+by node and rounds nothing: the caller rounds on the way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dispatch.device.tensor import Array
+
+__all__ = ["evaluate"]
+
+
+def evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], source: Array | None) -> dict[str, Array]:
+    """D as "out", and each stored or reduced output by its name; all in the accumulator's dtype.
+
+    `accumulator` is (…, m, n); rows are (…, n), cols (…, m), scalars of one element.
+    """
+    with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+        return _evaluate(tree, accumulator, operands, source)
+
+
+def _evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], source: Array | None) -> dict[str, Array]:
+    values: dict[Node, Array] = {}
+    outputs: dict[str, Array] = {}
+    for node in walk(tree):
+        inputs = [values[child] for child in node.inputs]
+        if isinstance(node, Leaf):
+            values[node] = _leaf(node, accumulator, operands, source)
+        elif isinstance(node, (Store, Reduce)):
+            values[node] = inputs[0]
+            whole = np.broadcast_to(inputs[0], accumulator.shape)
+            outputs[node.name] = whole if isinstance(node, Store) else REDUCE[node.function](whole, AXES[node.over])
+        else:
+            values[node] = _compute(node, inputs)
+    return {"out": np.broadcast_to(values[tree], accumulator.shape), **outputs}
+
+
+def _leaf(node: Leaf, accumulator: Array, operands: Mapping[str, Array], source: Array | None) -> Array:
+    if node.kind == "accumulator":
+        return accumulator
+    if node.kind == "constant":
+        return np.asarray(node.value, accumulator.dtype)
+    if node.kind == "source":
+        if source is None:
+            raise KeyError("c")
+        return source.astype(accumulator.dtype)
+    given = operands[node.name].astype(accumulator.dtype)
+    if node.kind == "scalar":
+        return given.reshape(())
+    return given[..., None, :] if node.kind == "row" else given[..., :, None] if node.kind == "col" else given
+
+
+def _compute(node: Node, inputs: list[Array]) -> Array:
+    if isinstance(node, Clamp):
+        return np.clip(inputs[0], node.low, node.high)
+    if isinstance(node, Fma):
+        return np.asarray(inputs[0] * inputs[1] + inputs[2])
+    if isinstance(node, (Unary, Binary)):
+        return np.asarray(FUNCTIONS[node.function](*inputs))
+    raise TypeError(f"{type(node).__name__} is no node of an epilogue tree")
+
+
+def _sigmoid(x: Array) -> Array:
+    # 1 / (1 + exp(-x)) overflows for large negative x; by tanh it does not.
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.asarray(np.vectorize(erf, otypes=[np.float64])(x)).astype(x.dtype)
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + _erf(x / np.sqrt(2.0))))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda x: np.asarray(x * _sigmoid(x)),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
+
+AXES = {"m": -2, "n": -1, "mn": (-2, -1)}
+REDUCE: dict[str, Callable[..., Array]] = {
+    "sum": lambda x, axis: np.asarray(x.sum(axis=axis)),
+    "mean": lambda x, axis: np.asarray(x.mean(axis=axis)),
+    "max": lambda x, axis: np.asarray(x.max(axis=axis)),
+    "min": lambda x, axis: np.asarray(x.min(axis=axis)),
+    "amax": lambda x, axis: np.asarray(np.abs(x).max(axis=axis)),
+}

@@ -1,0 +1,187 @@
+"""From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
+
+Plans ask `request` for a future and wait for it, `warm` asks for many, and within `ahead` plans only start what they
+would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC holds the interpreter
+for as long as it runs, hence the processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cudabind._fork import anew
+from dispatch.errors import DispatchError
+from dispatch.libraries.cutlass import headers
+from dispatch.libraries.cutlass.kernel_cache import Entry, folder, store
+from dispatch.logs import log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
+
+__all__ = ["OPTIONS", "CompileFailed", "Later", "ahead", "kernel_id", "request", "toolchain"]
+
+OPTIONS = (
+    "-std=c++17",
+    "-default-device",
+    "-DNDEBUG",
+    "-diag-suppress=177",  # what a header declares and this kernel does not use
+    # Division by multiplication takes 128 bits to set up for all but powers of two, and without them CUTLASS stops at
+    # a breakpoint instruction: a launch failure (719) for most extents.
+    "-device-int128",
+    "-DCUTLASS_UINT128_NATIVE",
+)
+MOST_COMPILERS = 16
+COMPILER_BYTES = 4 << 30  # what NVRTC takes for one kernel: 2.5 to 3.9 GB with 13.5
+LOG_LINES = 3  # of the compiler's errors that a message shows
+
+
+class CompileFailed(DispatchError, RuntimeError):
+    """A kernel that NVRTC refuses: which one, its first error, and where the whole log is."""
+
+    def __init__(self, label: str, error: str, log: str) -> None:
+        self.label, self.error, self.log = label, error, log
+        super().__init__(f"NVRTC does not compile {label}: {error}. The whole log is in {log}")
+
+    def __reduce__(self) -> tuple[type[CompileFailed], tuple[str, str, str]]:
+        return type(self), (self.label, self.error, self.log)
+
+
+def kernel_id(source: Source, target: str) -> str:
+    """The digest of what is compiled, without what it is compiled with."""
+    return hashlib.sha256("\0".join((source.text, target, *OPTIONS)).encode()).hexdigest()
+
+
+@cache
+def toolchain() -> str | None:
+    """NVRTC, CUTLASS and CCCL by version, and our amendments by digest; None where something is missing."""
+    from cudabind import nvrtc
+    from cudabind.errors import CudaError
+
+    try:
+        found = headers.find()
+        version = ".".join(map(str, nvrtc.nvrtcVersion()))
+    except (headers.HeadersMissing, CudaError):
+        return None
+    amendments = hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
+    return f"NVRTC {version}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
+
+
+class Later(Exception):
+    """Raised by `request` within `ahead`: the kernel is being compiled."""
+
+
+_here = threading.local()
+_lock = threading.Lock()
+_known: dict[str, Future[bytes]] = {}
+anew(sys.modules[__name__], "_lock", threading.Lock)
+anew(sys.modules[__name__], "_known", dict)  # what is being compiled, the parent will have
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    """Threads that each wait for one compiler process: as many as there are cores and memory for."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    count = min(MOST_COMPILERS, (os.cpu_count() or 2) - 1, free // COMPILER_BYTES)
+    return ThreadPoolExecutor(max(1, count), thread_name_prefix="nvrtc")
+
+
+os.register_at_fork(after_in_child=_compilers.cache_clear)  # the threads are not there
+
+
+@contextmanager
+def ahead() -> Iterator[set[Future[bytes]]]:
+    """Within it this thread's `request` raises Later for what is still to be compiled; gives what was started."""
+    started: set[Future[bytes]] = set()
+    _here.started = started
+    try:
+        yield started
+    finally:
+        del _here.started
+
+
+def request(source: Source, target: str, label: str) -> Future[bytes]:
+    """The future cubin of a source: it is there already, being compiled, or about to be."""
+    future = _request(source, target, label)
+    started = getattr(_here, "started", None)
+    if started is not None and not future.done():
+        started.add(future)
+        raise Later(label)
+    return future
+
+
+def _request(source: Source, target: str, label: str) -> Future[bytes]:
+    kernel = kernel_id(source, target)
+    with _lock:
+        future = _known.get(kernel)
+        if future is not None and not (future.done() and future.exception()):
+            return future
+        entry = _kept(kernel)
+        if entry is None:
+            future = _compilers().submit(_compile, kernel, source.text, target, label)
+        else:
+            future = Future()
+            future.set_result(entry.code)
+        _known[kernel] = future
+        return future
+
+
+def _kept(kernel: str) -> Entry | None:
+    try:
+        return store().find(kernel, toolchain())
+    except DispatchError as error:
+        log("not cached", {"path": str(folder()), "cause": error})
+        return None
+
+
+def _compile(kernel: str, text: str, target: str, label: str) -> bytes:
+    """Compile in a child process, and keep the result."""
+    chain = toolchain()
+    if chain is None:
+        headers.find()  # says what is missing
+        raise headers.HeadersMissing(f"{label} is not compiled yet, and there is no NVRTC. {headers.INSTALL}")
+    started = time.monotonic()
+    command = [sys.executable, "-c", "from dispatch.libraries.cutlass.compile_child import main; main()"]
+    order = json.dumps({"text": text, "options": [f"-arch={target}", *OPTIONS]}).encode()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, input=order, capture_output=True, env=environment, check=False)
+    if done.returncode == 0:
+        entry = Entry(kernel, chain, target, label, round(time.monotonic() - started, 1), done.stdout)
+        try:
+            store().put(entry)
+        except DispatchError as error:  # the next process compiles it again
+            log("not cached", {"path": str(folder()), "cause": error})
+        return entry.code
+    said = done.stderr.decode(errors="replace")
+    raise CompileFailed(label, first_errors(said), _keep_log(kernel, text, said))
+
+
+def first_errors(log: str) -> str:
+    """The first errors of a log, without the templates that they came up in."""
+    errors = re.findall(r"^(?:.*?\(\d+\): )?(?:error|catastrophic error)\s?:? ?(.*)$", log, re.MULTILINE)
+    lines: Sequence[str] = list(dict.fromkeys(error.strip() for error in errors)) or log.strip().splitlines()[-1:]
+    return "; ".join(line[:200] for line in lines[:LOG_LINES]) or "the compiler process ended without a message"
+
+
+def _keep_log(kernel: str, text: str, log: str) -> str:
+    """Write a log where a person can read it; the file, or why there is none."""
+    where = folder() / "logs"
+    path = where / f"{kernel[:16]}.log"
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(f"{log}\n\n// ---- the source ----\n{text}", encoding="utf-8")
+    except OSError as error:  # it must not hide what the compiler said
+        return f"no file: {error}"
+    return str(path)

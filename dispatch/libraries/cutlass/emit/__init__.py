@@ -1,0 +1,1 @@
+"""C++ sources of CUTLASS kernels, by architecture and kind."""

@@ -1,0 +1,344 @@
+"""Epilogue trees: what happens to each element of an accumulator before it is stored, as a value that can be compared.
+
+Users build a tree from the functions below and give it to a request as its `epilogue`; visitors.py makes CUTLASS's type
+of it, arithmetic.py NumPy's float64 result. Leaves name the request's operands. Nothing here knows a device.
+
+    x = evt.silu(evt.accumulator() + evt.row("bias"))
+    tree = evt.reduce(x * evt.load("gate"), "amax", "amax", over="mn")
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "BINARY",
+    "REDUCTIONS",
+    "UNARY",
+    "Binary",
+    "Clamp",
+    "Fma",
+    "Leaf",
+    "Node",
+    "Reduce",
+    "Store",
+    "Unary",
+    "accumulator",
+    "amax",
+    "clamp",
+    "col",
+    "constant",
+    "fma",
+    "gelu",
+    "gelu_tanh",
+    "linear_combination",
+    "load",
+    "maximum",
+    "minimum",
+    "quantize",
+    "reduce",
+    "relu",
+    "row",
+    "scalar",
+    "sigmoid",
+    "silu",
+    "source",
+    "store",
+    "tanh",
+    "walk",
+]
+
+UNARY = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+BINARY = ("add", "sub", "mul", "maximum", "minimum")
+REDUCTIONS = ("sum", "max", "min", "mean", "amax")
+OVER = ("m", "n", "mn")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a tree; `+`, `-`, `*` make the next, a number standing for a constant."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes that this one reads, in order."""
+        return tuple(value for field in fields(self) if isinstance(value := getattr(self, field.name), Node))
+
+    def __add__(self, other: Node | float) -> Node:
+        return Binary("add", self, _node(other))
+
+    def __radd__(self, other: float) -> Node:
+        return Binary("add", _node(other), self)
+
+    def __sub__(self, other: Node | float) -> Node:
+        return Binary("sub", self, _node(other))
+
+    def __rsub__(self, other: float) -> Node:
+        return Binary("sub", _node(other), self)
+
+    def __mul__(self, other: Node | float) -> Node:
+        return Binary("mul", self, _node(other))
+
+    def __rmul__(self, other: float) -> Node:
+        return Binary("mul", _node(other), self)
+
+
+@dataclass(frozen=True)
+class Leaf(Node):
+    """What a tree reads: kind accumulator, source, constant (a value), scalar, row, col or load (a name)."""
+
+    kind: str
+    name: str = ""
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        return {"accumulator": "acc", "source": "c", "constant": f"{self.value:g}"}.get(
+            self.kind, f"{self.kind}({self.name})"
+        )
+
+
+@dataclass(frozen=True)
+class Unary(Node):
+    """An activation."""
+
+    function: str
+    x: Node
+
+    def __str__(self) -> str:
+        return f"{self.function}({self.x})"
+
+
+@dataclass(frozen=True)
+class Clamp(Node):
+    """x between two bounds."""
+
+    x: Node
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"clamp({self.x}, {self.low:g}, {self.high:g})"
+
+
+@dataclass(frozen=True)
+class Binary(Node):
+    """Two nodes combined, element by element."""
+
+    function: str
+    x: Node
+    y: Node
+
+    def __str__(self) -> str:
+        return f"{self.function}({self.x}, {self.y})"
+
+
+@dataclass(frozen=True)
+class Fma(Node):
+    """x · y + z, rounded once."""
+
+    x: Node
+    y: Node
+    z: Node
+
+    def __str__(self) -> str:
+        return f"fma({self.x}, {self.y}, {self.z})"
+
+
+@dataclass(frozen=True)
+class Store(Node):
+    """Passes x on, and stores it as the output `name` (…, m, n)."""
+
+    x: Node
+    name: str
+    dtype: Dtype | None = None
+
+    def __str__(self) -> str:
+        return f"store({self.x}, {self.name})"
+
+
+@dataclass(frozen=True)
+class Reduce(Node):
+    """Passes x on, and reduces it over m, n or both into the f32 output `name`."""
+
+    x: Node
+    name: str
+    function: str
+    over: str
+
+    def __str__(self) -> str:
+        return f"{self.function}[{self.over}]({self.x}, {self.name})"
+
+
+def _node(value: Any) -> Node:
+    """A node as it is, a number as a constant; BadRequest for anything else."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadRequest("epilogue", repr(value), "a node of dispatch.evt, or a number")
+    return constant(value)
+
+
+# What the words of a kernel's parameters are called already.
+TAKEN = (
+    *("a", "b", "c", "out", "m", "n", "k"),
+    *("batches", "multiprocessors", "clusters", "swizzle", "raster", "workspace"),
+)
+SUFFIXES = ("_pitch", "_batch", "_value")
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise BadRequest("epilogue", f"the name {name!r}", "an identifier, by which the request gives the operand")
+    if name in TAKEN or name.endswith(SUFFIXES):
+        raise BadRequest("epilogue", f"the name {name!r}", f"another than {', '.join(TAKEN)}, or one with {SUFFIXES}")
+    return name
+
+
+def accumulator() -> Node:
+    """A · B."""
+    return Leaf("accumulator")
+
+
+def source() -> Node:
+    """C, the request's `c` (…, m, n)."""
+    return Leaf("source")
+
+
+def constant(value: float) -> Node:
+    """A number that is part of the kernel; `scalar` is one that may change from call to call."""
+    if not math.isfinite(value):
+        raise BadRequest("epilogue", repr(value), "a finite number")
+    return Leaf("constant", value=float(value))
+
+
+def scalar(name: str) -> Node:
+    """A number, or an f32 tensor of one element that is read on the device."""
+    return Leaf("scalar", _named(name))
+
+
+def row(name: str) -> Node:
+    """A vector (n,), the same for each row: a bias or a scale for each column."""
+    return Leaf("row", _named(name))
+
+
+def col(name: str) -> Node:
+    """A vector (m,), the same for each column: a bias or a scale for each row."""
+    return Leaf("col", _named(name))
+
+
+def load(name: str) -> Node:
+    """Another matrix (…, m, n): a residual or a gate."""
+    return Leaf("load", _named(name))
+
+
+def relu(x: Node | float) -> Node:
+    """The larger of x and 0."""
+    return Unary("relu", _node(x))
+
+
+def gelu(x: Node | float) -> Node:
+    """x · Φ(x), by the error function."""
+    return Unary("gelu", _node(x))
+
+
+def gelu_tanh(x: Node | float) -> Node:
+    """GELU's approximation by tanh."""
+    return Unary("gelu_tanh", _node(x))
+
+
+def silu(x: Node | float) -> Node:
+    """x · sigmoid(x)."""
+    return Unary("silu", _node(x))
+
+
+def sigmoid(x: Node | float) -> Node:
+    """1 / (1 + exp(-x))."""
+    return Unary("sigmoid", _node(x))
+
+
+def tanh(x: Node | float) -> Node:
+    """The hyperbolic tangent."""
+    return Unary("tanh", _node(x))
+
+
+def clamp(x: Node | float, low: float, high: float) -> Node:
+    """x between `low` and `high`."""
+    if not low <= high:
+        raise BadRequest("epilogue", f"clamp between {low} and {high}", "low at most high")
+    return Clamp(_node(x), float(low), float(high))
+
+
+def maximum(x: Node | float, y: Node | float) -> Node:
+    """The larger of the two."""
+    return Binary("maximum", _node(x), _node(y))
+
+
+def minimum(x: Node | float, y: Node | float) -> Node:
+    """The smaller of the two."""
+    return Binary("minimum", _node(x), _node(y))
+
+
+def fma(x: Node | float, y: Node | float, z: Node | float) -> Node:
+    """x · y + z."""
+    return Fma(_node(x), _node(y), _node(z))
+
+
+def store(x: Node | float, name: str, dtype: Any = None) -> Node:
+    """x, stored on the way as the output `name` (…, m, n) of `dtype` (D's where None)."""
+    return Store(_node(x), _named(name), None if dtype is None else Dtype.of(dtype))
+
+
+def reduce(x: Node | float, name: str, function: str = "sum", *, over: str) -> Node:
+    """x, reduced on the way into the f32 output `name`: (…, n) over "m", (…, m) over "n", (…,) over "mn".
+
+    `function` is sum, max, min, mean or amax (the largest magnitude). Sums are atomic: their last bits may differ from
+    run to run.
+    """
+    if function not in REDUCTIONS or over not in OVER:
+        raise BadRequest(
+            "epilogue", f"reduce {function!r} over {over!r}", f"one of {', '.join(REDUCTIONS)} over m, n or mn"
+        )
+    return Reduce(_node(x), _named(name), function, over)
+
+
+def amax(x: Node | float, name: str) -> Node:
+    """x, and the largest magnitude in all of it as the output `name` (…,)."""
+    return reduce(x, name, "amax", over="mn")
+
+
+def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
+    """x · scale for an fp8 or i8 D, with the largest magnitude of x before it as the output `name`.
+
+    A scale for each column (`row`) or each row (`col`) goes with a magnitude for each; any other with one for all.
+    """
+    over = {"row": "m", "col": "n"}.get(scale.kind, "mn") if isinstance(scale, Leaf) else "mn"
+    return reduce(x, name, "amax", over=over) * scale
+
+
+def linear_combination(*, with_source: bool) -> Node:
+    """alpha · A · B, and beta · C where there is one."""
+    product = scalar("alpha") * accumulator()
+    return fma(scalar("beta"), source(), product) if with_source else product
+
+
+def walk(tree: Node) -> Iterator[Node]:
+    """Each distinct node once, inputs before what reads them; nodes that compare equal are one."""
+    seen: set[Node] = set()
+
+    def visit(node: Node) -> Iterator[Node]:
+        if node in seen:
+            return
+        for child in node.inputs:
+            yield from visit(child)
+        if node not in seen:
+            seen.add(node)
+            yield node
+
+    yield from visit(tree)

@@ -1,0 +1,93 @@
+"""Treed: what requests share whose result goes through an epilogue tree: the tree, and what it names.
+
+The requests of `cutlass_gemm` and of CUTLASS's convolutions are of this kind. It calls nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cudabind._cached import cached_property
+from dispatch.checks import MAX_FLOAT, check_number, shown
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import F64, I8
+from dispatch.libraries.cutlass.config import Config
+from dispatch.libraries.cutlass.evt import Node, linear_combination
+from dispatch.libraries.cutlass.visitors import operands_of
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+
+__all__ = ["Given", "Treed", "check_tree", "pairs_of"]
+
+Given = Tensor | float | int
+F32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+class Treed:
+    """A request with the fields below."""
+
+    c: Tensor | None
+    epilogue: Node | None
+    operands: Any  # pairs of a name and what is given for it
+    alpha: Any
+    beta: Any
+
+    @cached_property
+    def tree(self) -> Node:
+        """The epilogue, which is a linear combination where none was given."""
+        return self.epilogue if self.epilogue is not None else linear_combination(with_source=self.c is not None)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each operand that the tree names."""
+        return operands_of(self.tree)
+
+    @cached_property
+    def given(self) -> dict[str, Given]:
+        """The tensors and numbers that the tree names, alpha and beta among them."""
+        named: dict[str, Given] = {
+            "alpha": self.alpha,
+            "beta": 0.0 if self.beta is None else self.beta,
+            **dict(self.operands),
+        }
+        return {name: named[name] for name in self.kinds if name in named}
+
+    def check_scalars(self, operands: Dtype) -> None:
+        """BadRequest for a number that no scalar is: f64 for f64 operands, i32 (rows see to it) for i8, else f32."""
+        top = MAX_FLOAT if operands in (F64, I8) else F32_MAX
+        for name, value in self.given.items():
+            if self.kinds[name] != "scalar" or isinstance(value, Tensor):
+                continue
+            place = name if name in ("alpha", "beta") else f"operands[{name!r}]"
+            check_number(place, value)
+            if top < abs(float(value)) < math.inf:
+                raise BadRequest(place, shown(value), f"a number that f32 holds, up to {top:.4g}")
+
+
+def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
+    """The operands of a tree, given as a mapping, as pairs or not at all, as pairs; BadRequest for anything else."""
+    if operands is None:
+        return ()
+    given = tuple(operands.items()) if isinstance(operands, Mapping) else operands
+    if not isinstance(given, (tuple, list)):
+        raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
+    for pair in given:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise BadRequest("operands", shown(operands), "a mapping of names to tensors or numbers")
+    return tuple((name, value) for name, value in given)
+
+
+def check_tree(epilogue: object, config: object) -> None:
+    """BadRequest for an epilogue that is no tree, and a config that is none."""
+    if epilogue is not None and not isinstance(epilogue, Node):
+        raise BadRequest("epilogue", shown(epilogue), "a tree of dispatch.evt, or None")
+    if config is not None and not isinstance(config, Config):
+        raise BadRequest("config", shown(config), "a Config of dispatch.libraries.cutlass, or None")
+    try:
+        hash(config)
+    except Exception:  # noqa: BLE001  # it is a tuple of anything
+        raise BadRequest("config", shown(config), "a Config of pairs of numbers and names") from None

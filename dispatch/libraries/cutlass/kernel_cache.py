@@ -1,0 +1,243 @@
+"""Compiled kernels on disk: one file each, private to the user, written atomically, and read only if it proves sound.
+
+compile.py asks here before it compiles, and stores what it has compiled; `python -m dispatch cache` lists, exports and
+imports. An entry carries its own digest, so that a damaged or foreign file is taken for none and rebuilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import zipfile
+import zlib
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import shown
+from dispatch.errors import DispatchError
+from dispatch.execute import private_files as private
+from dispatch.execute.private_files import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["BadPack", "Entry", "Store", "folder", "store"]
+
+MAGIC = b"dispatch-kernel-1\n"
+PACK = "dispatch-kernels-1"
+LIMIT = 2 << 30  # bytes on disk; what was read longest ago goes first
+LARGEST_CODE = 64 << 20  # bytes of one kernel; those of CUTLASS have some hundred KB
+LONGEST_TEXT = 2000  # characters of a fact
+LONGEST_COMPILE = 1e9  # seconds
+MOST_KERNELS = 10_000  # of a pack
+MOST_CODE = 2 << 30  # bytes of all kernels of a pack, which are held at once
+
+
+class BadPack(DispatchError, ValueError):
+    """A file that is no pack of kernels, or one whose contents are not what it says."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled kernel.
+
+    Attributes:
+        kernel: the digest of its source and options.
+        toolchain: what it was compiled with, in words; part of the key of what is compiled here.
+        target: the architecture, as NVRTC names it.
+        label: what it is, for people.
+        seconds: how long it took to compile.
+        code: the cubin.
+    """
+
+    kernel: str
+    toolchain: str
+    target: str
+    label: str
+    seconds: float
+    code: bytes
+
+    def pack(self) -> bytes:
+        """The bytes of a file: magic, digest, a line of facts, the compressed cubin."""
+        facts = {name: value for name, value in asdict(self).items() if name != "code"}
+        body = json.dumps(facts, sort_keys=True).encode() + b"\n" + zlib.compress(self.code, 6)
+        return MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+    @staticmethod
+    def unpack(data: bytes) -> Entry | None:
+        """The entry of a file's bytes; None where they are not what `pack` has made."""
+        try:
+            if not data.startswith(MAGIC):
+                return None
+            digest, _, body = data[len(MAGIC) :].partition(b"\n")
+            if hashlib.sha256(body).hexdigest().encode() != digest:
+                return None
+            line, _, packed = body.partition(b"\n")
+            facts = json.loads(line)
+            return Entry(**facts, code=_inflated(packed)) if _is_sound(facts) else None
+        except (ValueError, TypeError, zlib.error, RecursionError, MemoryError):
+            return None
+
+
+def _is_sound(facts: Any) -> bool:
+    """Whether the facts of an entry are what they must be; nothing that is not may be printed, or be a file's name."""
+    if not isinstance(facts, dict) or set(facts) != {"kernel", "toolchain", "target", "label", "seconds"}:
+        return False
+    seconds = facts["seconds"]
+    texts = [value for name, value in facts.items() if name != "seconds"]
+    if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
+        return False
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= LONGEST_COMPILE
+
+
+def _inflated(packed: bytes) -> bytes:
+    """What was compressed, up to the size that a kernel may have; ValueError beyond it, or where more follows."""
+    stream = zlib.decompressobj()
+    code = stream.decompress(packed, LARGEST_CODE + 1)
+    if len(code) > LARGEST_CODE or not stream.eof or stream.unused_data:
+        raise ValueError("no kernel")
+    return code
+
+
+def folder() -> Path:
+    """Where compiled kernels lie."""
+    return cache_folder() / "cutlass"
+
+
+class Store:
+    """The entries of a folder, by kernel and toolchain; imported ones by kernel alone."""
+
+    def __init__(self, path: Path) -> None:
+        from cuda.core.utils import FileStreamProgramCache
+
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = path.stat()
+            if facts.st_uid != os.getuid():
+                raise DispatchError(f"{path} belongs to another user: name a folder of your own with CUDABIND_CACHE")
+            if stat.S_IMODE(facts.st_mode) & 0o077:
+                path.chmod(0o700)
+            files = FileStreamProgramCache(path, max_size_bytes=LIMIT)
+        except OSError as error:
+            raise DispatchError(
+                f"no kernels can be kept in {path}: {error}. Name a folder with CUDABIND_CACHE"
+            ) from error
+        self.path = path
+        self._files: Any = files
+
+    def find(self, kernel: str, toolchain: str | None) -> Entry | None:
+        """A kernel compiled with this toolchain here, or imported from a pack; None where there is no sound one."""
+        for key in ([_key(kernel, toolchain)] if toolchain else []) + [_key(kernel, "")]:
+            entry = self._read(key)
+            if entry is not None and entry.kernel == kernel:
+                return entry
+        return None
+
+    def _read(self, key: bytes) -> Entry | None:
+        try:
+            data = self._files.get(key)
+        except OSError:  # not this user's to read, as what was made with sudo, or no file
+            return None
+        return None if data is None else Entry.unpack(data)
+
+    def put(self, entry: Entry, *, imported: bool = False) -> None:
+        """Keep an entry; an imported one for whatever toolchain there is, or none."""
+        try:
+            self._files[_key(entry.kernel, "" if imported else entry.toolchain)] = entry.pack()
+        except OSError as error:
+            raise DispatchError(f"{entry.label} cannot be kept in {self.path}: {error}") from error
+
+    def entries(self) -> Iterator[tuple[Path, Entry | None]]:
+        """Each file, with its entry or None where it is damaged."""
+        for path in sorted((self.path / "entries").rglob("*")):
+            entry = None
+            with contextlib.suppress(OSError):
+                if not path.is_file():
+                    continue
+                entry = Entry.unpack(private.read(path))
+            yield path, entry
+
+    def clear(self) -> int:
+        """Delete all entries; how many there were."""
+        count = len(self._files)
+        self._files.clear()
+        return count
+
+    def export_pack(self, target: Path, kernels: Iterable[str] | None = None) -> int:
+        """Write the sound entries (of `kernels`, where given) to a pack; how many."""
+        wanted = None if kernels is None else set(kernels)
+        chosen = {e.kernel: e for _, e in self.entries() if e is not None and (wanted is None or e.kernel in wanted)}
+        if not target.name:
+            raise BadPack(f"{target} is no name for a file")
+        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            with zipfile.ZipFile(partial, "x") as pack:  # where a link lies, that leads anywhere, nothing is written
+                pack.writestr("pack", PACK)
+                for kernel, entry in sorted(chosen.items()):
+                    pack.writestr(kernel, entry.pack())
+            os.replace(partial, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise DispatchError(f"{target} cannot be written: {error}") from error
+        return len(chosen)
+
+    def import_pack(self, source: Path, targets: Iterable[str] | None = None) -> list[Entry]:
+        """Take the entries of a pack (for the architectures `targets`, where given); BadPack, and none, if unsound."""
+        try:
+            found = _unpacked(source)
+        except BadPack:
+            raise
+        except Exception as error:
+            # Of a damaged zip the reader raises what a struct, a codec, a decompressor or a password would.
+            raise BadPack(f"{source} is no pack of kernels: {type(error).__name__}: {shown(str(error))}") from error
+        wanted = None if targets is None else set(targets)
+        taken = [entry for entry in found if wanted is None or entry.target in wanted]
+        for entry in taken:
+            self.put(entry, imported=True)
+        return taken
+
+
+def _unpacked(source: Path) -> list[Entry]:
+    """The entries of a pack; BadPack, or whatever zipfile raises, for one that is not sound."""
+    found, held = [], 0
+    with zipfile.ZipFile(source) as pack:
+        names = pack.infolist()
+        if len(names) > MOST_KERNELS or len({info.filename for info in names}) < len(names):
+            raise BadPack(f"{source} holds {len(names)} entries, or some twice: export the pack anew")
+        for info in names:
+            # As they were written: nothing is compressed twice, so that a size is what it says.
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > LARGEST_CODE:
+                raise BadPack(f"{shown(info.filename)} in {source} is no kernel: export the pack anew")
+        if pack.getinfo("pack").file_size != len(PACK) or pack.read("pack") != PACK.encode():
+            raise BadPack(f"{source} is a pack of another kind")
+        for info in names:
+            if info.filename == "pack":
+                continue
+            entry = Entry.unpack(pack.read(info))
+            if entry is None or entry.kernel != info.filename:
+                raise BadPack(f"{shown(info.filename)} in {source} is damaged: export the pack anew")
+            held += len(entry.code)
+            if held > MOST_CODE:
+                raise BadPack(f"{source} holds more than {MOST_CODE} bytes of kernels: no pack needs so many")
+            found.append(entry)
+    return found
+
+
+def _key(kernel: str, toolchain: str) -> bytes:
+    return hashlib.sha256(f"{kernel}\n{toolchain}".encode()).digest()
+
+
+@cache
+def _store(path: Path) -> Store:
+    return Store(path)
+
+
+def store() -> Store:
+    """The user's store."""
+    return _store(folder())

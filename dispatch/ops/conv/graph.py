@@ -1,0 +1,122 @@
+"""A convolution request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+
+`cudnn.py` binds the graph, `reference.py` evaluates the same one in NumPy. Pure: it calls no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.keys import F32, F64, I8, I32, Compute, Dtype
+from dispatch.libraries.cudnn.graph import Builder, Graph
+from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+
+if TYPE_CHECKING:
+    from dispatch.libraries.cudnn.graph import Value, Wire
+    from dispatch.ops.conv.request import ConvRequest
+
+__all__ = ["Described", "describe", "graphs", "precision"]
+
+
+class Described(NamedTuple):
+    """A graph, and for the unique id of each operand its place in the request's arguments."""
+
+    graph: Graph
+    places: dict[int, int]
+
+
+def precision(request: ConvRequest) -> Dtype:
+    """The dtype that sums are kept in."""
+    first = request.dtypes[0]
+    if first is I8:
+        return I32
+    return F64 if first is F64 or request.compute is Compute.COMPUTE_64F else F32
+
+
+def describe(request: ConvRequest) -> Described:
+    """The graph of a request."""
+    return _Drawing(request).draw()
+
+
+def graphs(request: ConvRequest) -> list[Graph]:
+    """The graphs that carry a request out."""
+    return [describe(request).graph]
+
+
+class _Drawing:
+    def __init__(self, request: ConvRequest) -> None:
+        self._request = request
+        self._builder = Builder(precision(request))
+        self._places: dict[int, int] = {}
+        self._steps: dict[str, Value] = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), request.steps, strict=True))
+
+    def draw(self) -> Described:
+        request = self._request
+        if isinstance(request, ConvBwdDataRequest):
+            self._gradient("CONVOLUTION_BACKWARD_DATA", ("DY", "W"), "DX")
+        elif isinstance(request, ConvBwdFilterRequest):
+            self._gradient("CONVOLUTION_BACKWARD_FILTER", ("DY", "X"), "DW")
+        elif isinstance(request, ConvFwdRequest) and (request.fused or (request.x.dtype.is_fp8 and request.alpha != 1)):
+            self._fused(request)
+        else:
+            self._node(
+                "CONVOLUTION_FORWARD", {"X": self._tensor("x"), "W": self._tensor("w")}, "Y", self._tensor("out")
+            )
+        return Described(self._builder.build(), self._places)
+
+    def _tensor(self, name: str) -> Wire:
+        request = self._request
+        layout = request.layout_of(name)
+        strides = request.strides_of(name)
+        wire = self._builder.tensor(layout.shape, strides, layout.dtype, alignment=layout.alignment)
+        self._places[wire.uid] = request.place_of(name)
+        return wire
+
+    def _node(self, kind: str, ins: dict[str, Wire], name: str, out: Wire, **scaling: Value) -> None:
+        numbers: dict[str, Value] = {"ALPHA": float(self._request.alpha), "BETA": 0.0, **scaling}
+        self._builder.convolution(kind, ins, {name: out}, **self._steps, **numbers)
+
+    def _gradient(self, kind: str, names: tuple[str, str], result: str) -> None:
+        ins = {name: self._tensor(field) for name, field in zip(names, self._request.reads, strict=True)}
+        self._node(kind, ins, result, self._tensor("out"), BETA=float(self._request.beta))
+
+    def _fused(self, request: ConvFwdRequest) -> None:
+        """Convolution, scaling, residual, bias, activation: the order that cuDNN has kernels of its own for."""
+        builder = self._builder
+        x, w = self._tensor("x"), self._tensor("w")
+        strides = request.strides_of("out")
+        rank = len(request.y_shape)
+        value = builder.virtual(request.y_shape, None, strides)
+        self._node("CONVOLUTION_FORWARD", {"X": x, "W": w}, "Y", value, ALPHA=1.0)
+        # What passes on from an i8 convolution is scaled and activated as f32, and rounded at the end.
+        made = F32 if request.x.dtype is I8 else builder.compute
+        precise: dict[str, Value] = {"MATH_PREC": made.name} if made is not builder.compute else {}
+
+        def then(mode: str, *others: Wire) -> Wire:
+            out = builder.virtual(request.y_shape, made, strides)
+            return builder.pointwise(mode, value, *others, out=out, **precise)
+
+        if request.alpha != 1:
+            value = then("MUL", builder.scalar(float(request.alpha), rank))
+        if request.z is not None:
+            z = self._tensor("z")
+            if request.beta != 1:
+                scaled = builder.virtual(request.y_shape, made, strides)
+                z = builder.pointwise("MUL", z, builder.scalar(float(request.beta or 0), rank), out=scaled, **precise)
+            value = then("ADD", z)
+        if request.bias is not None:
+            value = then("ADD", self._bias(request))
+        if request.activation is not Activation.IDENTITY:
+            value = then(request.activation.name)
+        out = request.layout_of("out")
+        real = builder.as_output(value, out.dtype, strides, out.alignment)
+        self._places[real.uid] = request.place_of("out")
+
+    def _bias(self, request: ConvFwdRequest) -> Wire:
+        layout = request.layout_of("bias")
+        filters, rank = layout.shape[0], len(request.y_shape)
+        dims = (1, filters, *(1,) * (rank - 2))
+        strides = (filters, 1, *(filters if request.channels_last else 1,) * (rank - 2))
+        wire = self._builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
+        self._places[wire.uid] = request.reads.index("bias")
+        return wire

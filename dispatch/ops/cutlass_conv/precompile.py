@@ -1,0 +1,60 @@
+"""The convolutions that are worth compiling ahead: each row of Hopper with each configuration that `choose` picks.
+
+`dispatch.cli.warm` asks, for `python -m dispatch cache warm`. Nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.keys import F32, Arch
+from dispatch.libraries.cutlass.emit.sm90_conv import ConvSpec, emit
+from dispatch.libraries.cutlass.evt import linear_combination
+from dispatch.libraries.cutlass.visitors import Operand
+from dispatch.ops.cutlass_conv.config import DEEP, LARGE, MEDIUM, NARROW, SMALL
+from dispatch.ops.cutlass_conv.cutlass import BYTES_K
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dispatch.core.row import Row
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
+
+__all__ = ["sources"]
+
+CHOSEN = {
+    "fwd": (LARGE, MEDIUM, NARROW, SMALL),
+    "bwd_data": (LARGE, MEDIUM, NARROW, SMALL),
+    "bwd_filter": (MEDIUM, NARROW, DEEP),
+}
+
+
+def sources(rows: Iterable[Row], op: str | None = None) -> Iterator[tuple[str, Source, str]]:
+    """A label, the source and the target of each kernel of these rows, for alpha · conv over two spatial axes.
+
+    Those of one op, or of all.
+    """
+    for row in rows:
+        if row.function == "CollectiveConv" and op in (None, row.op):
+            for config in CHOSEN[row.op.removeprefix("cutlass_conv_")]:
+                spec = _spec(row, config)
+                yield f"{row.name} {config}", emit(spec), spec.target
+
+
+def _spec(row: Row, config: Config) -> ConvSpec:
+    dtype, _, d = row.dtypes
+    return ConvSpec(
+        arch=Arch(90),
+        mode=row.op.removeprefix("cutlass_conv_"),
+        dims=2,
+        dtype=dtype,
+        c=None,
+        d=d,
+        tile=(*config.tile, BYTES_K * 8 // dtype.bits),
+        cluster=config.cluster,
+        schedule=config.schedule,
+        scheduler=config.scheduler,
+        epilogue=linear_combination(with_source=False),
+        operands=(("alpha", Operand("scalar", F32)),),
+    )

@@ -1,0 +1,381 @@
+"""The cases that the rows of cutlass_gemm are tried with, random epilogue trees, and how far a result may be off.
+
+Tests parametrize over `cases(row)`, `tree_cases()` and `quantized_cases()` and run `case.trial(device, rng)`. A case
+names its kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error
+from dispatch.libraries.cutlass.config import Config
+from dispatch.ops.cutlass_gemm.reference import reference
+from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.roundoff import by_numpy
+from dispatch.testing.roundoff import stored as stored_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.keys import Compute
+    from dispatch.libraries.cutlass.evt import Node
+
+__all__ = [
+    "Case",
+    "Trial",
+    "cases",
+    "quantized_cases",
+    "random_matrix",
+    "random_tree",
+    "stored",
+    "tree_cases",
+]
+
+TREES = 48
+GIVEN = (9, 14, 17, 24, 26, 37, 40)  # of the trees, into memory that is given: they store and reduce over all there is
+GUARD = 4  # elements of f32 around a reduction: 16 bytes
+HOPPER = 90
+EXTENTS = {
+    "plain": (128, 128, 128),
+    "large": (640, 576, 512),
+    "awkward": (37, 53, 29),
+    "one row": (1, 264, 72),
+    "one column": (129, 1, 40),
+    "one": (1, 1, 1),
+    "deep": (16, 24, 2056),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    dtypes: tuple[Dtype, Dtype, Dtype, Dtype]
+    extents: tuple[int, int, int]
+    config: Config | None
+    orders: str = "rcrr"  # of a, b, c, d: r for dense rows, c for dense columns
+    batch: tuple[int, ...] = ()
+    c: bool = False
+    tree: Node | None = None
+    compute: Compute | None = None
+    fast_accum: bool = False
+    step: int = 16  # bytes that lines are multiples of; of less, they are no multiples of 16
+    given: bool = False  # whether memory is given for what the tree writes, too
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> CutlassGemmRequest:
+        """The case with fresh operands."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGemmRequest, tuple[Memory, ...]]:
+        m, n, k = self.extents
+        a, b, c, d = self.dtypes
+        operands: dict[str, Any] = {}
+        alpha, beta = (1.0, 1.0) if a is I8 else (0.75, -0.5)
+        if self.tree is not None:
+            shapes = {"row": (n,), "col": (m,), "load": (*self.batch, m, n)}
+            for name, kind in evt_kinds(self.tree).items():
+                if kind in shapes:
+                    shape, dtype = shapes[kind], (F32 if len(name) % 2 else BF16)
+                    operands[name] = random_matrix(device, rng, shape, dtype, "r")
+                elif kind == "scalar":
+                    value = float(np.float32(rng.uniform(0.25, 1.0)))
+                    operands[name] = value if len(name) % 2 else device.array([value], "f32")
+        written = {"out": poisoned_matrix(device, (*self.batch, m, n), d, self.orders[3], self.step)}
+        if self.given and self.tree is not None:
+            written |= self._written(device, self.tree, d)
+            operands |= {name: memory.view for name, memory in written.items() if name != "out"}
+        request = CutlassGemmRequest(
+            random_matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
+            random_matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
+            c=random_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
+            out=written["out"].view,
+            epilogue=self.tree,
+            operands=operands,
+            alpha=alpha,
+            beta=beta if self.c else None,
+            compute=self.compute,
+            fast_accum=self.fast_accum,
+            config=self.config,
+        )
+        return request, tuple(written.values())
+
+    def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, Memory]:
+        """Poisoned memory for what a tree writes beside D."""
+        (m, n, _), made = self.extents, {}
+        extents = {"m": (n,), "n": (m,), "mn": ()}
+        for node in evt.walk(tree):
+            if isinstance(node, evt.Store):
+                shape = (*self.batch, m, n)
+                made[node.name] = poisoned_matrix(device, shape, node.dtype or d, self.orders[3], self.step)
+            elif isinstance(node, evt.Reduce):
+                made[node.name] = poisoned_vector(device, (*self.batch, *extents[node.over]))
+        return made
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """A request with what must come out of it."""
+        return Trial(self.id, *self._request(device, rng))
+
+
+def evt_kinds(tree: Node) -> dict[str, str]:
+    """The operands of a tree but alpha and beta."""
+    from dispatch.libraries.cutlass.visitors import operands_of
+
+    return {name: kind for name, kind in operands_of(tree).items() if name not in ("alpha", "beta")}
+
+
+class Trial:
+    """A request, its float64 reference, the bound of each output, and memory that is watched."""
+
+    def __init__(self, name: str, request: CutlassGemmRequest, written: tuple[Memory, ...] = ()) -> None:
+        self.name, self.request, self.written = name, request, written
+        self.expected = reference(request)
+        self.allowed = bounds(request, self.expected)
+
+    def renew(self, result: Any = None) -> None:
+        """Poison all outputs, those given and those of `result` that were allocated, but one that is read as C."""
+        for memory in self.written:
+            memory.renew()
+        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        given = [memory.view for memory in self.written]
+        for tensor in made:
+            if tensor is not self.request.out and not any(tensor is view for view in given):
+                tensor.copy_from(poison(tensor.dtype, tensor.shape))
+
+    def check(self, result: Any) -> None:
+        """Raise Mismatch where an output is further off than its bound, or something beside one was written."""
+        if count := sum(memory.disturbed() for memory in self.written):
+            raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
+        outputs = result if isinstance(result, tuple) else (result,)
+        for name, tensor in zip(("out", *self.request.writes), outputs, strict=True):
+            got, expected, allowed = tensor.numpy().astype(np.float64), self.expected[name], self.allowed[name]
+            with np.errstate(invalid="ignore"):
+                wrong = ~(np.abs(got - expected) <= allowed)
+            if wrong.any():
+                worst = np.unravel_index(np.argmax(np.where(wrong, np.abs(got - expected) - allowed, -1)), got.shape)
+                raise Mismatch(
+                    f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at"
+                    f" {tuple(map(int, worst))} it is {got[worst]}, expected {expected[worst]} within"
+                    f" {np.broadcast_to(allowed, got.shape)[worst]:.3g} ({self.request.describe()})"
+                )
+
+
+def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str, Array]:
+    """How far each output may be off.
+
+    From the product's own error on (`product_error`) errors go through the tree. An output is rounded to its dtype, or
+    to a whole number.
+    """
+    a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
+    error = product_error(a, b, request.a.dtype, request.compute, on_host=by_numpy(request.a.device))
+    operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}
+    operands = {name: x.astype(np.float64) for name, x in operands.items()}
+    source = None if request.c is None else np.asarray(request.c)
+    found = errors_of(request.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
+    dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
+    return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
+
+
+def stored(error: Array, values: Array, dtype: Dtype) -> Array:
+    """The bound after rounding to a dtype, or to the nearest that it holds."""
+    if dtype.numpy.kind == "i":
+        return np.asarray(
+            error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
+        )
+    return stored_in(error, values, dtype)
+
+
+def random_matrix(
+    device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16
+) -> Tensor:
+    """A tensor of random numbers whose lines are at multiples of so many bytes, with poison behind each of them."""
+    values = rng.integers(-8, 9, shape) if dtype.numpy.kind == "i" else rng.standard_normal(shape)
+    if len(shape) < 2:
+        return device.array(values, dtype)
+    *batch, rows, columns = shape
+    lines, length = (rows, columns) if order == "r" else (columns, rows)
+    whole = device.array(poison(dtype, (*batch, lines, pitch_of(length, dtype, step))))
+    view = whole[..., :length]
+    made = view if order == "r" else view.mT
+    made.copy_from(values.astype(dtype.numpy))
+    return made
+
+
+def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16) -> Memory:
+    """Memory for a result, laid out as `random_matrix` does, with poison in it, behind its lines and around it."""
+    lines, length = shape[-2:] if order == "r" else shape[:-3:-1]
+    guard = 16 * 8 // dtype.bits  # elements, so that every line begins at a multiple of 16 bytes, or of `step`
+    pitch = pitch_of(length, dtype, step)
+    before = poison(dtype, (*shape[:-2], lines + 2, pitch + (guard if step >= 16 else 0)))
+    inside = (..., slice(1, lines + 1), slice(0, length))
+    whole = device.array(before)
+    view = whole[inside]
+    return Memory(view if order == "r" else view.mT, whole, before, inside)
+
+
+def poisoned_vector(device: Device, shape: tuple[int, ...]) -> Memory:
+    """Memory for a reduction, dense, with poison in it and around it."""
+    size = int(np.prod(shape, dtype=np.int64))
+    before = poison(F32, (size + 2 * GUARD,))
+    inside = (slice(GUARD, GUARD + size),)
+    whole = device.array(before)
+    return Memory(whole[inside].reshape(shape), whole, before, inside)
+
+
+def pitch_of(length: int, dtype: Dtype, step: int) -> int:
+    """The elements from line to line: a multiple of so many bytes, and of less than 16 no multiple of 16."""
+    elements = max(step * 8 // dtype.bits, 1)
+    pitch = -(-length // elements) * elements
+    return pitch + elements * (step < 16 and pitch * dtype.bits % 128 == 0)
+
+
+# -- the cases of a row --------------------------------------------------------------------------------------------
+FAVORITES = (
+    Config((128, 128), (2, 1)),
+    Config((64, 128), (1, 1), "pingpong"),
+    Config((128, 64), (1, 2)),
+    Config((128, 128), (1, 1), "cooperative", "stream_k"),
+    Config((64, 64), (1, 1), "pingpong"),
+)
+
+
+def cases(row: Row) -> list[Case]:
+    """Several extents with one kernel, a batch, fast accumulation where there is some; for bf16 all orders and C."""
+    a, b, c, d = row.dtypes
+    dtypes = (a, b, c, d)
+    if row.function == "DefaultGemmUniversal" or row.library == "numpy-multistage":
+        return _multistage(dtypes, row.compute)
+    if row.arch > HOPPER or row.library == "numpy-blackwell":
+        return _blackwell(dtypes)
+    # Which configuration a row is tried with is its own, and all are of the stated set.
+    config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
+    found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
+    found.append(Case("batch", dtypes, (72, 48, 136), config, batch=(3,), compute=row.compute))
+    if a in FP8 and d is BF16:
+        found.append(Case("fast", dtypes, (128, 128, 128), config, fast_accum=True))
+    if c is not d or dtypes == (BF16,) * 4:
+        found.append(Case("c", dtypes, (96, 136, 72), config, c=True, compute=row.compute))
+    if dtypes == (BF16,) * 4:
+        found += [
+            Case(f"order {orders}", dtypes, (136, 72, 56), config, orders=orders)
+            for orders in ("rrrr", "ccrr", "crrr", "rcrc")
+        ]
+        found.append(Case("order rccc with c", dtypes, (136, 72, 56), config, orders="rccc", c=True))
+    return found
+
+
+def _blackwell(dtypes: tuple[Dtype, Dtype, Dtype, Dtype]) -> list[Case]:
+    """Several extents with one kernel, C with another; the tile is what it is."""
+    found = [Case(name, dtypes, extents, None) for name, extents in EXTENTS.items()]
+    found.append(Case("batch", dtypes, (72, 48, 136), None, batch=(3,)))
+    return [*found, Case("c", dtypes, (96, 136, 72), None, c=True)]
+
+
+def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | None) -> list[Case]:
+    """Lines that tensor maps cannot step through; the length of a line is a multiple of 4 bytes."""
+    even = max(32 // dtypes[0].bits, 1)
+    k = 30 // even * even - (1 if even == 1 else 0)
+    found = [
+        Case(name, dtypes, extents, None, orders, batch, c, None, compute, step=max(4, dtypes[0].bits // 8))
+        for name, extents, orders, batch, c in (
+            ("awkward", (37, 53, k), "rcrr", (), False),
+            ("awkward c", (37, 53, k), "rcrr", (), True),
+            ("large", (900, 1300, 268), "rcrr", (), False),
+            ("batch", (72, 50, 40), "rcrr", (3,), True),
+            ("one row", (1, 264, 72), "rcrr", (), False),
+        )
+    ]
+    if dtypes in ((BF16,) * 4, (F64,) * 4):
+        found += [
+            Case(
+                f"order {orders}", dtypes, (36, 52, 40), None, orders, compute=compute, step=max(4, dtypes[0].bits // 8)
+            )
+            for orders in ("rrrr", "ccrr", "crrr")
+        ]
+    return found
+
+
+# -- random trees --------------------------------------------------------------------------------------------------
+def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
+    """A tree of up to `depth` levels over the accumulator, with all kinds of nodes, each operand of its own name."""
+    names: dict[str, int] = {}
+
+    def name(kind: str) -> str:
+        names[kind] = names.get(kind, 0) + 1
+        return f"{kind}{'_' * (names[kind] % 2)}{names[kind]}"
+
+    def leaf() -> Node:
+        kind = rng.choice(["row", "col", "load", "scalar", "constant"])
+        if kind == "constant":
+            return evt.constant(float(np.float32(rng.uniform(-2, 2))))
+        return {"row": evt.row, "col": evt.col, "load": evt.load, "scalar": evt.scalar}[str(kind)](name(str(kind)))
+
+    def grow(x: Node, left: int) -> Node:
+        if left == 0:
+            return x
+        kind = rng.choice(["unary", "binary", "clamp", "fma", "store", "reduce", "shared"], p=PROBABILITIES)
+        if kind == "unary":
+            made: Node = evt.Unary(str(rng.choice(evt.UNARY)), x)
+        elif kind == "binary":
+            pair = (x, leaf()) if rng.random() < 0.5 else (leaf(), x)
+            made = evt.Binary(str(rng.choice(evt.BINARY)), *pair)
+        elif kind == "clamp":
+            made = evt.clamp(x, -1.5, 2.0)
+        elif kind == "fma":
+            made = evt.fma(x, leaf(), leaf())
+        elif kind == "shared":  # read twice: a gate of itself
+            made = evt.sigmoid(x) * x
+        elif kind == "store":
+            made = evt.store(x, name("store"), BF16)
+        else:
+            function, over = str(rng.choice(evt.REDUCTIONS)), str(rng.choice(["m", "n", "mn"]))
+            made = evt.reduce(x, name(f"{function}_{over}"), function, over=over)
+        return grow(made, left - 1)
+
+    return grow(evt.constant(0.125) * evt.accumulator(), depth)
+
+
+PROBABILITIES = (0.2, 0.3, 0.05, 0.1, 0.1, 0.15, 0.1)
+
+
+def tree_cases(dtypes: Sequence[Dtype] = (BF16, BF16, BF16, BF16)) -> list[Case]:
+    """Random trees, the same in every process, over extents that are no multiple of a tile."""
+    found = []
+    for number in range(TREES):
+        tree = random_tree(np.random.default_rng(number), 2 + number % 5)
+        config = FAVORITES[1] if number % 2 else FAVORITES[0]
+        a, b, c, d = dtypes
+        found.append(Case(f"tree {number}", (a, b, c, d), (200, 152, 72), config, tree=tree))
+        if number in GIVEN:
+            found.append(Case(f"tree {number} given", (a, b, c, d), (77, 53, 29), config, tree=tree, given=True))
+    return found
+
+
+# A scale for all, for each column and for each row, with the magnitudes that go with it.
+QUANTIZED = {
+    "by one scale": (evt.quantize(evt.relu(evt.accumulator()), evt.scalar("scale"), "top"), F8E4M3),
+    "by columns": (evt.quantize(evt.accumulator() + evt.row("bias"), evt.row("scale"), "top"), F8E4M3),
+    "by rows": (evt.quantize(evt.silu(evt.accumulator()), evt.col("scale"), "top"), I8),
+}
+
+
+def quantized_cases() -> list[Case]:
+    """Trees that end in fp8 or i8, with what the next scale is made from."""
+    return [
+        Case(f"quantized {name}", (BF16, BF16, BF16, d), (200, 144, 72), FAVORITES[1], tree=tree)
+        for name, (tree, d) in QUANTIZED.items()
+    ]

@@ -1,0 +1,77 @@
+"""A CutlassGemmRequest carried out by a kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
+
+The table's Blackwell rows end here, by `plan`. The kernels are compiled in tests and have run on no machine yet, which
+their rows say; the parameters are made as Hopper's are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dispatch.core.request import Argument, Plan
+from dispatch.errors import Refused
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES, CLUSTER, BlackwellSpec, emit
+from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors, staged
+from dispatch.ops.cutlass_gemm.layout import order_of
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.execute.executor import CudaExecutor
+    from dispatch.keys import Arch
+    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+
+__all__ = ["BlackwellPlan", "plan", "spec_of"]
+
+
+def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    arch = executor.device.arch
+    if arch not in ARCHES or arch < row.arch:
+        raise Refused(f"needs sm_100 or sm_120, whose own instructions the kernel is made of, has {arch}")
+    return BlackwellPlan(request, executor, row)
+
+
+def spec_of(request: CutlassGemmRequest, arch: Arch) -> BlackwellSpec:
+    """The kernel of a request."""
+    orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
+    return BlackwellSpec(
+        arch=arch,
+        a=request.a.dtype,
+        b=request.b.dtype,
+        c=None if request.c is None else request.c.dtype,
+        d=request.d_dtype,
+        orders=(orders[0], orders[1], orders[2], orders[3]),
+    )
+
+
+class BlackwellPlan(Plan):
+    """One kernel for one set of layouts."""
+
+    __slots__ = ("_executor", "_launch", "_names", "_staged", "_values", "spec")
+
+    def __init__(self, request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor = executor
+        self.spec = spec_of(request, executor.device.arch)
+        source = emit(self.spec)
+        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
+        kernel = compiler.kernel_id(source, self.spec.target)
+        loaded = module(executor.device, kernel, future.result(), source.words)
+        self._names = ("a", "b", "c", "out", *request.kinds)
+        self._staged = staged(request, executor)
+        self._values = {**fixed_words(request, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
+        self._launch = Launch(loaded, executor, self._values, CLUSTER)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        values = dict(self._values)
+        for name, argument in zip(self._names, arguments, strict=True):
+            if type(argument) is int:
+                values[name] = argument
+            else:
+                values[f"{name}.value"] = int(struct.unpack("<I", struct.pack("<f", argument.real))[0])
+        stream = self._executor.target.value or 0
+        self._launch.enqueue({**values, **self._staged.addresses}, stream)
+        self._staged.copy_out(values, stream)

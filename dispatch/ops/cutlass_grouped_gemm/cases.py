@@ -1,0 +1,217 @@
+"""The cases that the rows of cutlass_grouped_gemm are tried with, and how far a result may be off.
+
+Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. This file calls no
+library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.keys import FP8, Dtype
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.bounds import errors_of, product_error
+from dispatch.ops.cutlass_gemm.cases import poisoned_matrix, random_matrix, stored
+from dispatch.ops.cutlass_grouped_gemm.config import LARGE
+from dispatch.ops.cutlass_grouped_gemm.reference import products, reference, several
+from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.testing.memory import Memory, Mismatch
+from dispatch.testing.roundoff import by_numpy
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
+
+__all__ = ["GroupedCase", "GroupedTrial", "SeveralCase", "SeveralTrial", "cases", "several_cases"]
+
+# fmt: off
+SIZES = {
+    "uniform":    (64, 64, 64, 64),
+    "varying":    (1, 130, 17, 300, 64),
+    "some empty": (0, 5, 0, 0, 259, 0),
+    "one":        (37,),
+    "many":       tuple(3 * (g % 7) for g in range(64)),
+}
+# fmt: on
+BEHIND = 3  # rows after the last group, which nobody may write
+
+
+@dataclass(frozen=True)
+class GroupedCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    dtypes: tuple[Dtype, ...]
+    sizes: tuple[int, ...]
+    n: int = 136
+    k: int = 72
+    order: str = "c"
+    tree: Node | None = None
+    fast_accum: bool = False
+    config: Config | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> CutlassGroupedGemmRequest:
+        """The case with fresh operands."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGroupedGemmRequest, Memory]:
+        a, b, _, d = self.dtypes
+        total = sum(self.sizes) + BEHIND
+        memory = poisoned_matrix(device, (total, self.n), d, "r")
+        memory.before[memory.inside] = 7  # in the rows behind the last group, too
+        memory.renew()
+        request = CutlassGroupedGemmRequest(
+            random_matrix(device, rng, (total, self.k), a, "r"),
+            random_matrix(device, rng, (len(self.sizes), self.k, self.n), b, self.order),
+            device.array(np.cumsum(self.sizes), "i32"),
+            out=memory.view,
+            epilogue=self.tree,
+            alpha=0.75,
+            fast_accum=self.fast_accum,
+            config=self.config,
+        )
+        return request, memory
+
+    def trial(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
+        """A request with what must come out of it."""
+        return GroupedTrial(self.id, *self._request(device, rng))
+
+
+class GroupedTrial:
+    """A request, its float64 reference, and the bound of each element."""
+
+    def renew(self) -> None:
+        """Fill the output with what nobody writes."""
+        if self.memory is not None:
+            self.memory.renew()
+
+    def __init__(self, name: str, request: CutlassGroupedGemmRequest, memory: Memory | None = None) -> None:
+        self.name, self.request, self.memory = name, request, memory
+        self.expected = reference(request)["out"]
+        self.allowed = np.zeros(request.shape)
+        for rows, a, b in products(request, np.float64):
+            self.allowed[rows] = _allowed(request, a, b, self.expected[rows])
+
+    def check(self, result: Any) -> None:
+        """Raise Mismatch where D is further off than its bound, or written behind the last group or beside it."""
+        if self.memory is not None and (count := self.memory.disturbed()):
+            raise Mismatch(f"{self.name}: {count} bytes beside the output were written")
+        got = result.numpy().astype(np.float64)
+        behind = np.isnan(self.expected)
+        wrong = ~(np.abs(got - np.where(behind, 7.0, self.expected)) <= self.allowed)
+        if wrong.any():
+            place = tuple(map(int, np.argwhere(wrong)[0]))
+            raise Mismatch(
+                f"{self.name}: wrong in {wrong.sum()} of {got.size} places; at {place} it is {got[place]}, expected"
+                f" {self.expected[place]} within {self.allowed[place]:.3g} ({self.request.describe()})"
+            )
+
+
+def _allowed(
+    request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, a: Array, b: Array, expected: Array
+) -> Array:
+    """How far each element of a group's D may be off."""
+    a_dtype = next(iter(request.matrices))[1].dtype
+    error = product_error(a, b, a_dtype, None, on_host=by_numpy(request.device))
+    operands = {"alpha": np.asarray(request.alpha, np.float64)}
+    found = errors_of(request.tree, a @ b, error, operands, None)["out"]
+    return stored(found, expected, request.d_dtype)
+
+
+# fmt: off
+EXTENTS = {
+    "all varying": ((64, 64, 64), (1, 136, 80), (300, 8, 272), (37, 53, 16), (128, 264, 144)),
+    "alike":       ((48, 72, 96),) * 3,
+    "awkward":     ((37, 53, 29), (1, 1, 1), (130, 9, 40), (64, 64, 64), (1, 131, 72)),
+    "many":        tuple((1 + 9 * (g % 5), 16 + 8 * (g % 3), 16 * (1 + g % 4)) for g in range(70)),
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class SeveralCase:
+    """Products of these extents, by all that is chosen about them but the numbers in them."""
+
+    name: str
+    dtypes: tuple[Dtype, ...]
+    extents: tuple[tuple[int, int, int], ...]
+    order: str = "c"
+
+    @property
+    def id(self) -> str:
+        return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
+
+    def trial(self, device: Device, rng: np.random.Generator) -> SeveralTrial:
+        """A request with what must come out of it."""
+        a, b, _, d = self.dtypes
+        memories = tuple(poisoned_matrix(device, (m, n), d, "r") for m, n, _ in self.extents)
+        request = CutlassSeveralGemmRequest(
+            tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
+            tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
+            tuple(memory.view for memory in memories),
+            alpha=-0.5,
+        )
+        return SeveralTrial(self.id, request, memories)
+
+
+class SeveralTrial:
+    """A request, its float64 reference, and the bound of each element."""
+
+    def renew(self) -> None:
+        """Poison the outputs."""
+        for memory in self.memories:
+            memory.renew()
+
+    def __init__(self, name: str, request: CutlassSeveralGemmRequest, memories: tuple[Memory, ...] = ()) -> None:
+        self.name, self.request, self.memories = name, request, memories
+        self.expected = list(several(request).values())
+        pairs = zip(request.a, request.b, self.expected, strict=True)
+        self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
+
+    def check(self, results: tuple[Tensor, ...]) -> None:
+        """Raise Mismatch where a D is further off than its bound, or something beside one was written."""
+        if count := sum(memory.disturbed() for memory in self.memories):
+            raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
+        for g, (result, expected, allowed) in enumerate(zip(results, self.expected, self.allowed, strict=True)):
+            wrong = ~(np.abs(result.numpy().astype(np.float64) - expected) <= allowed)
+            if wrong.any():
+                raise Mismatch(
+                    f"{self.name}: D {g} {self.request.extents[g]} is wrong in {wrong.sum()} of {wrong.size} places"
+                    f" ({self.request.describe()})"
+                )
+
+
+def several_cases(row: Row) -> list[SeveralCase]:
+    """All extents with the kernels of `cases`."""
+    return [SeveralCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
+
+
+def grouped_cases(row: Row) -> list[GroupedCase]:
+    """All sizes with two kernels, by their mean; b with dense rows and a tree where operands are of 16 bits."""
+    found = [GroupedCase(name, row.dtypes, sizes) for name, sizes in SIZES.items()]
+    found += [GroupedCase(f"{n} columns", row.dtypes, SIZES["varying"], n, k) for n, k in ((53, 29), (1, 80))]
+    if row.dtypes[0] in FP8:
+        found.append(GroupedCase("fast", row.dtypes, SIZES["varying"], fast_accum=True))
+        return [replace(case, k=80 if case.k % 8 == 0 else case.k) for case in found]
+    if row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
+        tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
+        found.append(GroupedCase("silu", row.dtypes, SIZES["varying"], tree=tree))
+        found.append(GroupedCase("large tiles", row.dtypes, SIZES["varying"], config=LARGE))
+        found.append(GroupedCase("b by rows", row.dtypes, SIZES["varying"], order="r"))
+    return found
+
+
+def cases(row: Row) -> list[GroupedCase | SeveralCase]:
+    """The cases that a row of the table is tried with: of one list of groups, and of lists of operands."""
+    return [*grouped_cases(row), *several_cases(row)]

@@ -1,0 +1,83 @@
+"""The host rows of cutlass_grouped_gemm, and the float64 reference: NumPy, group by group.
+
+The table's host rows end here, by `plan`; `reference` is what the tests compare with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.core.request import Plan
+from dispatch.libraries.cutlass.arithmetic import evaluate
+from dispatch.ops.cutlass_gemm.reference import rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.core.request import Operands
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Array
+    from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+
+__all__ = ["NumpyGroupedGemm", "NumpySeveralGemm", "plan", "products", "reference", "several"]
+
+
+def products(request: CutlassGroupedGemmRequest, precision: type) -> Iterator[tuple[slice, Array, Array]]:
+    """The rows, and A and B, of each group that has any."""
+    a: Array = np.asarray(request.a).astype(precision)
+    b: Array = np.asarray(request.b).astype(precision)
+    begin = 0
+    for group, end in enumerate(np.asarray(request.ends).tolist()):
+        if end > begin:
+            yield slice(begin, end), a[begin:end], b[group]
+        begin = max(begin, end)
+
+
+def reference(request: CutlassGroupedGemmRequest, precision: type = np.float64) -> dict[str, Array]:
+    """D, unrounded; rows behind the last group are NaN."""
+    out: Array = np.full(request.shape, np.nan, precision)
+    operands = {"alpha": np.asarray(request.alpha)}
+    for rows, a, b in products(request, precision):
+        out[rows] = evaluate(request.tree, a @ b, operands, None)["out"]
+    return {"out": out}
+
+
+def several(request: CutlassSeveralGemmRequest, precision: type = np.float64) -> dict[str, Array]:
+    """Each D, unrounded."""
+    operands = {"alpha": np.asarray(request.alpha)}
+    pairs = zip(request.a, request.b, strict=True)
+    exact: Iterator[Array] = (np.asarray(a).astype(precision) @ np.asarray(b).astype(precision) for a, b in pairs)
+    return {f"out[{g}]": evaluate(request.tree, x, operands, None)["out"] for g, x in enumerate(exact)}
+
+
+def plan(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, row: Row) -> Plan:
+    """A plan that computes with NumPy."""
+    made = NumpySeveralGemm if hasattr(request, "extents") else NumpyGroupedGemm
+    return made(row, capture_safe=False)
+
+
+class NumpyGroupedGemm(Plan):
+    """The tree over each group's product in float32, rounded once on the way out."""
+
+    __slots__ = ()
+
+    def run(self, request: CutlassGroupedGemmRequest, outputs: Operands) -> None:
+        """Compute a request into its output, or the one made for it."""
+        target = np.asarray(outputs.get("out", request.out))
+        values = reference(request, np.float32)["out"]
+        for rows, _, _ in products(request, np.float32):
+            target[rows] = rounded(values[rows], request.d_dtype)
+
+
+class NumpySeveralGemm(Plan):
+    """The tree over each product in float32, rounded once on the way out."""
+
+    __slots__ = ()
+
+    def run(self, request: CutlassSeveralGemmRequest, outputs: Operands) -> None:
+        """Compute a request into its outputs, or those made for it."""
+        for target, values in zip(request.result(outputs), several(request, np.float32).values(), strict=True):
+            np.asarray(target)[...] = rounded(values, request.d_dtype)

@@ -1,0 +1,219 @@
+"""One trial of a request: operands laid out in poisoned memory, the expected outputs, and how far off each may be.
+
+cases.py builds trials, tests run their requests and hand back the results. This file chooses no shapes and calls no
+library; its bounds are derived below, not tuned to what a library happens to give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.precision import EXACT, Precision
+from dispatch.keys import F64, FP8, HALF, Compute, Epilogue, ScaleMode
+from dispatch.ops.matmul.reference import Results, addends, reference, scaled_product, unpack_mask
+from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.roundoff import ROUNDOFF, SUMS, by_numpy, stored
+from dispatch.testing.tensor_cores import CUT_OFF, SCALED_CUT_OFF, SPREAD
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.ops.matmul.request import MatmulRequest
+
+__all__ = ["SPREAD", "Trial", "bounds"]
+
+
+# fmt: off
+# fmt: on
+GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
+DOUBLE_TANH = 4e-10  # of cuBLASLt's GELU in f64, which reduced_precision=True asks for
+GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
+
+
+def _magnitudes(values: Array) -> Array:
+    return np.abs(values).astype(values.dtype)
+
+
+MAGNITUDES = Precision(operand=_magnitudes)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A request with fresh operands, and all that is to be held against its outputs.
+
+    The reference is computed before the run, for D may overwrite C. `check` takes what `run` returned.
+    """
+
+    name: str
+    request: MatmulRequest
+    expected: Results
+    allowed: Results
+    written: tuple[Memory, ...]
+
+    @classmethod
+    def of(cls, name: str, request: MatmulRequest, compute: Compute, written: tuple[Memory, ...]) -> Trial:
+        """The trial of a request in a compute type; `written` are the buffers that its outputs lie in."""
+        expected = reference(request)
+        return cls(name, request, expected, bounds(request, compute, expected), written)
+
+    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
+        given = list(result) if isinstance(result, tuple) else [result]
+        names = ["out", *(name for name in ("aux", "bgrad") if name in self.expected)]
+        outputs = dict(zip(names, given, strict=True))
+        for name in ("amax_d", "amax_aux"):
+            if name in self.expected:
+                outputs[name] = getattr(self.request.scales, name)
+        for name, tensor in outputs.items():
+            self._compare(name, tensor.numpy())
+        for memory in self.written:
+            if count := memory.disturbed():
+                raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
+
+    def renew(self, result: Tensor | tuple[Tensor, ...] | None = None) -> None:
+        """Lay all outputs as they were before the first run; those of `result` that were allocated hold poison."""
+        for memory in self.written:
+            memory.renew()
+        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        held = {id(tensor) for _, tensor, _ in self.request.tensors()}
+        amax = (self.request.scales.amax_d, self.request.scales.amax_aux)
+        for tensor in (*(t for t in made if id(t) not in held), *(t for t in amax if t is not None)):
+            tensor.copy_from(poison(tensor.dtype, tensor.shape))
+
+    def _compare(self, name: str, got: Array) -> None:
+        expected, allowed = self.expected[name], self.allowed[name]
+        if got.dtype == np.uint8 and name == "aux":  # beyond column n a library may leave what it likes
+            got, expected = (unpack_mask(mask, self.request.n) for mask in (got, expected))
+        got = got.reshape(expected.shape).astype(expected.dtype)
+        with np.errstate(invalid="ignore"):
+            off = np.abs(got.astype(np.result_type(got, np.float64)) - expected)
+            wrong = ~((off <= allowed) | (got == expected))  # NaN is wrong, equal infinities are right
+        if not wrong.any():
+            return
+        worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(off, nan=np.inf), -1)), got.shape)
+        limit = np.broadcast_to(allowed, got.shape)[worst]
+        raise Mismatch(
+            f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at {tuple(map(int, worst))} it is"
+            f" {got[worst]}, expected {expected[worst]} within {limit:.3g} ({self.request.describe()})"
+        )
+
+
+def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Results:
+    """How far each output may be from the float64 reference, element by element.
+
+    With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a compute type of
+    unit roundoff u is within (8 + 4 √k) · u · S of the exact one: rounding errors of k sums add up like a random walk
+    (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first add by
+    chance 4 · v · R, with R the root of the sum of the squares of the products: a rounding within ±v has a standard
+    deviation of 0.4 · v, where the mantissas are spread, and two of them 0.57 · v. Tensor cores cut TF32 operands off
+    instead, which makes all smaller, by v · |x|, and spreads half as far. It is never more than 2 · v · S. Those of fp8
+    cut off part of every product (tensor_cores.py). GELU passes errors on by its slope, at most `GELU_STEEPEST`, and
+    adds that of the GPU's tanh. A result is what its dtype rounds to from within its bound, and no other value. Sums
+    over m or k for a bias gradient walk like those over k, and what is off in their terms adds up like the root of the
+    sum of the squares. A bit of a mask is free where |x| is within its bound of 0. Integers are exact.
+
+    Where a request leaves it to the library to round early (`reduced_precision`), a product with a C of 16 bits may be
+    kept in that dtype before beta · C, bias and activation, in parts, and so may the sum before it is multiplied by
+    gelu'(aux): of 0.51608 + 3.65625, times 1.09353, cuBLASLt 13.1 made 4.59375, which follows from the sum rounded to
+    bf16 and from nothing else; the exact 4.56257 rounds to 4.5625. Elsewhere only D may be,
+    before it is summed up to a bias gradient.
+    """
+    work = EXACT.work(request.a.dtype)
+    if work.kind == "i":
+        return {name: np.zeros(()) for name in expected}
+    affine = _affine(request, compute, work)
+    u = SUMS[compute][0]
+    allowed = {"out": _through(request, affine, u)}
+    if "aux" in expected and request.epilogue.activation == "relu":
+        allowed["aux"] = _near_zero(request, affine)
+    elif "aux" in expected:
+        allowed["aux"] = affine * _factor(request.scales.aux)
+    if "bgrad" in expected:
+        allowed["bgrad"] = _bgrad(request, expected, allowed["out"], u)
+    allowed["out"] = allowed["out"] * _factor(request.scales.d)
+    for name, source in (("amax_d", "out"), ("amax_aux", "aux")):
+        if name in expected:
+            factor = _factor(getattr(request.scales, source.replace("out", "d")))
+            largest = (np.abs(expected[source]) + allowed[source]).max(initial=0) / factor
+            allowed[name] = np.asarray(max(largest - expected[name], 0) + 4 * u * expected[name])
+    allowed["out"] = stored(allowed["out"], expected["out"], request.d_dtype)
+    if "aux" in expected and request.epilogue.activation == "gelu":
+        allowed["aux"] = stored(allowed["aux"], expected["aux"], request.aux_dtype)
+    return allowed
+
+
+def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Array:
+    """The bound of alpha · scales · A · B + beta · C + bias."""
+    u, v = SUMS[compute]
+    product, size, spread = (np.abs(scaled_product(request, p, work)) for p in (EXACT, MAGNITUDES, SPREAD))
+    affine = np.asarray((8 + 4 * np.sqrt(request.k)) * u * size)
+    cut = compute is Compute.COMPUTE_32F_FAST_TF32
+    affine = affine + np.minimum(2 * v * size, v * (product + 2 * spread if cut else 4 * spread))
+    kept = _kept(request)
+    if request.reduced_precision:
+        affine = affine + kept * np.minimum(size, product + spread)
+    if request.a.dtype in FP8 and not by_numpy(request.device):
+        in_blocks = {request.scales.a_mode, request.scales.b_mode} - {ScaleMode.SCALAR_32F, ScaleMode.OUTER_VEC_32F}
+        affine = affine + np.abs(scaled_product(request, SCALED_CUT_OFF if in_blocks else CUT_OFF, work))
+    added = 8 * max(u, 2.0**-53) + (kept if request.reduced_precision and request.epilogue.is_gradient else 0.0)
+    for addend in addends(request, work):
+        affine = affine + added * np.abs(addend)
+    return np.asarray(affine)
+
+
+def _kept(request: MatmulRequest) -> float:
+    """The roundoff of what a library may keep in 16 bits on the way."""
+    if by_numpy(request.device) or request.c_dtype not in HALF:
+        return 0.0
+    return ROUNDOFF[request.c_dtype][0]
+
+
+def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
+    """The bound of D before scaling, from that of its affine part."""
+    epilogue = request.epilogue
+    if epilogue.activation != "gelu":
+        return affine
+    rough = DOUBLE_TANH if request.reduced_precision else 4 * u
+    tanh = 4 * u if by_numpy(request.device) else rough if request.a.dtype is F64 else GPU_TANH
+    x = np.abs(scaled_product(request, EXACT, EXACT.work(request.a.dtype)))
+    for addend in addends(request, EXACT.work(request.a.dtype)):
+        x = x + np.abs(addend)
+    if not epilogue.is_gradient:
+        return np.asarray(GELU_STEEPEST * affine + (tanh + 8 * u) * x)
+    stored = np.abs(np.asarray(request.aux).astype(np.float64)) * _factor(request.scales.aux)
+    return np.asarray(GELU_STEEPEST * affine + x * (tanh * (1 + 2 * stored) + 16 * u))
+
+
+def _near_zero(request: MatmulRequest, affine: Array) -> Array:
+    """1 for the bits of the mask that rounding may turn."""
+    work = EXACT.work(request.a.dtype)
+    x = scaled_product(request, EXACT, work)
+    for addend in addends(request, work):
+        x = x + addend
+    return np.asarray((np.abs(x) <= affine).astype(np.float64))
+
+
+def _bgrad(request: MatmulRequest, expected: Results, out: Array, u: float) -> Array:
+    dtype = request.c_dtype if request.bgrad is None else request.bgrad.dtype
+    if request.epilogue is Epilogue.BGRADA:
+        terms = np.swapaxes(np.asarray(request.a).astype(np.float64), -1, -2)
+    elif request.epilogue is Epilogue.BGRADB:
+        terms = np.asarray(request.b).astype(np.float64)
+    else:
+        terms = expected["out"] / _factor(request.scales.d)
+    error = (8 + 4 * np.sqrt(terms.shape[-2])) * u * np.abs(terms).sum(axis=-2)
+    if request.epilogue.is_gradient:
+        error = error + _together(out, -2)
+    error = error + _kept(request) * 2.5 * _together(terms, -2)  # six times 0.4 of the roundoff of each
+    return stored(np.broadcast_to(error, expected["bgrad"].shape), expected["bgrad"], dtype)
+
+
+def _together(errors: Array, axis: int) -> Array:
+    """How far a sum is off whose terms are off by chance."""
+    return np.asarray(np.sqrt((np.abs(errors) ** 2).sum(axis=axis)))
+
+
+def _factor(factor: Tensor | float | None) -> float:
+    return 1.0 if factor is None else float(np.asarray(factor).reshape(()))

@@ -1,0 +1,158 @@
+"""A normalization request as a graph of cuDNN operations, and where its operands stand in the request's arguments.
+
+Nearly always one norm operation; batch norm with given statistics is a chain of pointwise ones. Pure: it calls no
+library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.core.layouts import dense_strides, lies_dense
+from dispatch.keys import F32
+from dispatch.libraries.cudnn.graph import Builder, Graph
+from dispatch.ops.norm.group import draw
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Layout
+    from dispatch.libraries.cudnn.graph import Wire
+    from dispatch.ops.norm.request import NormRequest
+
+__all__ = ["Described", "describe", "graphs"]
+
+FOUR = 4  # the fewest axes that the engines take
+
+
+class Described(NamedTuple):
+    """A graph, and for the unique id of each operand its place in the request's arguments."""
+
+    graph: Graph
+    places: dict[int, int]
+
+
+def describe(request: NormRequest) -> Described:
+    """The graph of a request."""
+    drawing = _Drawing(request)
+    if isinstance(request, NormBwdRequest):
+        drawing.backward(request)
+    elif isinstance(request, NormFwdRequest) and request.by_running:
+        drawing.by_running(request)
+    elif isinstance(request, NormFwdRequest):
+        drawing.forward(request)
+    return Described(drawing.builder.build(), drawing.places)
+
+
+def graphs(request: NormRequest) -> list[Graph]:
+    """The graphs that carry a request out: several for GROUP_NORM."""
+    return [step.graph for step in draw(request).steps] if request.by_group else [describe(request).graph]
+
+
+class _Drawing:
+    def __init__(self, request: NormRequest) -> None:
+        self.request = request
+        self.builder = Builder(F32)
+        self.places: dict[int, int] = {}
+        self._rank = max(request.x.ndim, FOUR) if request.by_channel else FOUR
+        strides = request.x.layout.strides
+        # Which way axes of extent 1 lie is for their neighbours to say.
+        self._last = request.by_channel and request.x.shape[1] > 1 and strides[1] == 1
+
+    def _wire(self, name: str, dims: tuple[int, ...], strides: tuple[int, ...] | None) -> Wire:
+        request = self.request
+        layout = request.layout_of(name)
+        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
+        self.places[wire.uid] = request.place_of(name)
+        return wire
+
+    def data(self, name: str) -> Wire:
+        """An operand of x's shape: as it is, or as (rows, what is averaged, 1, 1)."""
+        request = self.request
+        layout = request.layout_of(name)
+        if request.by_channel:
+            more = self._rank - len(layout.shape)
+            channels = layout.shape[1] if self._last else 1
+            return self._wire(name, (*layout.shape, *(1,) * more), (*self._strides(layout), *(channels,) * more))
+        width = self._width()
+        return self._wire(name, (layout.size // width, width, 1, 1), (width, 1, width, width))
+
+    def _strides(self, layout: Layout) -> tuple[int, ...]:
+        """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
+        request = self.request
+        last_first = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
+        last_first |= self._last and len(layout.shape) < FOUR  # and so lie the axes that are added to these
+        ways = {last: dense_strides(layout.shape, last=last) for last in (last_first, not last_first)}
+        if not last_first and layout.strides in ways.values():
+            return layout.strides
+        return next((steps for last, steps in ways.items() if lies_dense(layout, last=last)), layout.strides)
+
+    def _width(self) -> int:
+        return self.request.scale.layout.size
+
+    def parameter(self, name: str) -> Wire:
+        """An operand with a number for each channel, or for each place that is averaged."""
+        return self._vector(name, 1)
+
+    def _vector(self, name: str, axis: int) -> Wire:
+        size = self.request.layout_of(name).size
+        dims = tuple(size if place == axis else 1 for place in range(self._rank))
+        strides = tuple(1 if place >= axis and (place == axis or axis == 0) else size for place in range(self._rank))
+        return self._wire(name, dims, strides)
+
+    def statistic(self, name: str) -> Wire:
+        """Mean or inverse variance: of each channel, of each channel of each sample, or of each row."""
+        request = self.request
+        if request.mode is NormMode.BATCH_NORM:
+            return self.parameter(name)
+        if request.mode is NormMode.INSTANCE_NORM:
+            n, c = request.x.shape[:2]
+            return self._wire(name, (n, c, *(1,) * (self._rank - 2)), (c, 1, *(c,) * (self._rank - 2)))
+        return self._vector(name, 0)
+
+    def forward(self, request: NormFwdRequest) -> None:
+        builder = self.builder
+        ins: dict[str, Wire | None] = {"XDESC": self.data("x"), "SCALE_DESC": self.parameter("scale")}
+        ins["BIAS_DESC"] = None if request.bias is None else self.parameter("bias")
+        ins["EPSILON_DESC"] = builder.scalar(float(request.epsilon), self._rank)
+        outs: dict[str, Wire | None] = {"YDESC": self.data("out")}
+        if request.training:
+            outs["MEAN_DESC"] = self.statistic("mean_out") if request.has_mean else None
+            outs["INV_VARIANCE_DESC"] = self.statistic("inv_variance_out")
+        if request.training and request.running_mean is not None:
+            ins["EXP_AVG_FACTOR_DESC"] = builder.scalar(float(request.momentum), self._rank)
+            for name in ("mean", "var"):
+                ins[f"INPUT_RUNNING_{name.upper()}_DESC"] = self.statistic(f"running_{name}")
+                outs[f"OUTPUT_RUNNING_{name.upper()}_DESC"] = self.statistic(f"running_{name}_out")
+        phase = "TRAINING" if request.training else "INFERENCE"
+        builder.node("NORM_FORWARD", ins, outs, MODE=request.mode.name, PHASE=phase)
+
+    def by_running(self, request: NormFwdRequest) -> None:
+        """Pointwise, for no norm operation takes statistics: (x - mean) / √(variance + epsilon) · scale + bias."""
+        builder = self.builder
+        x = self.data("x")
+        spread = builder.pointwise("ADD", self.statistic("running_var"), builder.scalar(request.epsilon, self._rank))
+        inverse = builder.pointwise("RSQRT", spread)
+        value = x
+        steps = [("SUB", self.statistic("running_mean")), ("MUL", inverse), ("MUL", self.parameter("scale"))]
+        if request.bias is not None:
+            steps.append(("ADD", self.parameter("bias")))
+        for mode, operand in steps:
+            value = builder.pointwise(mode, value, operand, out=builder.virtual(x.dims, None, x.strides))
+        layout = request.layout_of("out")
+        real = builder.as_output(value, layout.dtype, x.strides, layout.alignment)
+        self.places[real.uid] = request.place_of("out")
+
+    def backward(self, request: NormBwdRequest) -> None:
+        ins: dict[str, Wire | None] = {
+            "XDESC": self.data("x"),
+            "DYDESC": self.data("dy"),
+            "SCALE_DESC": self.parameter("scale"),
+            "MEAN_DESC": self.statistic("mean") if request.has_mean else None,
+            "INV_VARIANCE_DESC": self.statistic("inv_variance"),
+        }
+        outs = {
+            "DXDESC": self.data("dx"),
+            "DSCALE_DESC": self.parameter("dscale"),
+            "DBIAS_DESC": self.parameter("dbias") if request.bias else None,
+        }
+        self.builder.node("NORM_BACKWARD", ins, outs, MODE=request.mode.name)

@@ -1,0 +1,119 @@
+"""Normalization and its gradient in NumPy, in the working dtype that is asked for.
+
+The host rows compute with it, tests hold rows against it in float64. It calls no library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT, values
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.device.tensor import Array
+    from dispatch.ops.norm.request import NormRequest
+
+__all__ = ["averaged", "compact", "evaluate", "reference", "spread", "statistics"]
+
+
+def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
+    """The outputs of a request, by name."""
+    if isinstance(request, NormBwdRequest):
+        return _backward(request, work)
+    return _forward(request, work) if isinstance(request, NormFwdRequest) else {}
+
+
+def spread(request: NormRequest, statistic: Array) -> Array:
+    """A statistic as it broadcasts with x."""
+    if request.mode is NormMode.BATCH_NORM:
+        return statistic.reshape(1, -1, *(1,) * (request.x.ndim - 2))
+    if request.by_group:
+        channels = request.x.shape[1]
+        each = np.repeat(statistic, channels // request.groups, axis=1)
+        return np.asarray(each.reshape(*each.shape, *(1,) * (request.x.ndim - 2)))
+    return statistic
+
+
+def compact(request: NormRequest, statistic: Array) -> Array:
+    """A statistic that broadcasts with x, in the shape in which it is given back."""
+    if request.by_group:
+        statistic = statistic[:, :: request.x.shape[1] // request.groups]
+    return statistic.reshape(request.statistics_shape)
+
+
+def averaged(request: NormRequest, x: Array) -> Array:
+    """The mean of what one statistic is of, for an array of x's shape; it broadcasts with x."""
+    if request.by_group:
+        return spread(request, x.reshape(*request.statistics_shape, -1).mean(axis=-1))
+    return np.asarray(x.mean(axis=request.axes, keepdims=True))
+
+
+def statistics(request: NormRequest, x: Array) -> tuple[Array, Array]:
+    """Mean (0 for RMS_NORM) and biased variance, as they broadcast with x."""
+    if request.mode is NormMode.RMS_NORM:
+        square = averaged(request, x * x)
+        return np.zeros_like(square), square
+    mean = averaged(request, x)
+    return mean, averaged(request, (x - mean) ** 2)
+
+
+def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
+    x = values(request.x, work)
+    if request.by_running:
+        mean, variance = (spread(request, values(t, work)) for t in (request.running_mean, request.running_var))
+    else:
+        mean, variance = statistics(request, x)
+    inverse = 1 / np.sqrt(variance + work.type(request.epsilon))
+    y = (x - mean) * inverse * values(request.scale, work).reshape(request.parameter_shape)
+    if request.bias is not None:
+        y = y + values(request.bias, work).reshape(request.parameter_shape)
+    results = {"out": y}
+    if request.training:
+        if request.has_mean:
+            results["mean_out"] = compact(request, mean)
+        results["inv_variance_out"] = compact(request, inverse)
+        if request.running_mean is not None:
+            results.update(_running(request, mean.ravel(), variance.ravel(), work))
+    return results
+
+
+def _running(request: NormFwdRequest, mean: Array, variance: Array, work: np.dtype[Any]) -> Results:
+    """The running statistics with those of this batch mixed in; the variance is the unbiased one."""
+    count = request.x.layout.size // mean.size
+    momentum = work.type(request.momentum)
+    fresh = {"mean": mean, "var": variance * work.type(count / max(count - 1, 1))}
+    return {
+        f"running_{name}_out": (1 - momentum) * values(getattr(request, f"running_{name}"), work) + momentum * new
+        for name, new in fresh.items()
+    }
+
+
+def _backward(request: NormBwdRequest, work: np.dtype[Any]) -> Results:
+    x, dy = values(request.x, work), values(request.dy, work)
+    inverse = spread(request, values(request.inv_variance, work))
+    mean = spread(request, values(request.mean, work)) if request.mean is not None else 0
+    normal = (x - mean) * inverse
+    scaled = dy * values(request.scale, work).reshape(request.parameter_shape)
+    along = averaged(request, scaled * normal)
+    level = averaged(request, scaled) if request.has_mean else 0
+    over = tuple(axis for axis in range(x.ndim) if axis != 1) if request.by_channel else _leading(request)
+    results = {
+        "dx": inverse * (scaled - level - normal * along),
+        "dscale": (dy * normal).sum(axis=over).reshape(request.scale.shape),
+    }
+    if request.bias:
+        results["dbias"] = dy.sum(axis=over).reshape(request.scale.shape)
+    return results
+
+
+def _leading(request: NormRequest) -> tuple[int, ...]:
+    return tuple(range(request.x.ndim - request.scale.ndim))
+
+
+def reference(request: NormRequest) -> Results:
+    """The outputs of a request in float64, by name."""
+    return evaluate(request, EXACT)

@@ -1,0 +1,131 @@
+"""The cases that the reduction rows are tried with, and how far a result may be from the float64 reference.
+
+Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.keys import I8, U32
+from dispatch.ops.reduction.reference import evaluate, rows_of
+from dispatch.ops.reduction.request import WITH_INDICES, ReduceOp, ReduceRequest
+from dispatch.ops.reduction.rules import SUMS, sums
+from dispatch.testing.check import Trial, distinct, place, poison, rounded, unit
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array
+    from dispatch.keys import Dtype
+
+__all__ = ["ReduceCase", "cases"]
+
+Form = tuple[str, tuple[int, ...], tuple[int, ...] | int | None, tuple[int, ...] | None, int, bool]
+# Name, shape, axes, order of the axes in memory, gap behind every axis, and keepdims.
+# fmt: off
+FORMS: tuple[Form, ...] = (
+    ("one element",   (1,),               None,      None,         0, False),
+    ("vector",        (1031,),            None,      None,         0, False),
+    ("rows",          (7, 131),           -1,        None,         0, False),
+    ("columns",       (131, 7),           0,         None,         0, True),
+    ("middle",        (3, 17, 5),         1,         None,         0, False),
+    ("two of four",   (2, 7, 3, 5),       (1, 3),    None,         0, True),
+    ("channels last", (2, 19, 3, 7),      (0, 2, 3), (0, 2, 3, 1), 0, False),
+    ("six axes",      (2, 3, 2, 5, 2, 3), (0, 2, 4), None,         0, False),
+    ("gaps",          (2, 5, 3, 7),       (0, 2),    None,         1, True),
+    ("transposed",    (11, 6),            0,         (1, 0),       0, False),
+    ("no row",        (0, 5),             1,         None,         0, False),
+    ("long",          (3, 9001),          1,         None,         0, False),
+    ("many",          (20011, 3),         1,         None,         0, False),
+    ("axis of one",   (5, 1, 3),          1,         None,         0, False),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class ReduceCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | int | None
+    order: tuple[int, ...] | None
+    gap: int
+    keepdims: bool
+    dtypes: tuple[Dtype, ...]
+    reduce: ReduceOp
+    indices: bool
+
+    @property
+    def id(self) -> str:
+        indices = "-indices" if self.indices else ""
+        return f"{self.dtypes[0]}-{self.dtypes[1]}-{self.reduce.name}{indices}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> ReduceRequest:
+        """The request alone."""
+        request: ReduceRequest = self.trial(device, rng).request  # type: ignore[assignment]  # what `trial` made
+        return request
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands: products stay near 1, and what has a place is there once."""
+        if self.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
+            values = 1 + rng.standard_normal(self.shape) / 4 / np.sqrt(max(int(np.prod(self.shape)), 1))
+            if self.reduce is ReduceOp.MUL_NO_ZEROS and values.ndim and values.size:
+                values.ravel()[:: max(values.size // 3, 2)] = 0
+            drawn = values.astype(self.dtypes[0].numpy)
+            if self.dtypes[0] is I8:
+                drawn = rng.choice(np.array([-1, 1, 1 if self.reduce is ReduceOp.MUL else 0], np.int8), self.shape)
+        else:
+            drawn = distinct(rng, self.dtypes[0], self.shape)
+            if self.reduce is ReduceOp.AMAX and self.indices:  # no two of one magnitude: equal ones have no one place
+                drawn = (
+                    np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
+                )
+        x = place(device, drawn, self.order, self.gap)
+        source = ReduceRequest(x.view, self.axes, self.reduce, self.keepdims, self.indices, self.dtypes[1])
+        shape = source.made()["out"].shape
+        written = [place(device, poison(self.dtypes[1], shape), gap=0 if self.indices else self.gap)]
+        if self.indices:
+            written.append(place(device, poison(U32, shape)))
+        request = ReduceRequest(
+            *(x.view, self.axes, self.reduce, self.keepdims, self.indices, self.dtypes[1]),
+            *(memory.view for memory in written),
+        )
+        expected = evaluate(request, EXACT)
+        allowed = {"out": bound(request, expected), "index": np.zeros(())}
+        return Trial(self.id, request, expected, allowed, tuple(written))
+
+
+def bound(request: ReduceRequest, expected: Results) -> Array:
+    """How far a result may be off: sums and products of n walk like √n; a chosen element is exact."""
+    out, dtype = expected["out"], request.made()["out"].dtype
+    if not out.size or request.reduce in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX):
+        return rounded(np.zeros(out.shape), out, dtype)
+    rows = rows_of(request, EXACT)
+    walk = (4 + 4 * np.sqrt(rows.shape[-1])) * unit(request.x.dtype)
+    if request.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
+        return rounded(walk * np.abs(out), out, dtype)
+    size = np.abs(rows).sum(axis=-1).reshape(out.shape)
+    if request.reduce is ReduceOp.AVG:
+        size = size / rows.shape[-1]
+    return rounded(walk * (np.abs(out) if request.reduce is ReduceOp.NORM2 else size), out, dtype)
+
+
+def cases(row: Row) -> list[ReduceCase]:
+    """Every form in turn with what it may be reduced to, and the plain ones with all of them and their places."""
+    summing = sums in row.rules
+    ops = [op for op in ReduceOp if not summing or op in SUMS]
+    found = []
+    for number, form in enumerate(FORMS):
+        for turn, reduce in enumerate(ops):
+            if summing or form[0] in ("rows", "two of four") or turn % 3 == number % 3:
+                found.append(ReduceCase(*form, row.dtypes, reduce, False))
+        chosen = WITH_INDICES if form[0] in ("rows", "two of four") else (WITH_INDICES[number % 3],)
+        found += [ReduceCase(*form, row.dtypes, reduce, True) for reduce in chosen if not form[4] and not summing]
+    return found

@@ -1,0 +1,361 @@
+"""The cases that the rows of recurrent networks are tried with, and how far a result may be from the float64 reference.
+
+A backward pass is tried behind a forward pass of the same device, whose reserve space is its own; what must come out is
+computed from the operands alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.core.request import run
+from dispatch.keys import Compute
+from dispatch.ops.rnn.cells import NONE, Rounding, as_it_is
+from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
+from dispatch.ops.rnn.reference import backward_data, backward_weights, empty_saved, forward
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
+from dispatch.ops.rnn.rules import one_bias, two_or_none
+from dispatch.ops.rnn.weights import pack, pack_weights, places, weight_shapes
+from dispatch.testing.check import ROUNDOFF, Memory, Mismatch, Trial, normal, place, poison, rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.operands import OperandRequest
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.keys import Dtype
+    from dispatch.ops.rnn.request import RnnBase
+
+__all__ = ["RnnCase", "cases"]
+
+TF32 = 2.0**-10
+F32_UNIT = 2.0**-24
+LOOSE = 2.0**-16  # unit roundoffs above which a worst case over all steps says nothing
+SAMPLES, POOL = 48, 1 << 20
+# Of a root mean square of `SAMPLES`: beyond lie, by Student's distribution, one element in 10^11 and one share in 10^8.
+SIGMAS, SHARE_SIGMAS = 9, 7
+FEW = 16  # elements, which have no errors by chance
+M, B = RnnMode, RnnBiasMode
+# Name, network, steps, sequences, lengths, whether the sequences come first in memory, and whether states are given.
+# fmt: off
+Form = tuple[str, Network, int, int, tuple[int, ...] | None, bool, bool]
+FORMS: tuple[Form, ...] = (
+    ("one",           Network(M.LSTM, 1, 1),                                  1,  1,  None,             False, False),
+    ("lstm",          Network(M.LSTM, 7, 11),                                 5,  48, None,             False, True),
+    ("gru",           Network(M.GRU, 7, 11),                                  5,  48, None,             False, True),
+    ("tanh",          Network(M.RNN_TANH, 7, 16),                             5,  96, None,             False, True),
+    ("relu",          Network(M.RNN_RELU, 12, 16),                            5,  48, None,             False, True),
+    ("lstm, lengths", Network(M.LSTM, 5, 13, 2, True),                        9,  64, (9, 2, 5, 1) * 16, False, True),
+    ("gru, lengths",  Network(M.GRU, 5, 13, 2, True),                         9,  64, (3, 9, 1, 4) * 16, True,  True),
+    ("tanh, layers",  Network(M.RNN_TANH, 3, 17, 3, True, bias=False),        7,  96, None,             True,  False),
+    ("relu, lengths", Network(M.RNN_RELU, 6, 12, 2),                          6,  48, (6, 6, 2) * 16,    False, True),
+    ("projection",    Network(M.LSTM, 6, 12, 2, True, projection=5),          8,  48, (8, 3, 5) * 16,    False, True),
+    ("no bias",       Network(M.LSTM, 6, 10, 1, bias=False),                  4,  80, None,             True,  False),
+    ("gru, no bias",  Network(M.GRU, 4, 12, bias=False),                      6,  32, None,             False, True),
+    ("lstm, input's", Network(M.LSTM, 7, 10, bias=B.SINGLE_INP_BIAS),         5,  48, None,             False, True),
+    ("gru, input's",  Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_INP_BIAS), 6,  48, (2, 6, 5) * 16,    False, True),
+    ("gru, state's",  Network(M.GRU, 7, 10, 2, True, bias=B.SINGLE_REC_BIAS), 6,  48, (6, 1, 5) * 16,    True,  True),
+    ("tanh, state's", Network(M.RNN_TANH, 7, 10, 2, bias=B.SINGLE_REC_BIAS),  5,  128, None,             False, True),
+    ("lstm, state's", Network(M.LSTM, 6, 12, projection=5, bias=B.SINGLE_REC_BIAS), 8, 96, (8, 3, 5) * 32, False, True),
+    ("larger",        Network(M.LSTM, 32, 64, 2),                             16, 8,  None,             False, False),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class RnnCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    name: str
+    network: Network
+    steps: int
+    batch: int
+    lengths: tuple[int, ...] | None
+    sequences_first: bool
+    with_states: bool
+    dtype: Dtype
+    compute: Compute | None
+    op: str
+    training: bool
+
+    @property
+    def id(self) -> str:
+        fast = "-TF32" if self.compute is Compute.COMPUTE_32F_FAST_TF32 else ""
+        return f"{self.dtype}{fast}-{'training' if self.training else 'inference'}-{self.name}"
+
+    def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
+        """The request alone, behind the passes before it; its results are its own to allocate."""
+        drawn = _Drawn(self, device, rng)
+        if self.op == "rnn_fwd":
+            return drawn.source(self.training)
+        return drawn.gradient() if self.op == "rnn_bwd_data" else drawn.weights_gradient()
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands."""
+        drawn = _Drawn(self, device, rng)
+        drawn.expect()
+        if self.op == "rnn_fwd":
+            return drawn.forward()
+        return drawn.backward_data() if self.op == "rnn_bwd_data" else drawn.backward_weights()
+
+
+@dataclass(frozen=True)
+class RnnTrial(Trial):
+    """A trial that knows what it was drawn from, and how much of a result may be too much or too little in all.
+
+    Errors by chance leave a result's share of itself alone: what 1% of every element is, is seen in all together.
+    """
+
+    subject: Any = None
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """As every trial, and of each output the share that is too much."""
+        super().check(result)
+        made = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.made(), made, strict=True):
+            exact = self.expected.get(name)
+            if exact is None or name not in self.shares or exact.size < FEW or not exact.any():
+                continue
+            share = float(((tensor.numpy().astype(np.float64) - exact) * exact).sum() / (exact**2).sum())
+            if not abs(share) <= self.shares[name]:
+                raise Mismatch(
+                    f"{self.name}: {name} is {share:+.4%} of itself off as a whole, within {self.shares[name]:.4%}"
+                    f" ({self.request.describe()})"
+                )
+
+
+def _unit(case: RnnCase) -> float:
+    """The unit roundoff of what is kept between steps, and of the operands of products."""
+    return TF32 if case.compute is Compute.COMPUTE_32F_FAST_TF32 else ROUNDOFF[case.dtype][0]
+
+
+class _Drawn:
+    """The operands of one case, and what all three passes must give for them."""
+
+    def __init__(self, case: RnnCase, device: Device, rng: np.random.Generator) -> None:
+        self.case, self.device, self.network = case, device, case.network
+        network, dtype = case.network, case.dtype
+        spread = case.network.hidden_size**-0.5
+        self.named = {n: self._numbers(rng, shape, spread) for n, shape in weight_shapes(network).items()}
+        if network.mode is RnnMode.RNN_RELU:  # every unit far on or far off: at the corner a rounding turns a gradient
+            for name, array in self.named.items():
+                near = array * (0.4 if name == "weight_ih_l0" else 0.2)
+                far = np.where(np.arange(array.size) % 3 == 0, -4, 4)
+                array[...] = (far if name.startswith("bias_ih") else near).astype(array.dtype)
+        self.weights = pack_weights(network, self.named, device, dtype)
+        self.x = self._lay(self._numbers(rng, (case.steps, case.batch, network.input_size)))
+        hidden = (network.pseudo_layers, case.batch, network.state_size)
+        cells = (network.pseudo_layers, case.batch, network.hidden_size)
+        self.states: dict[str, Array | None] = {"hx": None, "cx": None, "dhy": None, "dcy": None}
+        if case.with_states:
+            self.states["hx"], self.states["dhy"] = (self._numbers(rng, hidden) for _ in "12")
+            if network.mode is RnnMode.LSTM:
+                self.states["cx"], self.states["dcy"] = (self._numbers(rng, cells) for _ in "12")
+        dy = self._numbers(rng, (case.steps, case.batch, network.output_size))
+        self.lengths = np.array(case.lengths or (case.steps,) * case.batch)
+        behind = np.arange(case.steps)[:, None] >= self.lengths
+        dy[behind] = np.nan  # nobody may read it there
+        self.dy = self._lay(dy)
+        self._shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
+        self.operands: dict[str, Array]
+        self.expected: dict[str, Array]
+
+    def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...], spread: float = 1.0) -> Array:
+        """Normal numbers of a spread; of one unit those about 1, of which no sum is next to nothing."""
+        drawn = normal(rng, self.case.dtype, shape, spread)
+        if self.network.hidden_size > 1:
+            return drawn
+        return np.asarray((0.75 + np.abs(drawn.astype(np.float64)) / 4).astype(drawn.dtype))
+
+    def expect(self) -> None:
+        """Compute what the three passes must give."""
+        dy = self.dy.view.numpy().astype(np.float64)
+        behind = np.arange(self.case.steps)[:, None] >= self.lengths
+        self.expected = self._expected(np.where(behind[..., None], 0, dy))
+
+    def _lay(self, values: Array) -> Memory:
+        return place(self.device, values, (1, 0, 2) if self.case.sequences_first else None)
+
+    def _expected(self, dy: Array) -> dict[str, Array]:
+        """What the passes give in f64, by name; `dweights` is in the places of the device's weight space."""
+        network = self.network
+        given = {n: np.zeros(self._shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
+        operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **given}
+        self.where = places(network, self.case.dtype, self.device)
+        found, saved, exact = self._passes(operands, as_it_is)
+        products = (
+            []
+            if self.case.op == "rnn_fwd"
+            else [
+                np.abs(saved[number][kind]) @ np.abs(exact[f"weight_{way}_l{number // network.directions}{end}"])
+                for number in range(network.pseudo_layers)
+                for end in ("_reverse" if number % network.directions else "",)
+                for kind, way in (("d_input", "ih"), ("d_state", "hh"))
+            ]
+        )
+        self.reach = max((float(product.max()) for product in products), default=0.0)
+        self.operands, self.rough = operands, self._rough(operands, found)
+        return found
+
+    def _passes(
+        self,
+        operands: dict[str, Array],
+        kept_as: Callable[[Array], Array],
+        named: dict[str, Array] | None = None,
+        work: np.dtype[Any] = EXACT,
+    ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
+        """The results up to the case's pass, what the passes keep, and the weights; each step's results kept as said.
+
+        So are the products of 16 bits: cuDNN keeps those of a step's input and of its state apart in that dtype before
+        it adds them up (of three steps of an H200 only that gives the very bits). TF32 are operands; products are f32.
+        """
+        network, case = self.network, self.case
+        tf32 = case.compute is Compute.COMPUTE_32F_FAST_TF32
+        cut = kept_as if tf32 else as_it_is  # 16 bits hold an operand as it is
+        rounding = NONE if kept_as is as_it_is else Rounding(kept_as, as_it_is if tf32 else kept_as)
+        exact = {name: cut(array.astype(work)) for name, array in (named or self.named).items()}
+        _, saved = empty_saved(network, case.steps, case.batch, work)
+        x, dy, hx, cx, dhy, dcy = (operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy"))
+        made = forward(network, exact, cut(x), hx, cx, self.lengths, saved, rounding)
+        found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
+        if case.op == "rnn_fwd":
+            return found, saved, exact
+        back = backward_data(network, exact, saved, self.lengths, dy, dhy, dcy, rounding)
+        found.update({"dx" if name == "out" else name: array for name, array in back.items()})
+        found["dweights"] = pack(network, backward_weights(network, saved, self.lengths, rounding), self.where, work)
+        return found, saved, exact
+
+    def _rough(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
+        """By result: how far off each element is where all that is kept is off by chance, and how far all together.
+
+        The passes are run `SAMPLES` times with every kept number, product, weight and input off by up to a unit
+        roundoff of the dtype, or of TF32: the root mean square of what comes out, of each element, and of the share of
+        the result itself that is too much or too little.
+        """
+        if _unit(self.case) < LOOSE:
+            return {}
+        spread = 0.75 * _unit(self.case)  # a uniform error within it is 0.43 of the roundoff in the mean, as rounding's
+        drawn = np.random.default_rng(0)
+        pool = (1 + spread * drawn.uniform(-1, 1, POOL)).astype(np.float32)  # precise enough, and fast
+
+        def off(array: Array) -> Array:
+            start = int(drawn.integers(POOL - array.size))  # to draw each number afresh would take longer than all else
+            return np.asarray(array * pool[start : start + array.size].reshape(array.shape))
+
+        squares = {name: np.zeros(exact.shape) for name, exact in found.items()}
+        shares = dict.fromkeys(found, 0.0)
+        for _ in range(SAMPLES):
+            made = self._passes(operands, off, work=pool.dtype)[0]
+            for name, exact in found.items():
+                apart, total = made[name] - exact, (exact**2).sum()
+                squares[name] += apart**2
+                shares[name] += float((apart * exact).sum() / total) ** 2 if total else 0.0
+        return {
+            name: (np.sqrt(square / SAMPLES), float(np.sqrt(shares[name] / SAMPLES)))
+            for name, square in squares.items()
+        }
+
+    def _tensors(self, *names: str) -> dict[str, Any]:
+        arrays = {name: self.states[name] for name in names}
+        return {name: None if array is None else self.device.array(array) for name, array in arrays.items()}
+
+    def _poisoned(self, given: dict[str, str]) -> dict[str, Memory]:
+        """Memory for outputs, laid out like the sequences where it is one; `given` names what is expected of each."""
+        made = {}
+        for name, source in given.items():
+            values = poison(self.case.dtype, self.expected[source].shape)
+            made[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
+        return made
+
+    def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, Memory]) -> Trial:
+        expected: Results = {name: self.expected[source] for name, source in given.items()}
+        allowed = {name: self._bound(array, given[name]) for name, array in expected.items()}
+        shares = {
+            name: SHARE_SIGMAS * self.rough[s][1] + _unit(self.case) / 8 for name, s in given.items() if self.rough
+        }
+        return RnnTrial(self.case.id, request, expected, allowed, tuple(written.values()), subject=self, shares=shares)
+
+    def _bound(self, expected: Array, source: str) -> Array:
+        """How far a result may be off.
+
+        In f32 and f64: every step of every layer rounds the state and multiplies it by weights of norm 1 or so; the
+        gates damp an error rather than let it grow, so it walks like √(steps · layers) of the largest value, or of
+        `reach`, the largest sum of magnitudes that a gradient is made of. That is no bound for 16 bits or TF32, where
+        it would allow no gradient at all: there it is `SIGMAS` times what random roundings make of the very passes.
+        """
+        walk = 8 + 4 * np.sqrt(self.case.steps * self.network.layers)
+        size = np.abs(expected) + max(np.abs(expected).max(initial=0), self.reach)
+        unit = ROUNDOFF[self.case.dtype][0]
+        if not self.rough:
+            return rounded(walk * unit * size, expected, self.case.dtype)
+        return rounded(SIGMAS * self.rough[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
+
+    def forward(self) -> Trial:
+        """The forward pass, into poisoned memory."""
+        lstm = self.network.mode is RnnMode.LSTM
+        given = {"out": "y", "hy": "hy", **({"cy": "cy"} if lstm else {})}
+        outputs = self._poisoned(given)
+        views = {name: memory.view for name, memory in outputs.items()}
+        return self._trial(self.source(self.case.training).replace(**views), given, outputs)
+
+    def source(self, training: bool) -> RnnRequest:
+        """The forward pass."""
+        return RnnRequest(
+            self.x.view,
+            self.weights,
+            self.network,
+            **self._tensors("hx", "cx"),
+            lengths=self.case.lengths,
+            training=training,
+            compute=self.case.compute,
+        )
+
+    def gradient(self) -> RnnBwdDataRequest:
+        """The backward pass by the data behind a forward pass that has run."""
+        y, *_, reserve = run(self.source(True))
+        return RnnBwdDataRequest(
+            *(y, self.dy.view, self.weights, reserve, self.network),
+            **self._tensors("hx", "cx", "dhy", "dcy"),
+            lengths=self.case.lengths,
+            compute=self.case.compute,
+        )
+
+    def backward_data(self) -> Trial:
+        """The backward pass by the data behind a forward pass."""
+        lstm = self.network.mode is RnnMode.LSTM
+        given = {"out": "dx", "dhx": "dhx", **({"dcx": "dcx"} if lstm else {})}
+        outputs = self._poisoned(given)
+        views = {name: memory.view for name, memory in outputs.items()}
+        return self._trial(self.gradient().replace(**views), given, outputs)
+
+    def backward_weights(self) -> Trial:
+        """The backward pass by the weights behind both others."""
+        outputs = self._poisoned({"out": "dweights"})
+        request = self.weights_gradient().replace(out=outputs["out"].view)
+        return self._trial(request, {"out": "dweights"}, outputs)
+
+    def weights_gradient(self) -> RnnBwdWeightsRequest:
+        """The backward pass by the weights behind both others, which have run."""
+        before = self.gradient()
+        run(before)
+        return RnnBwdWeightsRequest(
+            *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute)
+        )
+
+
+def cases(row: Row) -> list[RnnCase]:
+    """Every form of the row's kind; forward passes in training and in inference by turns."""
+    fast = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
+    forms = [form for form in FORMS if (two_or_none if len(form[1].biased) == 1 else one_bias) not in row.rules]
+    return [
+        RnnCase(*form, row.dtypes[0], fast, row.op, row.op != "rnn_fwd" or number % 2 == 0)
+        for number, form in enumerate(forms)
+    ]

@@ -1,0 +1,283 @@
+"""What the requests of recurrent networks mean, in NumPy, step by step; the reserve space of the host keeps every step.
+
+The forward pass writes what it computes into `Saved`, a view of the reserve space, the backward pass by the data adds
+the gradients of the gates, and that by the weights only multiplies. What a backward pass is given beside the reserve
+space (x, y and the first states) it takes from there, as cuDNN does. In f64 the same steps are the reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT, Results, draw, values
+from dispatch.errors import BadRequest
+from dispatch.ops.rnn.cells import NONE, Rounding, backward_step, forward_step
+from dispatch.ops.rnn.network import RnnMode
+from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, saved_sizes
+from dispatch.ops.rnn.weights import named_views, pack, places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.device.tensor import Array, Tensor
+    from dispatch.ops.rnn.network import Network
+    from dispatch.ops.rnn.request import RnnBase, RnnRequest
+
+__all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluate", "forward", "reference"]
+
+Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
+Named = dict[str, "Array"]
+
+
+def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Saved:
+    """The parts of a flat buffer that each pseudo-layer keeps its steps in."""
+    views: Saved = []
+    start = 0
+    for number in range(network.pseudo_layers):
+        views.append({})
+        for name, size in saved_sizes(network, number // network.directions).items():
+            end = start + steps * batch * size
+            views[-1][name] = buffer[start:end].reshape(steps, batch, size)
+            start = end
+    return views
+
+
+def empty_saved(network: Network, steps: int, batch: int, work: np.dtype[Any]) -> tuple[Array, Saved]:
+    """A buffer of zeros for a forward pass, and its parts."""
+    per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
+    buffer = np.zeros(steps * batch * network.directions * sum(per_layer), work)
+    views = saved_views(network, steps, batch, buffer)
+    for view in views:
+        view["mask"][...] = 1  # nothing is dropped
+    return buffer, views
+
+
+def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, computed in a working dtype; the reserve space as it is then."""
+    network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
+    lengths = np.array(request.all_lengths())
+    if isinstance(request, RnnBwdDataRequest):
+        buffer = _buffer(request.reserve, request, work)
+        named = _named(network, request.weights, work)
+        saved = saved_views(network, steps, batch, buffer)
+        _take(saved, request, lengths, work)
+        dy = np.where(_active(steps, lengths), values(request.dy, work), 0)
+        first = (_state(request.dhy, request.hidden_shape(), work), _state(request.dcy, request.cell_shape(), work))
+        results = backward_data(network, named, saved, lengths, dy, *first)
+        return {**results, "reserve": buffer.view(np.uint8)}
+    if isinstance(request, RnnBwdWeightsRequest):
+        buffer = _buffer(request.reserve, request, work)
+        saved = saved_views(network, steps, batch, buffer)
+        _take(saved, request, lengths, work)
+        gradient = backward_weights(network, saved, lengths, begun=request.hx is not None)
+        where = places(network, request.x.dtype, request.device)
+        return {"out": pack(network, gradient, where, work)}
+    return _forward(request, work, lengths)
+
+
+def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
+    inference: Any = request
+    asked: RnnRequest = inference
+    network, (steps, batch) = asked.network, asked.x.shape[:2]
+    buffer, saved = empty_saved(network, steps, batch, work)
+    hx, cx = _state(asked.hx, asked.hidden_shape(), work), _state(asked.cx, asked.cell_shape(), work)
+    results: Results = {}
+    if asked.states is not None:
+        results["states"] = _draw_masks(asked, saved, work)
+    named = _named(network, asked.weights, work)
+    begun = asked.hx is not None
+    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved, begun=begun))
+    if network.mode is not RnnMode.LSTM:
+        del results["cy"]
+    return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
+
+
+def _draw_masks(request: RnnRequest, saved: Saved, work: np.dtype[Any]) -> Array:
+    """Masks for the inputs of all layers but the first, into `saved`; the state behind that."""
+    states, network = np.asarray(request.states), request.network
+    for layer in range(1, network.layers):
+        mask = saved[layer * network.directions]["mask"]
+        kept, states = draw(states, mask.size, request.dropout)
+        mask[...] = kept.reshape(mask.shape) * work.type(1 / (1 - request.dropout))
+    return states
+
+
+def forward(
+    network: Network,
+    named: Named,
+    x: Array,
+    hx: Array,
+    cx: Array,
+    lengths: Array,
+    saved: Saved,
+    rounding: Rounding = NONE,
+    *,
+    begun: bool = True,
+) -> Results:
+    """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
+
+    Where they have not `begun` there is no hx, and the first step has no product with it. Sequences that a backward
+    direction comes to later have one, with zeros, as in cuDNN.
+    """
+    hy, cy = hx.copy(), cx.copy()
+    for layer in range(network.layers):
+        outputs = []
+        x = x * saved[layer * network.directions]["mask"]
+        for number, end in _runs(network, layer):
+            weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
+            kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
+            kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
+            first = _first(lengths, number, network).max()
+            for step in _order(len(x), number, network):
+                active, given = (step < lengths)[:, None], (x[step], hy[number], cy[number])
+                made = forward_step(network, weights, *given, rounding, begun=begun or step != first)
+                for name, array in made.items():
+                    if name in kept:
+                        kept[name][step] = np.where(active, array, 0)
+                hy[number] = np.where(active, made["next_h"], hy[number])
+                cy[number] = np.where(active, made["next_c"], cy[number])
+                y[step] = np.where(active, made["next_h"], 0)
+            outputs.append(y)
+        x = np.concatenate(outputs, axis=-1)
+    return {"out": x, "hy": hy, "cy": cy}
+
+
+def backward_data(
+    network: Network,
+    named: Named,
+    saved: Saved,
+    lengths: Array,
+    dy: Array,
+    dhy: Array,
+    dcy: Array,
+    rounding: Rounding = NONE,
+) -> Results:
+    """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
+    dhx, dcx = dhy.copy(), dcy.copy()
+    for layer in reversed(range(network.layers)):
+        dx = np.zeros((*dy.shape[:2], network.inputs_of(layer)), dy.dtype)
+        for number, end in _runs(network, layer):
+            weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
+            kept = saved[number]
+            part = slice((number % network.directions) * network.state_size, None)
+            for step in reversed(_order(len(dy), number, network)):
+                active = (step < lengths)[:, None]
+                dh = dhx[number] + dy[step][:, part][:, : network.state_size]
+                step_of = {name: array[step] for name, array in kept.items()}
+                made = backward_step(network, weights, step_of, dh, dcx[number], rounding)
+                for name in ("d_input", "d_state", "d_projected"):
+                    kept[name][step] = np.where(active, made[name], 0)
+                dhx[number] = np.where(active, made["dh"], dhx[number])
+                dcx[number] = np.where(active, made["dc"], dcx[number])
+                dx[step] += np.where(active, rounding.product(made["d_input"] @ weights["weight_ih_"]), 0)
+        dy = rounding.kept(dx) * saved[layer * network.directions]["mask"]
+    results = {"out": dy, "dhx": dhx}
+    return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
+
+
+def backward_weights(
+    network: Network, saved: Saved, lengths: Array, rounding: Rounding = NONE, *, begun: bool = True
+) -> Named:
+    """The gradients of the weights by name, summed over steps and sequences.
+
+    Where they have not `begun` the first step had no product with the state, and adds nothing to its weights.
+    """
+    named: Named = {}
+    for layer in range(network.layers):
+        for number, end in _runs(network, layer):
+            kept = saved[number]
+            of_state = kept["d_state"]
+            if not begun:
+                of_state = of_state.copy()
+                of_state[_first(lengths, number, network).max()] = 0
+            named[f"weight_ih_{end}"] = _summed(kept["d_input"], kept["x"], rounding)
+            named[f"weight_hh_{end}"] = _summed(of_state, kept["h"], rounding)
+            for kind in network.biased:
+                gates = kept["d_input" if kind == "ih" else "d_state"]
+                named[f"bias_{kind}_{end}"] = _summed(gates, np.ones((*gates.shape[:2], 1), gates.dtype), rounding)[
+                    :, 0
+                ]
+            if network.projection:
+                named[f"weight_hr_{end}"] = _summed(kept["d_projected"], kept["unprojected"], rounding)
+    return named
+
+
+def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
+    """The sum of the outer products of all steps and sequences; what is rounded is rounded after each step."""
+    if rounding is NONE:
+        return np.asarray(gradient.reshape(-1, gradient.shape[-1]).T @ given.reshape(-1, given.shape[-1]))
+    total = np.zeros((gradient.shape[-1], given.shape[-1]), gradient.dtype)
+    for of_step, operand in zip(gradient, given, strict=True):
+        total = rounding.product(total + of_step.T @ operand)
+    return total
+
+
+def _runs(network: Network, layer: int) -> Iterator[tuple[int, str]]:
+    """The pseudo-layers of a layer, and how the names of their weights end."""
+    for direction in range(network.directions):
+        yield layer * network.directions + direction, f"l{layer}{'_reverse' if direction else ''}"
+
+
+def _order(steps: int, number: int, network: Network) -> range:
+    """The steps in the order in which a pseudo-layer takes them."""
+    backward = number % network.directions == 1
+    return range(steps - 1, -1, -1) if backward else range(steps)
+
+
+def _first(lengths: Array, number: int, network: Network) -> Array:
+    """The step that a pseudo-layer takes first, of each sequence."""
+    return lengths - 1 if number % network.directions else np.zeros_like(lengths)
+
+
+def _take(saved: Saved, request: RnnBwdDataRequest | RnnBwdWeightsRequest, lengths: Array, work: np.dtype[Any]) -> None:
+    """Lay into `saved` what a backward pass is given: x, the states before all steps of the last layer, and the first.
+
+    The states between layers are not given to anybody, and stay what the forward pass kept.
+    """
+    network, (steps, batch) = request.network, request.sequence()[1].shape[:2]
+    active, everyone = _active(steps, lengths), np.arange(batch)
+    y = np.where(active, values(request.y, work), 0)
+    hx = _state(request.hx, request.hidden_shape(), work)
+    cx = _state(getattr(request, "cx", None), request.cell_shape(), work)
+    for number, kept in enumerate(saved):
+        direction = number % network.directions
+        if number // network.directions == network.layers - 1:
+            part = y[..., direction * network.state_size :][..., : network.state_size]
+            before = np.roll(part, -1 if direction else 1, axis=0)
+            kept["h"][...] = np.where(active, before, 0)
+        first = _first(lengths, number, network)
+        kept["h"][first, everyone] = hx[number]
+        if isinstance(request, RnnBwdDataRequest):
+            kept["c"][first, everyone] = cx[number]
+        elif number < network.directions:
+            kept["x"][...] = np.where(active, values(request.x, work), 0)
+
+
+def _active(steps: int, lengths: Array) -> Array:
+    """Which steps of which sequences there are."""
+    return np.asarray((np.arange(steps)[:, None] < lengths)[..., None])
+
+
+def _named(network: Network, weights: Tensor, work: np.dtype[Any]) -> Named:
+    where = places(network, weights.dtype, weights.device)
+    return named_views(network, values(weights, work), where)
+
+
+def _state(tensor: Tensor | None, shape: tuple[int, ...], work: np.dtype[Any]) -> Array:
+    return np.zeros(shape, work) if tensor is None else values(tensor, work)
+
+
+def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
+    """A copy of the reserve space as numbers; BadRequest where it is not of the size that a forward pass leaves."""
+    steps, batch = request.sequence()[1].shape[:2]
+    wanted, _ = empty_saved(request.network, steps, batch, work)
+    if reserve.nbytes != wanted.nbytes:
+        raise BadRequest("reserve", str(reserve.layout), f"u8[{wanted.nbytes}]", "pass on what training=True gave")
+    return np.array(reserve).view(work)
+
+
+def reference(request: RnnRequest) -> Results:
+    """The outputs of a forward pass in float64, by name; `evaluate` has the backward passes."""
+    return evaluate(request, EXACT)

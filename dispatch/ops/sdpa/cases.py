@@ -1,0 +1,330 @@
+"""The cases that the attention rows are tried with, and how far a result may be from the float64 reference.
+
+Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. The bounds are derived below, not tuned to what a
+library happens to give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT, values
+from dispatch.keys import F32, Dtype
+from dispatch.ops.sdpa.packed import OFFSETS, packed, ragged_offsets
+from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+from dispatch.ops.sdpa.rules import packed_alone, padded_alone
+from dispatch.testing.check import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.operands import Made
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array
+    from dispatch.ops.sdpa.request import SdpaRequest
+
+__all__ = ["Form", "SdpaCase", "bounds_of", "cases"]
+
+BOTTOM = {"diagonal": Diagonal.BOTTOM_RIGHT}
+CAUSAL, WINDOW = {"right_bound": 0}, {"left_bound": 17}
+SBHD = (2, 0, 1, 3)  # orders of the axes in memory
+BSHD = (0, 2, 1, 3)
+HEADS = (0, 1, 2, 3)
+BACK = ("descale_s", "descale_v")  # what the rounding of fp8 weights is multiplied with
+SCALES = {"descale_q": 0.5, "descale_k": 0.75, "descale_v": 1.5, "scale_s": 256, "descale_s": 1 / 256, "scale_o": 16}
+EXP2 = 2.0**-20  # ex2.approx and the scaling of its argument, relative, for arguments of magnitude 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """Sizes, order in memory and masks.
+
+    `bias` is its shape's first two extents; `lengths` draws those of each sequence. `packed` sequences lie "apart",
+    with tokens between them that nobody reads, or "together", Q, K and V as views of one (tokens, 3, heads, head).
+    """
+
+    name: str
+    b: int
+    h: int
+    hk: int
+    sq: int
+    skv: int
+    d: int
+    dv: int = 0
+    order: tuple[int, ...] = BSHD
+    masks: dict[str, Any] = field(default_factory=dict)
+    bias: tuple[int, int] | None = None
+    lengths: bool = False
+    page: int = 0  # the length of a page, where K and V are kept in pages
+    packed: str = ""
+
+
+# fmt: off
+FORMS = (
+    Form("plain",               2, 4, 4, 128, 128, 64),
+    Form("heads first",         2, 3, 3, 128, 128, 64, order=(0, 1, 2, 3)),
+    Form("sequence first",      2, 2, 2, 96, 64, 64, order=SBHD),
+    Form("ones",                1, 1, 1, 1, 1, 8),
+    Form("primes",              3, 5, 5, 67, 131, 40),
+    Form("one query",           8, 8, 8, 1, 257, 64),
+    Form("more queries",        1, 2, 2, 200, 77, 64),
+    Form("head 128",            1, 2, 2, 150, 150, 128),
+    Form("head 256",            1, 2, 2, 70, 90, 256),
+    Form("wide v",              1, 2, 2, 64, 96, 64, 128),
+    Form("gqa",                 2, 6, 2, 100, 131, 64),
+    Form("mqa",                 2, 4, 1, 127, 129, 128),
+    Form("scaled",              1, 2, 2, 64, 64, 64, masks={"scale": 0.3}),
+    Form("causal",              2, 4, 4, 193, 193, 64, masks=CAUSAL),
+    Form("causal, fewer keys",  2, 6, 6, 130, 70, 64, masks=CAUSAL),
+    Form("causal gqa",          1, 8, 2, 129, 129, 128, masks=CAUSAL),
+    Form("causal bottom",       2, 2, 2, 65, 131, 64, masks={**CAUSAL, **BOTTOM}),
+    Form("right 5",             1, 2, 2, 100, 100, 64, masks={"right_bound": 5}),
+    Form("window",              1, 2, 2, 150, 150, 64, masks=WINDOW),
+    Form("causal window",       1, 2, 2, 200, 200, 64, masks={**CAUSAL, **WINDOW}),
+    Form("causal window bottom", 1, 2, 2, 77, 130, 64, masks={**CAUSAL, **WINDOW, **BOTTOM}),
+    Form("bias",                2, 3, 3, 64, 96, 64, bias=(1, 3)),
+    Form("bias for all",        2, 3, 3, 100, 67, 64, bias=(1, 1)),
+    Form("bias of each",        2, 2, 2, 64, 64, 64, bias=(2, 2)),
+    Form("causal bias",         1, 2, 2, 128, 128, 64, masks=CAUSAL, bias=(1, 2)),
+    Form("lengths",             3, 2, 2, 128, 160, 64, lengths=True),
+    Form("causal lengths",      3, 2, 2, 128, 128, 64, masks=CAUSAL, lengths=True),
+    Form("causal bottom lengths", 3, 2, 2, 128, 160, 64, masks={**CAUSAL, **BOTTOM}, lengths=True),
+    Form("pages",               3, 4, 2, 1, 64, 64, order=HEADS, lengths=True, page=16),
+    Form("pages of one",        2, 2, 2, 33, 40, 64, order=HEADS, lengths=True, page=1),
+    Form("causal pages",        2, 4, 4, 48, 128, 128, order=HEADS, masks={**CAUSAL, **BOTTOM}, lengths=True, page=32),
+    Form("packed",              3, 2, 2, 128, 160, 64, lengths=True, packed="apart"),
+    Form("packed primes",       5, 3, 3, 67, 131, 40, lengths=True, packed="apart"),
+    Form("packed together",     3, 3, 3, 67, 67, 40, masks=CAUSAL, lengths=True, packed="together"),
+    Form("packed gqa",          4, 6, 2, 100, 131, 64, lengths=True, packed="apart"),
+    Form("packed causal gqa",   2, 8, 2, 129, 129, 128, masks=CAUSAL, lengths=True, packed="apart"),
+    Form("packed causal bottom", 3, 4, 1, 33, 67, 64, masks={**CAUSAL, **BOTTOM}, lengths=True, packed="apart"),
+    Form("packed causal window", 2, 2, 2, 150, 150, 64, masks={**CAUSAL, **WINDOW}, lengths=True, packed="apart"),
+    Form("packed wide v",       2, 2, 2, 64, 96, 64, 128, lengths=True, packed="apart"),
+    Form("packed of one",       1, 2, 2, 77, 77, 64, lengths=True, packed="apart"),
+    Form("head of 12",          4, 4, 4, 64, 64, 12),
+    Form("bottom, fewer keys",  2, 4, 4, 96, 64, 64, masks={**CAUSAL, **BOTTOM}),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class SdpaCase:
+    """One request, by all that is chosen about it but the numbers in it."""
+
+    op: str
+    form: Form
+    dtype: Dtype
+    choices: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def id(self) -> str:
+        return "-".join([str(self.dtype), self.form.name, *(name for name, _ in self.choices)])
+
+    @property
+    def name(self) -> str:
+        return self.form.name
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands and poisoned outputs."""
+        request, written = self._request(device, rng)
+        expected = evaluate(request, EXACT)
+        return Trial(self.id, request, expected, bounds_of(request, expected), written, by_chance=True)
+
+    def request(self, device: Device, rng: np.random.Generator) -> SdpaRequest:
+        """The request alone."""
+        return self._request(device, rng)[0]
+
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[Memory, ...]]:
+        forward = self._forward(device, rng)
+        request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
+        memories = [self._memory(device, name, made) for name, made in request.made().items()]
+        outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.made(), memories, strict=True)}
+        return replace(request, **outputs), tuple(memories)
+
+    def _memory(self, device: Device, name: str, made: Made) -> Memory:
+        if self.form.packed == "together" and name in ("dq", "dk", "dv"):
+            return _strided(device, poison(made.dtype, made.shape), made.strides)
+        order = self.form.order if name in ("out", "dq", "dk", "dv") and not self.form.packed else None
+        return place(device, poison(made.dtype, made.shape), order)
+
+    def _forward(self, device: Device, rng: np.random.Generator) -> SdpaFwdRequest:
+        form = self.form
+        shapes = {
+            "q": (form.b, form.h, form.sq, form.d),
+            "k": (form.b, form.hk, form.skv, form.d),
+            "v": (form.b, form.hk, form.skv, form.dv or form.d),
+        }
+        tables: dict[str, Any] = {}
+        if form.page:
+            pages = form.skv // form.page
+            for name in "kv":
+                shapes[name] = (form.b * pages + 3, form.hk, form.page, form.d)  # three that nobody has
+                table = rng.permutation(form.b * pages + 3)[: form.b * pages].astype(np.int32)
+                tables[f"page_table_{name}"] = device.array(table.reshape(form.b, pages))
+        given: dict[str, Any] = {}
+        if form.lengths:
+            for name, most in (("seq_len_q", form.sq), ("seq_len_kv", form.skv)):
+                given[name] = device.array(self._lengths(rng, name, most))
+        if form.packed:
+            given |= self._packed(device, rng, given)
+        else:
+            drawn = {name: normal(rng, self.dtype, shape) for name, shape in shapes.items()}
+            given |= {name: place(device, values, form.order).view for name, values in drawn.items()}
+        if self.dtype.is_fp8:
+            tables = {name: device.array(np.array([value], np.float32)) for name, value in SCALES.items()}
+        if form.bias is not None:
+            given["bias"] = device.array(normal(rng, self.dtype, (*form.bias, form.sq, form.skv)))
+        choices = dict(self.choices) if self.op == "sdpa_fwd" else {}
+        return SdpaFwdRequest(**given, **tables, **form.masks, **choices)
+
+    def _packed(self, device: Device, rng: np.random.Generator, lengths: dict[str, Any]) -> dict[str, Any]:
+        """Packed operands with their offsets; where Q, K and V lie together they are of the same lengths."""
+        form = self.form
+        heads = {"q": form.h, "k": form.hk, "v": form.hk, "o": form.h}
+        given: dict[str, Any] = {"max_q": form.sq, "max_kv": form.skv}
+        if form.packed == "together":
+            given["seq_len_kv"] = lengths["seq_len_q"]
+            counts = lengths["seq_len_q"].numpy().tolist()
+            whole = device.array(normal(rng, self.dtype, (sum(counts), 3, form.h, form.d)))
+            given |= {name: whole[:, number] for number, name in enumerate("qkv")}
+            of_out = ragged_offsets(counts, device.empty(given["q"].shape, self.dtype))
+            return (
+                given | {f"ragged_{name}": ragged_offsets(counts, given["q"]) for name in "qkv"} | {"ragged_o": of_out}
+            )
+        between = rng.integers(0, 4, form.b)
+        for name, count in heads.items():
+            counts = (lengths["seq_len_kv" if name in "kv" else "seq_len_q"].numpy() + between).tolist()
+            width = form.dv or form.d if name in "vo" else form.d
+            tensor = device.array(normal(rng, self.dtype, (sum(counts), count, width)))
+            given[f"ragged_{name}"] = ragged_offsets(counts, tensor)
+            if name != "o":
+                given[name] = tensor
+        return given
+
+    def _lengths(self, rng: np.random.Generator, name: str, most: int) -> Array:
+        """One full sequence, the others shorter; with the diagonal at the end every query has a key."""
+        bottom = self.form.masks.get("diagonal") is Diagonal.BOTTOM_RIGHT
+        low, high = (1, max(most // 2, 1)) if name == "seq_len_q" else (most // 2 if bottom else 1, most)
+        drawn = rng.integers(low, high + 1, self.form.b).astype(np.int32)
+        drawn[0] = most
+        return drawn
+
+    def _backward(self, device: Device, rng: np.random.Generator, forward: SdpaFwdRequest) -> SdpaBwdRequest:
+        made = evaluate(forward, EXACT)
+        stats = weights_of(forward, EXACT).stats
+        order = None if self.form.packed else self.form.order
+        o = place(device, made["out"].astype(self.dtype.numpy), order).view
+        do = place(device, normal(rng, self.dtype, made["out"].shape), order).view
+        shared = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", *OFFSETS, "max_q", "max_kv")
+        given: dict[str, Any] = {name: getattr(forward, name) for name in shared}
+        logarithms = device.array(np.where(np.isfinite(stats), stats, 0).astype(np.float32))
+        return SdpaBwdRequest(o=o, do=do, stats=logarithms, **given, **self.form.masks, **dict(self.choices))
+
+
+def _strided(device: Device, values: Array, strides: tuple[int, ...]) -> Memory:
+    """Values on a device with these strides of packed sequences, in memory without anything beside them."""
+    tokens, heads, width = values.shape
+    before = poison(Dtype.of(values.dtype), (tokens, strides[0] // (heads * width), heads, width))
+    whole = device.array(before)
+    return Memory(whole[:, 0], whole, before, (slice(None), 0))
+
+
+def bounds_of(request: SdpaRequest, expected: Results) -> Results:
+    """How far each output may be off, element by element.
+
+    A score is a sum of D products and within e = (8 + 4 √D) · u · scale · |Q| · |K| of the exact one; its power is then
+    off by e of itself, and by the GPU's ex2 by EXP2 · (1 + |score|) more. Weights are rounded to the operands' dtype
+    (unit roundoff w, half a step of its subnormals tiny) before they meet V, and so is the inner gradient before it
+    meets Q and K. Sums of n walk like √n.
+    """
+    work = EXACT
+    (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
+    heads, d = request.scores[1], request.q.shape[-1]
+    q, k, v = (np.abs(sequences(request, name, work)) for name in "qkv")
+    k, v = per_head(k, heads), per_head(v, heads)
+    fp8 = 4 * FP8_SUMS if request.q.dtype.is_fp8 else 0.0  # tensor cores sum in groups, with that of each one's largest
+    sizes = (q @ np.swapaxes(k, -1, -2)) * abs(request.factor) * factor(request, "descale_q", "descale_k")
+    stats = values(request.stats, work) if isinstance(request, SdpaBwdRequest) else None
+    found = weights_of(request, work, stats)
+    seen = np.isfinite(found.scores)
+    off = ((8 + 4 * np.sqrt(d)) * u + fp8) * sizes + EXP2 * (1 + np.where(seen, np.abs(found.scores), 0))
+    if request.bias is not None:
+        off = off + 4 * u * np.abs(values(request.bias, work))
+    worst = np.where(seen, off, 0).max(axis=-1, keepdims=True)
+    spread = 2 * worst + (4 + np.sqrt(found.scores.shape[-1])) * u + w + fp8
+    if isinstance(request, SdpaBwdRequest):
+        return _backward_bounds(request, expected, found.weights, spread, (q, k, v))
+    between = factor(request, "scale_s", "descale_s", "descale_v")
+    error = spread * (found.weights @ v)
+    if request.q.dtype.is_fp8:  # weights of 4 bits are each rounded by chance: six times 0.4 of the roundoff of each
+        chance = 2.5 * np.sqrt(found.weights**2 @ v**2)
+        error = (spread - w) * (found.weights @ v) + w * np.minimum(found.weights @ v, chance)
+    error = error * between + tiny * v.sum(axis=-2, keepdims=True) * factor(request, *BACK)
+    scaled = packed(request, "out", error * factor(request, "scale_o"), np.inf)
+    allowed = {"out": rounded(scaled, expected["out"], request.q.dtype)}
+    if "amax_s" in expected:
+        allowed["amax_s"], allowed["amax_o"] = (spread * found.weights).max().reshape(1), error.max().reshape(1)
+    if "stats_out" in expected:
+        logarithms = np.where(np.isfinite(expected["stats_out"]), np.abs(expected["stats_out"]), 0)
+        allowed["stats_out"] = rounded(worst + EXP2 * (1 + logarithms) + spread - w, logarithms, F32)
+        if request.packed:  # behind the end of a sequence they may be anything
+            allowed["stats_out"] = np.where(np.isfinite(expected["stats_out"]), allowed["stats_out"], np.inf)
+    return allowed
+
+
+def _backward_bounds(
+    request: SdpaBwdRequest, expected: Results, weights: Array, spread: Array, sizes: tuple[Array, ...]
+) -> Results:
+    q, k, v = sizes
+    (w, tiny), u = ROUNDOFF[request.q.dtype], unit(request.q.dtype)
+    given = {name: sequences(request, name, EXACT) for name in ("do", "o", "v")}
+    do, o = np.abs(given["do"]), np.abs(given["o"])
+    walk = (8 + 4 * np.sqrt(request.v.shape[-1])) * u
+    products, deltas = do @ np.swapaxes(v, -1, -2), (do * o).sum(axis=-1, keepdims=True)
+    signed = given["do"] @ np.swapaxes(per_head(given["v"], q.shape[1]), -1, -2)
+    inner = np.abs(signed - (given["do"] * given["o"]).sum(axis=-1, keepdims=True))
+    off = weights * ((spread + 4 * u) * inner + walk * (products + deltas))
+    if request.bias_gradient or request.deterministic:  # these engines keep dO · Vᵀ in memory, in the operands' dtype
+        off = off + weights * (w * np.abs(signed) + tiny)
+    scaled = abs(request.factor) * (off + w * weights * inner) + tiny
+    lengths = (8 + 4 * np.sqrt(max(q.shape[2], k.shape[2]))) * u + w  # of the sums, and of heads before they are added
+    whole = abs(request.factor) * weights * inner
+    turned = np.swapaxes(weights, -1, -2)
+    errors = {
+        "dq": scaled @ k + lengths * (whole @ k),
+        "dk": summed(np.swapaxes(scaled + lengths * whole, -1, -2) @ q, request.k.shape[1]),
+        "dv": summed(np.swapaxes(spread * weights + tiny, -1, -2) @ do + lengths * (turned @ do), request.v.shape[1]),
+    }
+    errors = {name: packed(request, name, error, np.inf) for name, error in errors.items()}
+    allowed = {name: rounded(errors[name], expected[name], request.q.dtype) for name in errors}
+    if "dbias" in expected and request.bias is not None:
+        axes = tuple(axis for axis in (0, 1) if request.bias.shape[axis] == 1)
+        # Stored by block, in the operands' dtype, before and after the difference, and added up from there; the latter
+        # times the scale: with f16 and a scale of 1/8 all elements are multiples of 2^-21, 8 times the least (9.19).
+        subnormal = (1 + 1 / abs(request.factor)) * tiny
+        error = (off + 3 * w * weights * inner + subnormal).sum(axis=axes, keepdims=True)
+        allowed["dbias"] = rounded(error, expected["dbias"], request.bias.dtype)
+    return allowed
+
+
+def cases(row: Row) -> list[SdpaCase]:
+    """Every form of the row's kind; the forward with and without statistics in turn, the backward with its choices."""
+    dtype = row.dtypes[0]
+    forms = [form for form in FORMS if (padded_alone if form.packed else packed_alone) not in row.rules]
+    if dtype.is_fp8:
+        more: tuple[tuple[tuple[str, Any], ...], ...] = ((), (("stats", True), ("amax", True)))
+        few = [form for form in forms if not form.page and not form.packed]
+        return [SdpaCase(row.op, form, dtype, more[number % 2]) for number, form in enumerate(few)]
+    if row.op == "sdpa_fwd":
+        turns = ((), (("stats", True),))
+        return [SdpaCase(row.op, form, dtype, turns[number % 2]) for number, form in enumerate(forms)]
+    found = [SdpaCase(row.op, form, dtype) for form in forms if not form.page]
+    biased = [form for form in forms if form.bias is not None]
+    found += [SdpaCase(row.op, form, dtype, (("bias_gradient", True),)) for form in biased]
+    plain = [form for form in forms if form.name in ("plain", "causal gqa", "packed gqa")]
+    return found + [SdpaCase(row.op, form, dtype, (("deterministic", True),)) for form in plain]

@@ -1,0 +1,69 @@
+"""Running a case of a row on a device as users run requests: prepared, recorded, replayed, and once more plainly."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.bind.prepare import prepare
+from dispatch.core.request import run
+from dispatch.core.row import refusals
+from dispatch.errors import NoRow
+from dispatch.table.table import TABLE
+from dispatch.testing.memory import Mismatch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.testing.check import Case
+
+__all__ = ["cases_of", "check_row"]
+
+
+REPLAYS = 2  # the second run of the same addresses is recorded, the third a replay
+
+
+def cases_of(row: Row) -> list[Case]:
+    """All cases of a row, from the module `cases` of its op's family; none for what a user's package brought."""
+    family = ".".join(row.call.__module__.split(".")[:3])
+    if not family.startswith("dispatch.ops.") or importlib.util.find_spec(f"{family}.cases") is None:
+        return []
+    found: list[Case] = importlib.import_module(f"{family}.cases").cases(row)
+    return found
+
+
+def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) -> str:
+    """Run a case through its row and check it, or give the words that the row refuses with.
+
+    A prepared call is run until it is a replay, into memory that is poisoned again before every run, unless it changes
+    what it reads; then there is the plain call, at other addresses.
+
+    Raises Mismatch for a wrong result, for another row than this one or one before it that takes the same, and for a
+    refusal that is not the row's.
+    """
+    trial = case.trial(device, rng)
+    why = refusals(row, trial.request, trial.request.signature())
+    try:
+        call = prepare(trial.request)
+    except NoRow as error:
+        if not why or tuple(why) != dict(error.refusals)[row.name]:
+            raise
+        return why[0]
+    first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
+    if (call.row == row) if why else (call.row != first):
+        raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {why or 'nothing against it'}")
+    changes = any(getattr(trial.request, name, None) is not None for name in trial.request.updates)
+    result = call()
+    trial.check(result)
+    for _ in range(0 if changes else REPLAYS):
+        trial.renew(result)
+        result = call()
+        trial.check(result)
+    again = case.trial(device, rng)
+    again.check(run(again.request))  # the plain call, at other addresses
+    return why[0] if why else ""

@@ -1,0 +1,1 @@
+"""Workers in threads and in processes, their queues, and what tells of them."""

@@ -1,0 +1,332 @@
+"""Future: the outcome of a submitted request, which costs next to nothing until somebody waits for it.
+
+supervisor.py makes futures, worker.py settles them, users wait for them in threads, in asyncio and with
+`concurrent.futures.wait`. This module never touches a device and never runs a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from _thread import allocate_lock
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
+from dispatch.supervise.limits import check_seconds
+from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, Bell, Waiting, open_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from dispatch.core.request import Request
+    from dispatch.errors import DispatchError
+    from dispatch.supervise.queue import WorkerQueue
+
+__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
+
+MISSED = object()  # what `claim` gives to those who come too late
+
+
+class Future:
+    """The outcome of a request: `result()`, or `await` it; only a supervisor makes one.
+
+    A result means that the work is done: on a GPU the stream has passed it without a fault.
+
+    Guarantees:
+        It ends once. Deleting the slot `_request` claims a future, which succeeds for one caller only: the worker
+        that starts it, or who withdraws it unstarted. Only the one who claimed it settles it.
+        Nobody is missed. Settling stores `_status` and then reads `_waiting`; who waits stores `_waiting` and then
+        reads `_status`. So one of them sees the other.
+        Callbacks run once: on the worker's thread, or at once in `add_done_callback` where it has ended before.
+        Ctrl-C at any place in here leaves it as it was, or ended, or withdrawn: then whoever finds it in the queue ends
+        it. A claim and the note of who claimed are one step of the interpreter, which nothing can come between.
+    """
+
+    __slots__ = ("__weakref__", "_number", "_request", "_seat", "_status", "_value", "_waiting")
+    _number: int  # with process isolation, in the order of sending
+    _seat: WorkerQueue  # where it was placed
+    _value: Any  # the result or the error; on a GPU the result is here before it may be read
+    _request: Request  # until it is claimed
+    _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._status = 0
+        self._waiting: Waiting | None = None
+
+    # -- what users ask -------------------------------------------------------------------------------------------
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait and return the request's outputs; raises what it failed with.
+
+        TimeoutError after `timeout` seconds, concurrent.futures.CancelledError for a cancelled one. A callback must
+        not wait here for another request of its own supervisor: it is holding up the worker that would run it.
+        """
+        if not self._status:
+            self._wait(timeout)
+        if self._status == DONE:
+            return self._value
+        error = self._error()
+        try:
+            raise error
+        finally:
+            del error, self  # the traceback holds this frame: no cycle from the error through it
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait and return what the request failed with, or None; otherwise as `result`."""
+        if not self._status:
+            self._wait(timeout)
+        if self._status == DONE:
+            return None
+        if self._status == CANCELLED:
+            raise self._error()
+        return self._error()
+
+    def cancel(self) -> bool:
+        """Take the request back if no worker has started it; whether it is cancelled now."""
+        is_mine, errors = self.withdraw(None)
+        raise_errors(errors)
+        return is_mine or self._status == CANCELLED
+
+    def done(self) -> bool:
+        """Whether it has ended: with a result, a failure, or cancelled."""
+        return self._status != 0
+
+    def cancelled(self) -> bool:
+        return self._status == CANCELLED
+
+    def running(self) -> bool:
+        """Whether a worker has started it and it has not ended."""
+        return not self._status and not self._unclaimed()
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Call `callback(future)` when it ends, on the worker's thread; at once, and here, if it has ended.
+
+        What a callback raises on a worker is delivered when the supervisor is closed.
+        """
+        if not callable(callback):
+            raise TypeError(f"a callback is called with the future; {type(callback).__name__} cannot be called")
+        waiting = open_waiting(self)
+        waiting.callbacks.append(callback)
+        if self._status:
+            try:
+                waiting.callbacks.remove(callback)
+            except ValueError:  # who settled it has seen it, and calls it
+                return
+            callback(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait in asyncio; cancelling the task that waits takes the request back if no worker has started it."""
+        import asyncio
+
+        if not self._status:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self.add_done_callback(partial(Bell.of(loop).ring, waiter))
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._status == CANCELLED:
+            raise asyncio.CancelledError
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<Future {self._state.partition('_')[0].lower()}>"
+
+    # -- what workers and supervisors do --------------------------------------------------------------------------
+    def claim(self) -> Any:
+        """Take the request, which gives the right and the duty to settle; MISSED where somebody else has it."""
+        try:
+            request = self._request
+            del self._request
+        except AttributeError:
+            self._finish_withdrawal()
+            return MISSED
+        return request
+
+    def unclaimed_request(self) -> Any:
+        """The request, which stays; MISSED where it is claimed."""
+        return getattr(self, self._claimed_by, MISSED)
+
+    def claim_again(self) -> bool:
+        """Claim it for one who alone may start it, and may have claimed it already when it was interrupted."""
+        try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
+            delattr(self, self._claimed_by)
+        except AttributeError:
+            pass
+        return self._waiting is None or not self._waiting.withdrawn
+
+    def withdraw(self, cause: BaseException | None) -> tuple[bool, list[BaseException]]:
+        """End it unstarted, cancelled or failed with `cause`; whether that came in time, and what callbacks raised.
+
+        Interrupted, it can be called again; or else the worker that finds it in its queue ends it.
+        """
+        request = self.unclaimed_request()
+        if request is MISSED and (self._waiting is None or not self._waiting.withdrawn):
+            return False, []
+        waiting = open_waiting(self)
+        if not waiting.withdrawn:
+            with contextlib.suppress(AttributeError):  # claimed by another
+                # Claiming and noting it is one step. `request` stays here: nothing is freed within that step.
+                waiting.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
+        if not waiting.withdrawn:
+            return False, []
+        return waiting.withdrawn[0][1] is cause, self._settle_withdrawn(waiting)
+
+    def _settle_withdrawn(self, waiting: Waiting) -> list[BaseException]:
+        if self._status:
+            return waiting.tell(self)
+        cause = waiting.withdrawn[0][1]
+        return self.settle(CANCELLED if cause is None else FAILED, cause)
+
+    def _finish_withdrawal(self) -> None:
+        """End what somebody withdrew who was interrupted before it had ended."""
+        waiting = self._waiting
+        if waiting is not None and waiting.withdrawn and not waiting.told:
+            self._settle_withdrawn(waiting)
+
+    def settle(self, status: int, value: Any) -> list[BaseException]:
+        """End it; returns what callbacks raised."""
+        self._value = value
+        self._status = status
+        return self._waiting.tell(self) if self._waiting is not None else []
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether it has ended, or what comes behind it on its worker's stream runs after it.
+
+        A result is stored as the request is enqueued. An error or None is stored just before the status: then it counts
+        when it has ended, and none is lost for a result of None ends as well.
+        """
+        if self._status:
+            return True
+        value = getattr(self, "_value", None)
+        return value is not None and not isinstance(value, BaseException)
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+    def _unclaimed(self) -> bool:
+        return hasattr(self, self._claimed_by)
+
+    def _wait(self, timeout: float | None) -> None:
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, -math.inf)
+        left = self._seat.attend(self, timeout) if hasattr(self, "_seat") else timeout
+        if self._status:
+            return
+        waiting = open_waiting(self)
+        gate = allocate_lock()
+        gate.acquire()
+        try:
+            waiting.enter(gate)
+            if self.done() or gate.acquire(True, -1 if left is None else max(left, 0)):
+                return
+        except BaseException:
+            waiting.leave(gate)
+            raise
+        waiting.leave(gate)
+        if not self._status:
+            raise TimeoutError(f"the request has not ended after {timeout:g} s; it goes on")
+
+    def _error(self) -> BaseException:
+        if self._status == CANCELLED:
+            from concurrent.futures import CancelledError
+
+            return CancelledError("the request was cancelled before it started")
+        self._status = DELIVERED
+        error: BaseException = self._value
+        return error
+
+    # -- what `concurrent.futures.wait` and `as_completed` look at ------------------------------------------------
+    @property
+    def _condition(self) -> Any:
+        waiting = open_waiting(self)
+        # It ended while nobody waited. But `concurrent.futures` asks for this to let go of the lock, too: by then
+        # whoever settles it meanwhile tells as soon as that is free, and the calling thread must not wait for itself.
+        if self._status and not waiting.told and not waiting.lock.locked():
+            waiting.tell(self)
+        return waiting.lock
+
+    @property
+    def _waiters(self) -> list[Any]:
+        return open_waiting(self).waiters
+
+    @property
+    def _state(self) -> str:
+        """The state as those who wait have been told it: theirs must not change while they hold the lock."""
+        waiting = self._waiting
+        if self._status and (waiting is None or waiting.told):
+            return "CANCELLED_AND_NOTIFIED" if self._status == CANCELLED else "FINISHED"
+        return "PENDING" if self._unclaimed() else "RUNNING"
+
+
+class LateFuture(Future):
+    """A future whose request may not start at any time; the slot `_due` is to it what `_request` is to others.
+
+    A worker that finds no `_request` looks closer, so futures without conditions never pay for this. `after` holds the
+    futures that it waits for, until it starts.
+    """
+
+    __slots__ = ("_due", "after")
+    _claimed_by = "_due"
+
+    def __init__(self, request: Request, after: tuple[Future, ...] = ()) -> None:
+        super().__init__(request)
+        self.after = after
+        self._due = request
+        del self._request
+
+    def refusal(self) -> DispatchError | None:
+        """Why it must not start any more, if so."""
+        return self.orphaned()
+
+    def orphaned(self) -> DependencyFailed | None:
+        """The error for one that waits for what will never be there."""
+        for future in self.after:
+            if future._status > DONE:
+                how = "was cancelled" if future._status == CANCELLED else f"failed: {words(future._value)}"
+                error = DependencyFailed(f"it was not run, for a request that it was submitted to run after {how}")
+                error.__cause__ = future._value
+                return error
+        return None
+
+    def claim(self) -> Any:
+        try:
+            request = self._due
+            del self._due
+        except AttributeError:
+            self._finish_withdrawal()
+            return MISSED
+        return request
+
+
+class TimedFuture(LateFuture):
+    """A future whose request may start only until a deadline."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, request: Request, deadline: float, after: tuple[Future, ...] = ()) -> None:
+        super().__init__(request, after)
+        self.deadline = deadline
+
+    @property
+    def expired(self) -> bool:
+        return monotonic() >= self.deadline
+
+    def refusal(self) -> DispatchError | None:
+        if self.expired:
+            return DeadlineExceeded(
+                "the time it was submitted with was over before a worker could start it; it was not run"
+            )
+        return super().refusal()
+
+
+def raise_errors(errors: list[BaseException]) -> None:
+    """Raise what callbacks raised on the thread that had them run; an interrupt goes first, and is itself."""
+    for error in errors:
+        if not isinstance(error, Exception):
+            raise error
+    if errors:
+        raise Undelivered(errors) from errors[0]

@@ -1,0 +1,292 @@
+"""Journal: an append-only file of what a supervisor was asked and how it ended, from which the sequence can be rerun.
+
+A supervisor notes each request, a thread of the journal's own writes. JSON lines: a header; `define`, a request (see
+request_json.py) when it is first seen; `request`, that it was submitted, to which worker; `done`, the numbers of those
+that succeeded; `ended`, any other end. No data, no results, and no words of errors beyond their first line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.checks import check_type, shown
+from dispatch.core.request import Request
+from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DispatchError, QueueFull
+from dispatch.supervise.future import CANCELLED, DONE
+from dispatch.supervise.limits import LONGEST
+from dispatch.supervise.request_json import Writer
+from dispatch.supervise.waiters import Signal
+from dispatch.table.select import candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dispatch.keys import Arch
+    from dispatch.supervise.future import Future
+    from dispatch.supervise.pool import WorkerPool
+
+__all__ = ["VERSION", "Journal", "read", "row_of"]
+
+VERSION = 1
+PERIOD = 0.1  # seconds between writes: what is lost without close(), and how long requests are held for it
+HURRY = 2048  # notes, at which the writer does not wait any longer
+NEVER_RUN = (DependencyFailed, QueueFull)
+ROWS = 4096  # rows that are remembered
+WORDS = 300  # characters of an error
+
+
+class Note(NamedTuple):
+    """One request as it was submitted."""
+
+    number: int
+    future: Future
+    request: Request
+    worker: int
+    timeout: float | None
+
+
+class Journal:
+    """Writes the file of one supervisor.
+
+    Guarantees: `note` only appends to a deque. Every line is written whole, in one call, behind all others. Requests
+    and results are held until the next write, so their memory is freed PERIOD later than without a journal.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], crew: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
+        self.path = Path(path)
+        self._crew = crew
+        self._may_hang = isolation == "process"  # with threads, a deadline is only looked at before the start
+        # A pipe that nobody reads is an error at once, and not waited for.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        self._file = os.open(self.path, flags, 0o600)
+        self._process = os.getpid()
+        self._numbers, self._names = itertools.count(1), itertools.count(1)
+        self._notes: deque[Note] = deque()
+        self._open: dict[int, Future] = {}  # submitted, and not known to have ended
+        self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id of a request -> the request, its name
+        self._writer = Writer()
+        self._rows: dict[tuple[Any, ...], str | None] = {}  # by what a plan is found by
+        self._ending = Signal()
+        self._bell = Signal()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"dispatch {crew.device} journal", daemon=True)
+        try:
+            os.set_blocking(self._file, True)
+            self._write([self._header(isolation, setup)])
+            self._thread.start()
+        except BaseException:  # a full disk, or no more threads
+            os.close(self._file)
+            raise
+
+    def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
+        device = self._crew.device
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        header = {"journal": VERSION, "pid": os.getpid(), "begun": now, "device": device.name, "arch": str(device.arch)}
+        header |= {"streams": len(self._crew.seats), "isolation": isolation, "setup": list(setup)}
+        return header | {"python": sys.version.split()[0]}
+
+    def note(self, future: Future, request: Request, worker: int, timeout: float | None = None) -> None:
+        """A request is about to be queued."""
+        self._notes.append(Note(next(self._numbers), future, request, worker, timeout))
+        if len(self._notes) == HURRY:
+            self._bell.set()
+
+    def close(self, wait: bool = True) -> None:
+        """Write what ends until all has, and close the file; raises what kept it from writing."""
+        if os.getpid() != self._process:  # a forked child has the file, but not the thread
+            return
+        self._ending.set()
+        self._bell.set()
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join()
+            error, self._error = self._error, None
+            if error is not None:
+                raise DispatchError(f"the journal {self.path} is not complete: {error}") from error
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while True:
+                self._bell.wait(PERIOD)
+                self._bell.clear()
+                last = self._ending.is_set()
+                self._write([*self._submitted(), *self._ended()])
+                if last and not self._open and not self._notes:
+                    return
+                if last:
+                    time.sleep(PERIOD)  # the supervisor was closed without waiting: workers are about to end the rest
+        except BaseException as error:  # noqa: BLE001  # a full disk must not cost requests; `close` raises it
+            self._error = error
+            self._notes = deque(maxlen=0)
+            self._open.clear()
+        finally:
+            os.close(self._file)
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        data = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines).encode()
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def _submitted(self) -> Iterator[dict[str, Any]]:
+        for _ in range(len(self._notes)):
+            note = self._notes.popleft()
+            known = self._defined.get(id(note.request))
+            if known is None or known[0]() is not note.request:
+                name = next(self._names)
+                yield {"define": name, **self._entry(note.request)}
+                self._remember(note.request, name)
+            else:
+                name = known[1]
+            line: dict[str, Any] = {"request": note.number, "is": name, "worker": note.worker}
+            yield line if note.timeout is None else {**line, "timeout": note.timeout}
+            self._open[note.number] = note.future
+
+    def _remember(self, request: Any, name: int) -> None:
+        key, defined = id(request), self._defined
+        try:
+            defined[key] = (weakref.ref(request, lambda _: defined.pop(key, None)), name)
+        except TypeError:  # no weak references to it: it is defined anew each time
+            return
+
+    def _entry(self, request: Any) -> dict[str, Any]:
+        """A request's entry and row; what cannot be written down says why, and cannot be rerun."""
+        if not isinstance(request, Request):
+            return {"op": None, "why": f"a {type(request).__name__} is no request"}
+        try:
+            return {**self._writer.request(request), "row": self._row(request)}
+        except Exception as error:  # noqa: BLE001  # whatever a request of a user's own raises
+            return {"op": str(request.op), "why": _words(error)}
+
+    def _row(self, request: Request) -> str | None:
+        """The row that ran a request, from the workers' plans; where they are in a child, the first that takes it."""
+        key = (type(request), *request.key())
+        plans = [getattr(executor, "plans", {}).get(key) for executor in self._crew.homes]
+        row = next((plan.row for plan in plans if plan is not None), None)
+        if row is not None:
+            return str(row.name)
+        if key not in self._rows:  # to find one takes a third of a millisecond
+            if len(self._rows) >= ROWS:
+                self._rows.clear()
+            self._rows[key] = row_of(request, self._crew.device.arch)
+        return self._rows[key]
+
+    def _ended(self) -> Iterator[dict[str, Any]]:
+        ended = [(number, future) for number, future in self._open.items() if future._status]
+        for number, _ in ended:
+            del self._open[number]
+        done = [number for number, future in ended if future._status == DONE]
+        if done:
+            yield {"done": done}
+        for number, future in ended:
+            if future._status != DONE:
+                yield {"ended": number, **self._outcome(future)}
+
+    def _outcome(self, future: Future) -> dict[str, str]:
+        if future._status == CANCELLED:
+            return {"status": "cancelled"}
+        error, refusal = future._value, self._crew.refusal
+        # What fails because the supervisor ended, or because of others, was not run: a rerun has nothing to compare.
+        turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
+        kinds = NEVER_RUN if self._may_hang else (*NEVER_RUN, DeadlineExceeded)
+        status = "not run" if turned_away or isinstance(error, kinds) else "failed"
+        return {"status": status, "error": type(error).__name__, "words": _words(error)}
+
+
+def row_of(request: Request, arch: Arch) -> str | None:
+    """The name of the row that ran a request, where that is known here; else of the first that takes it."""
+    row = getattr(getattr(request.bound, "plan", None), "row", None)
+    row = row or next(candidates(request, arch), None)
+    return None if row is None else str(row.name)
+
+
+def _words(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:WORDS]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A journal's header and its other lines; a last line that is cut off, as a killed process leaves it, is dropped.
+
+    Where several supervisors wrote to the file, one after the other, it is the last one's part. BadRequest for a file
+    that is no journal, or of another version.
+    """
+    data, _, _ = Path(path).read_bytes().rpartition(b"\n")
+    try:
+        lines: list[dict[str, Any]] = [json.loads(text) for text in data.decode("utf-8").split("\n")]
+        begins = [index for index, line in enumerate(lines) if "journal" in check_type("line", line, dict)]
+    except (ValueError, RecursionError) as error:  # of check_type, too
+        raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
+    version = lines[begins[-1]]["journal"] if begins else None
+    if type(version) is not int or version != VERSION:
+        found = "of no version" if version is None else f"of version {shown(version)}"
+        raise BadRequest("journal", f"{path}, {found}", f"a journal of version {VERSION}")
+    defined: set[int] = set()
+    for number, line in enumerate(lines[begins[-1] :], begins[-1] + 1):
+        wrong = _wrong(line, defined)
+        if wrong:
+            raise BadRequest("journal", f"{path}, line {number}: {wrong}", "what a supervisor has written")
+    return lines[begins[-1]], lines[begins[-1] + 1 :]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LONGEST)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+# For each kind of line, by the field that names it: the fields it must have, those it may have, and what each is.
+LINES: dict[str, tuple[dict[str, Callable[[object], bool]], dict[str, Callable[[object], bool]]]] = {
+    "journal": ({"device": _is_text, "arch": _is_text, "isolation": _is_text}, {}),
+    "define": (
+        {"define": _is_number},
+        {"op": _is_text_or_none, "class": _is_text, "why": _is_text, "row": _is_text_or_none},
+    ),
+    "request": ({"request": _is_number, "is": _is_number}, {"timeout": _is_seconds}),
+    "done": ({"done": _are_numbers}, {}),
+    "ended": ({"ended": _is_number, "status": _is_text}, {"error": _is_text, "words": _is_text}),
+}
+
+
+def _wrong(line: Any, defined: set[int]) -> str:
+    """What a line has that no line has; "" for a sound one. `defined` are the names that lines before it gave."""
+    kind = next((kind for kind in LINES if isinstance(line, dict) and kind in line), None)
+    if kind is None:
+        return shown(line)
+    if sum(name in line for name in LINES) > 1:
+        return f"a {kind} and more: {shown(line)}"
+    must, may = LINES[kind]
+    for name, check in (*must.items(), *((name, check) for name, check in may.items() if name in line)):
+        if name not in line or not check(line[name]):
+            return f"{name} is {shown(line.get(name))}"
+    if kind == "define":
+        defined.add(line["define"])
+        if "why" not in line and not (isinstance(line.get("fields"), dict) and "class" in line):
+            return "a request without a class or fields"
+    if kind == "journal" and line["isolation"] not in ("thread", "process"):
+        return f"isolation is {shown(line['isolation'])}"
+    if kind == "request" and line["is"] not in defined:
+        return f"request {line['request']} is {line['is']}, which is not defined before"
+    return ""

@@ -1,0 +1,432 @@
+"""WorkerPool: the workers of one supervisor, and the policy over them: who gets a request, what a defect or a fault
+leads to.
+
+supervisor.py is what users hold; worker.py has the threads, which know the crew and not the supervisor, so that one
+that is dropped can end. This module never runs a request and never touches a stream.
+
+What holds where a thread is interrupted or cannot start. Python interrupts the main thread alone (Ctrl-C, any handler
+of a signal that raises), and may do so as a function begins, after a call, at the end of a loop and in a call that
+blocks. The threads of the project are never interrupted; a system call of theirs that a signal breaks is made again.
+
+    interrupted in          what holds
+    Supervisor(...)         all threads and children that were started end; nothing is left (`undo`)
+    submit, submit_many     what nobody was given a future of is withdrawn, or ends as it would have; others go on
+    a full queue            who waits for room leaves; what was about to be dropped is dropped, or stays
+    sending (processes)     the next who sends goes on where that was, the monitor thread at its next tick (sending.py)
+    result, exception       the request goes on; who reads for it leaves the rest to the monitor thread
+    (isolate/seat.py) await                   as asyncio has it: the task is cancelled, and with it what has not started
+    cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it a
+    callback, here        the others are called, then the interrupt goes on close, leaving a block  nothing more is
+    taken, what is queued runs, the threads end; call it again to wait a destructor            the interpreter reports
+    the interrupt and passes over it; at worst a block of memory is held
+
+    cannot be had           what holds
+    a first thread          WorkerFailed, and nothing is left: a supervisor is made whole or not at all
+    a worker's successor    the thread of the worker that broke goes on in its place
+    a thread of completion  the worker breaks, which counts as a restart
+    a thread that describes status and journal say so; nothing else depends on the status
+    a child, as it starts   it counts as a restart and is tried again after 0.05 s, then ever later, up to 2 s
+    a child to stand by     it is tried again later
+    memory for a request    OutOfMemory, after caches were freed; that request's future alone
+    a descriptor, a poll    as for what needs it: a child, memory, or the monitor thread, whose end fails what is in
+    flight
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import itertools
+import os
+import threading
+import warnings
+import weakref
+from _thread import allocate_lock, start_new_thread
+from collections import deque
+from contextlib import suppress
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, Undelivered, WorkerFailed
+from dispatch.logs import log
+from dispatch.supervise.admission import Room
+from dispatch.supervise.circuit import Circuit
+from dispatch.supervise.future import DELIVERED, DONE, FAILED, LateFuture
+from dispatch.supervise.priority_queue import PRIORITIES, PriorityQueue
+from dispatch.supervise.queue import BROKEN, CANCELLING, CLOSING, OPEN, WorkerQueue, again
+from dispatch.supervise.worker import CudaWorker, HostWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.device.device import Device
+    from dispatch.supervise.future import Future
+    from dispatch.supervise.limits import RestartLimit
+
+__all__ = ["WorkerPool"]
+
+SAMPLES = 1024  # latencies that are kept
+PRUNE = 1024  # failures, from which on those that were asked for are sorted out
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC)
+UNDO_STEP = 0.05  # seconds between looks at whether what was begun has come to its end, so that it can be undone
+AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that nobody closed
+
+_crews: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+class WorkerPool(Room, Circuit):
+    """The workers of one supervisor and the policy over them: what the threads hold, so that they do not hold it.
+
+    Guarantees: `ending` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
+    who submits looks at `WorkerQueue.vacant` after adding to it: what comes too late is ended by whoever sees that it
+    did. Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
+    What a main thread does here may be interrupted anywhere (see supervisor.py): so it holds `lock` by `with` only,
+    waits in plain locks, and leaves nothing that is not done again by the next who comes.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        streams: int,
+        queue_size: int,
+        limit: RestartLimit,
+        completion: str = "poll",
+    ) -> None:
+        self.device = device
+        self.completion = completion
+        self.ending = OPEN
+        self.refusal: DispatchError | None = None
+        self.turn = threading.Lock()
+        self.lock = threading.Lock()
+        self.blocked = 0
+        self.gates = []
+        self.holding = False
+        self.dropped = self.withdrawn = 0
+        self.tickets = itertools.count()
+        self.homes: dict[Any, WorkerQueue] = {}  # executor -> seat
+        self.samples: deque[float] = deque(maxlen=SAMPLES)
+        self.restarts = 0
+        self.limit = limit
+        self.resting = False  # the circuit is open, but for a while only
+        self.rested = allocate_lock()  # held; released for those who wait for the end of that, where they shall not
+        self.rested.acquire()
+        self._up = allocate_lock()  # held until the workers have begun, or cannot
+        self._up.acquire()
+        self._starters: list[int] = []  # the thread that starts the others, once it has begun
+        self._starter: threading.Thread | None = None  # the one that does it for that
+        self._is_up = False
+        self._start_error: BaseException | None = None
+        self._failures: list[Future] = []
+        self._prune_at = PRUNE
+        self._errors: list[BaseException] = []  # of callbacks
+        self.seats = self.make_seats(streams, queue_size)
+        _crews.add(self)
+        device.supervisors.add(self)
+
+    generation = 1
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        """Threads are of one generation."""
+
+    def make_seats(self, streams: int, queue_size: int) -> list[WorkerQueue]:
+        """The places, with their workers in them."""
+        kind = HostWorker if self.device.is_host else CudaWorker
+        seats = [WorkerQueue(index, queue_size) for index in range(streams)]
+        for seat in seats:
+            seat.worker = kind(seat, self)
+        return seats
+
+    def start(self, then: Callable[[], None]) -> None:
+        """Have the workers begin, and then do what else there is to be begun; raises what that raised, or WorkerFailed.
+
+        A thread of its own does it, for Thread.start() cannot be interrupted without harm, and this can. Where this
+        raises, `undo` ends what has begun.
+        """
+        try:
+            self._starters.extend(map(start_new_thread, (self._bring_up,), ((then,),)))  # one step: see waiters.py
+            self._up.acquire()
+        except RuntimeError as error:
+            raise unstarted(self.device, error) from error
+        failure = self._start_error
+        if failure is not None:
+            raise unstarted(self.device, failure) if is_exhausted(failure) else failure
+
+    def _bring_up(self, then: Callable[[], None]) -> None:
+        """On a bare thread, whose making is one step: a full one, which may log, does the work."""
+        try:
+            name = f"dispatch {self.device} starter"
+            self._starter = threading.Thread(target=self._begin, args=(then,), name=name, daemon=True)
+            self._starter.start()
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+            self._is_up = True
+            self._up.release()
+
+    def _begin(self, then: Callable[[], None]) -> None:
+        try:
+            self._start_threads()
+            then()
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+        self._is_up = True
+        self._up.release()
+
+    def _start_threads(self) -> None:
+        for seat in self.seats:
+            if seat.worker is not None:
+                seat.worker.start()
+
+    def undo(self) -> None:
+        """End one that never came to be, and wait until nothing of it is left."""
+        self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
+        _crews.discard(self)
+        self.device.supervisors.discard(self)
+        while self._starters and not self._is_up:
+            self._up.acquire(True, UNDO_STEP)
+        self.join()
+
+    # -- placing --------------------------------------------------------------------------------------------------
+    def place(self, ticket: int, seats: list[WorkerQueue]) -> WorkerQueue:
+        """The seat with the least to do; in turn among equals."""
+        best = seats[ticket % len(seats)]
+        least = len(best.items) + best.busy
+        if least:
+            for seat in seats:
+                load = len(seat.items) + seat.busy
+                if load < least:
+                    best, least = seat, load
+        return best
+
+    def shares(self, count: int, seats: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
+        """How many of `count` requests go where, so that all have as much to do as they can; no more than fit."""
+        loads = {seat: len(seat.items) + seat.busy for seat in seats}
+        lower = [seat for seat in seats if len(seat.items) < seat.limit]  # one that is full may have the least to do
+        while lower:
+            level = -(-(count + sum(loads[seat] for seat in lower)) // len(lower))
+            below = [seat for seat in lower if loads[seat] <= level]
+            if len(below) == len(lower):
+                break
+            lower = below
+        shares = []
+        for seat in lower:
+            share = min(level - loads[seat], count, max(seat.limit - len(seat.items), 0))
+            count -= share
+            if share:
+                shares.append((seat, share))
+        return shares
+
+    def rank(self, seat: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
+        """Add futures that have a priority or wait for others; those of a seat that never had any cost nothing."""
+        if not isinstance(priority, int) or priority not in PRIORITIES:
+            raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
+        with self.lock:
+            if type(seat.items) is not PriorityQueue:
+                seat.items = PriorityQueue(seat.items, self.may_start)  # type: ignore[arg-type]
+        for future in futures:
+            if isinstance(future, LateFuture):
+                for other in future.after:
+                    if not other._status:
+                        self.holding = True
+                        other.add_done_callback(lambda _: seat.wake())
+        seat.items.put(futures, priority)
+
+    def may_start(self, future: LateFuture) -> bool:
+        """Whether all that a future waits for has ended, or is enqueued where another worker can wait for its event."""
+        return all(other._status or self._is_enqueued(other) for other in future.after)
+
+    def _is_enqueued(self, other: Future) -> bool:
+        return getattr(other, "_seat", None) in self.seats and other.is_launched
+
+    def launched(self) -> None:
+        """A worker has enqueued something: wake those that waited for that."""
+        for seat in self.seats:
+            if seat.asleep and type(seat.items) is PriorityQueue and seat.items:
+                seat.wake()
+
+    # -- what workers say (worker.WorkerOwner) -------------------------------------------------------------------------
+    def opened(self, executor: Any, seat: WorkerQueue) -> None:
+        with self.lock:
+            self.homes = {**_without(self.homes, seat), executor: seat}
+
+    def keep(self, future: Future) -> None:
+        """Keep a future that is about to fail, until somebody asks it; for those that can be interrupted after it."""
+        with self.lock:
+            self._failures.append(future)
+            if len(self._failures) >= self._prune_at:
+                self._failures = _unread(self._failures)
+                self._prune_at = max(PRUNE, 2 * len(self._failures))
+
+    def failed(self, future: Future, errors: list[BaseException]) -> None:
+        """Keep a failed future, and what its callbacks raised, until somebody asks."""
+        error = future._value
+        log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
+        self.keep(future)
+        self.callbacks_failed(errors)
+
+    def callbacks_failed(self, errors: list[BaseException]) -> None:
+        """Keep what callbacks raised, until the end; an interrupt of the main thread goes on there, at once."""
+        if not errors:
+            return
+        is_main = threading.current_thread() is threading.main_thread()
+        interrupts = [error for error in errors if is_main and not isinstance(error, Exception)]
+        kept = [error for error in errors if error not in interrupts]
+        with self.lock:
+            self._errors += kept
+        for error in interrupts:
+            raise error
+
+    def lost(self) -> None:
+        """The device is lost: nothing more is taken, and what is queued fails."""
+        if self.device.fault is not None:
+            self.end(BROKEN, again(self.device.fault))
+
+    def reason(self) -> DispatchError:
+        """Why what is queued will not be run."""
+        return again(self.refusal or Closed(f"the supervisor of {self.device} has ended"))
+
+    def sample(self, start: float, future: Future) -> None:
+        if future._status == DONE:
+            self.samples.append(perf_counter() - start)
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Raise why nothing is taken any more."""
+        if self.refusal is not None:
+            raise again(self.refusal)
+
+    def end(self, ending: int, refusal: DispatchError) -> None:
+        """Take nothing more; `ending` says what becomes of what is queued."""
+        if ending == BROKEN > self.ending:
+            event = "device lost" if isinstance(refusal, DeviceFault) else "circuit opened"
+            log(event, {"device": self.device, "cause": refusal})
+        with self.lock:
+            if self.refusal is None or self.resting or ending == BROKEN > self.ending:
+                self.refusal = refusal
+            self.ending = max(self.ending, ending)
+            self.resting = False
+            self.open_gates()
+        with suppress(RuntimeError):
+            self.rested.release()
+        for seat in self.seats:
+            seat.wake()
+
+    def finish(self, why: str = "with its device") -> None:
+        """Run what is queued, and end; the device asks for this before it is closed."""
+        self.end(CLOSING, Closed(f"the supervisor of {self.device} was closed {why}; make a new one"))
+        self.join()
+
+    def is_own_thread(self) -> bool:
+        here = threading.current_thread()
+        return any(seat.worker is not None and seat.worker.thread is here for seat in self.seats)
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for all workers, their successors included; one of them cannot, and does not."""
+        if self.is_own_thread():
+            return
+        deadline = None if seconds is None else monotonic() + seconds
+        self._join_starter(seconds)
+        for seat in self.seats:
+            worker = None
+            while worker is not seat.worker and seat.worker is not None:
+                worker = seat.worker
+                if worker.thread.ident is not None:  # or it was never started
+                    worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
+
+    def _join_starter(self, seconds: float | None) -> None:
+        """Wait for the thread that has started the others: whoever it let go on may be here before it has ended."""
+        starter = self._starter
+        if starter is not None and starter.ident is not None and starter is not threading.current_thread():
+            starter.join(seconds)
+
+    def abandon(self) -> None:
+        """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock.
+
+        It may be called again: who ended the crew may have been interrupted before all of it had heard of that.
+        """
+        is_news = self.ending <= OPEN
+        if is_news:
+            self.refusal = Closed("the supervisor is gone")
+            self.ending = CANCELLING
+        with suppress(RuntimeError):
+            self.rested.release()
+        for seat in self.seats:
+            seat.wake()
+        if not is_news:
+            return
+        warnings.warn(
+            f"a supervisor of {self.device} was dropped without close(); what was queued is cancelled",
+            ResourceWarning,
+            2,
+        )
+
+    def undelivered(self) -> Undelivered | None:
+        """What failed and nobody asked for, which is delivered herewith."""
+        with self.lock:
+            failures, errors = self._failures, self._errors
+            self._failures, self._errors = [], []
+        futures = [future for future in dict.fromkeys(failures) if future._status == FAILED]
+        errors = [future._value for future in futures] + errors
+        for future in futures:
+            future._status = DELIVERED
+        return Undelivered(errors) if errors else None
+
+    def after_fork(self) -> None:
+        """In a forked child: its threads are not there, and a CUDA context does not survive a fork."""
+        self.lock = threading.Lock()
+        self.turn = threading.Lock()
+        self.gates = []
+        self.refusal = Closed(
+            f"this supervisor of {self.device} was made before os.fork(), which leaves its threads and the CUDA context"
+            " behind; make it in the child, and start children with the 'spawn' method"
+        )
+        self.ending = BROKEN
+        for seat in self.seats:
+            left = [*seat.items, *seat.in_hand()]
+            seat.items.clear()
+            for future in left:
+                future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
+                future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
+        self._failures, self._errors = [], []
+
+
+# Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
+# their beginning by no handler, so that Ctrl-C there would leave the block without its end.
+def _without(homes: dict[Any, WorkerQueue], seat: WorkerQueue) -> dict[Any, WorkerQueue]:
+    return {executor: other for executor, other in homes.items() if other is not seat}
+
+
+def _unread(failures: list[Future]) -> list[Future]:
+    return [kept for kept in failures if kept._status in (0, FAILED)]
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether the system has no more of something: threads, processes, descriptors or memory."""
+    if isinstance(error, OSError):
+        return error.errno in EXHAUSTED
+    return type(error) in (RuntimeError, MemoryError)  # what Thread.start() raises is a RuntimeError
+
+
+def unstarted(device: Device, error: BaseException) -> DispatchError:
+    """The error for a supervisor that could not be made."""
+    hint = "is the limit of threads, processes, descriptors or memory reached?"
+    failure = WorkerFailed(f"the supervisor of {device} could not be started: {error!r}; {hint}")
+    failure.__cause__ = error
+    return failure
+
+
+def _after_fork() -> None:
+    for crew in list(_crews):
+        crew.after_fork()
+
+
+def _at_exit() -> None:
+    """Let workers that nobody closed end before the interpreter does: cancel what is queued, wait a little."""
+    crews = [crew for crew in _crews if crew.ending < CANCELLING]
+    for crew in crews:
+        crew.end(CANCELLING, Closed("the interpreter exits"))
+    for crew in crews:
+        crew.join(AT_EXIT / len(crews))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,110 @@
+"""Devices of a child: the memory is the parent's, at this process's addresses.
+
+`child_main.py` makes one, and attaches the chunks that the parent tells it of. What a request needs besides its
+operands comes from the child's own pools, and goes with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from cudabind import driver
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import Device, HostDevice
+from dispatch.device.tensor import Storage, Tensor
+from dispatch.keys import Dtype
+from dispatch.supervise.process.chunks import Chunk, FileMapping, GpuMapping
+
+if TYPE_CHECKING:
+    from dispatch.supervise.process.messages import Place
+
+__all__ = ["AttachedCuda", "AttachedHost", "attached"]
+
+_generations = itertools.count(1)
+
+
+class _Attached(Device):
+    """What is common to AttachedHost and AttachedCuda: the parent's chunks at this process's addresses."""
+
+    def _begin(self) -> None:
+        self.chunks: dict[int, Chunk] = {}
+        # By block. Those that requests here use are kept by them; of the others nothing is left to be ordered.
+        self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
+
+    def attach(self, number: int, nbytes: int, fd: int) -> None:
+        """Map a chunk of the parent's, whose descriptor is needed no longer then."""
+        try:
+            self.chunks[number] = Chunk(self._map(nbytes, fd), -1)
+        finally:
+            os.close(fd)
+
+    def detach(self, number: int) -> None:
+        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it.
+
+        Requests that are still known here do not hold it, though their storages are there; views of it do.
+        """
+        chunk = self.chunks.pop(number)
+        for each in self._storages.valuerefs():
+            storage = each()
+            if storage is not None and each.key[0] == number:
+                storage.keep = None
+        chunk.close()
+
+    def _map(self, nbytes: int, fd: int) -> FileMapping | GpuMapping:
+        raise NotImplementedError
+
+    def at(self, place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool) -> Tensor:
+        """The tensor at a place of the shared memory."""
+        storage = self.block(place[0], place[1], place[2])
+        ptr = storage.base + place[3]
+        return Tensor(storage, ptr, self.layout(Dtype.by_name[dtype], shape, strides, ptr, readonly))
+
+    def block(self, chunk: int, offset: int, nbytes: int) -> Storage:
+        """The storage of a block: the same for all tensors in it, so that streams are ordered by their use of it."""
+        storage = self._storages.get((chunk, offset))
+        if storage is None:
+            mapped = self.chunks[chunk]
+            base = mapped.base + offset
+            storage = Storage(self, base, nbytes, self.executor().stream, _keep, mapped.mapping)
+            self._storages[chunk, offset] = storage
+        return storage
+
+
+def _keep(storage: Storage) -> None:
+    """The memory is the parent's."""
+
+
+class AttachedHost(_Attached, HostDevice):
+    """The host in a child, with the parent's memory."""
+
+    def __init__(self) -> None:
+        HostDevice.__init__(self, next(_generations))
+        self._begin()
+
+    def _map(self, nbytes: int, fd: int) -> FileMapping:
+        return FileMapping(nbytes, fd)
+
+
+class AttachedCuda(_Attached, CudaDevice):
+    """A GPU in a child, with the parent's memory; workspaces and the like come from a pool of the child's own."""
+
+    def __init__(self, ordinal: int) -> None:
+        CudaDevice.__init__(self, ordinal, next(_generations))
+        self._begin()
+
+    def _map(self, nbytes: int, fd: int) -> GpuMapping:
+        self.activate()
+        kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = driver.cuMemImportFromShareableHandle(fd, kind)
+        try:
+            return GpuMapping(nbytes, handle, self.ordinal)
+        finally:
+            driver.cuMemRelease(handle)  # the mapping holds the memory
+
+
+def attached(name: str) -> AttachedHost | AttachedCuda:
+    """A device of the child's for "host" or "cuda:N"."""
+    return AttachedHost() if name == "host" else AttachedCuda(int(name.partition(":")[2] or 0))

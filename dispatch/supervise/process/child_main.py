@@ -1,0 +1,90 @@
+"""What runs in the child: a worker thread for each stream, each with a connection of its own to the parent.
+
+`child_process.py` starts it by `main`. The child ends with a word on the control connection when the device is lost,
+and without one when the parent is gone. It owns no memory that must survive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from time import monotonic
+from typing import Any
+
+from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process.child_device import attached
+from dispatch.supervise.process.child_pool import ChildPool, ChildQueue, chunk_message
+from dispatch.supervise.process.child_workers import CudaChild, HostChild
+
+__all__ = ["main"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(words: str) -> None:
+    """Run as a child: `words` is JSON with device, control (fd), links (fds), setup (modules), parent (pid), started.
+
+    `started` is the parent's time.monotonic(), which is the whole system's: what starting took is told when it is over.
+    """
+    config = json.loads(words)
+    _die_with(config["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    control = socket.socket(fileno=config["control"])
+    for module in config["setup"]:
+        importlib.import_module(module)
+    imported = monotonic()
+    chunks, warm = _wait_for_go(control)
+    going = monotonic()
+    device = attached(config["device"])
+    station = ChildPool(device, control, config["completion"])
+    for number, (nbytes, fd) in chunks.items():
+        device.attach(number, nbytes, fd)
+    kind = HostChild if device.is_host else CudaChild
+    for index, fd in enumerate(config["links"]):
+        seat = ChildQueue(index, wire.Connection(socket.socket(fileno=fd)))
+        worker = kind(seat, station)  # type: ignore[arg-type]  # a Station is a WorkerOwner, but for its device's class
+        seat.worker = worker
+        station.workers.append(worker)
+    if warm and not device.is_host:
+        _warm(device)
+    for worker in station.workers:
+        worker.start()
+    ready = monotonic()
+    station.tell("ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going})
+    station.listen()
+
+
+def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:
+    """Wait to be needed; returns the chunks that there are by then (bytes and fd of each), and whether to warm up."""
+    chunks: dict[int, tuple[int, int]] = {}
+    while True:
+        first, second, fds = chunk_message(control)
+        if first == "go":
+            return chunks, second
+        if first == "drop":
+            for fd in (*(chunks.pop(number)[1] for number in second), *fds):
+                os.close(fd)
+        else:
+            chunks[first] = (second, fds[0])
+
+
+def _warm(device: Any) -> None:
+    """Load what the first product would load, so that a spare child is as quick as one that has run."""
+    from dispatch.core.request import run
+    from dispatch.ops.matmul.request import MatmulRequest
+
+    a = device.zeros((64, 64))
+    run(MatmulRequest(a, a))
+    device.synchronize()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with the parent, also where this one is stopped or hangs."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)

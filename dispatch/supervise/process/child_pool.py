@@ -1,0 +1,152 @@
+"""Where a child's workers sit: what they share (Station), and the place of each (ChildQueue).
+
+`child_main.py` makes them; the workers and its main thread use them. The station owns the control connection, on which
+the parent tells of memory and the child says that it is ready or lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from cudabind.errors import CudaError
+from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, words
+from dispatch.supervise.process import messages as wire
+from dispatch.supervise.queue import OPEN, WorkerQueue
+from dispatch.supervise.worker import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.supervise.process.child_device import AttachedCuda, AttachedHost
+    from dispatch.supervise.process.messages import Connection
+
+__all__ = ["ChildPool", "ChildQueue", "chunk_message"]
+
+LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
+UNABLE = 71  # and of one that cannot take what it is given; the reason is on stderr
+WORDS = 1000  # characters of a reason that is too long for a message
+
+
+def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
+    """What the parent says next, and the descriptors that come with it; ends the process where the parent is gone."""
+    data, fds, flags, _ = socket.recv_fds(control, 1 << 16, 1)
+    if not data:
+        os._exit(0)
+    if flags & socket.MSG_CTRUNC:
+        print("this child has no file descriptor left for the memory that it is to map (ulimit -n)", file=sys.stderr)
+        os._exit(UNABLE)
+    first, second = json.loads(data)
+    return first, second, fds
+
+
+class ChildQueue(WorkerQueue):
+    """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
+
+    __slots__ = ("_to_nap", "_to_rest", "bell", "link")
+
+    def __init__(self, index: int, link: Connection) -> None:
+        super().__init__(index, IN_FLIGHT)
+        self.link = link
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._to_nap, self._to_rest = select.poll(), select.poll()  # select.select takes no descriptor above 1,023
+        self._to_nap.register(self.bell, select.POLLIN)
+        self._to_rest.register(self.bell, select.POLLIN)
+        self._to_rest.register(link.socket, select.POLLIN)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.bell, 1)
+
+    def rest(self, seconds: float) -> None:
+        self._sleep(self._to_rest, seconds)
+
+    def nap(self, seconds: float) -> None:
+        self._sleep(self._to_nap, seconds)
+
+    def _sleep(self, ends: select.poll, seconds: float) -> None:
+        for fd, _ in ends.poll(None if seconds < 0 else seconds * 1000):
+            if fd == self.bell:
+                os.eventfd_read(self.bell)
+
+
+class ChildPool:
+    """What the child's workers share: the device, and the word to the parent (seat.WorkerOwner)."""
+
+    def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket, completion: str) -> None:
+        self.device = device
+        self.ending = OPEN
+        self.blocked = 0
+        self.completion = completion
+        self.holding = False  # whether a worker waits for another, or ever has
+        self.turn = threading.Lock()
+        self.workers: list[Any] = []
+        self._control = control
+        self._arrived = threading.Condition()
+
+    def tell(self, *message: Any) -> None:
+        """Say something on the control connection; nobody may be there to hear it."""
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                raise
+            os._exit(0)
+
+    def listen(self) -> None:
+        """Map the chunks that the parent makes, and unmap those that it gives back, until it is gone."""
+        while True:
+            first, second, fds = chunk_message(self._control)
+            if first == "drop":
+                for number in second:
+                    self.device.detach(number)
+                for fd in fds:
+                    os.close(fd)  # the parent waits for that
+                continue
+            with self._arrived:
+                try:
+                    self.device.attach(first, second, fds[0])
+                except (OSError, CudaError, DispatchError) as error:
+                    self.leave(OutOfMemory(f"a child process cannot map {second / 2**20:,.0f} MiB: {error}"))
+                self._arrived.notify_all()
+
+    def tensor(self, place: Any, *layout: Any) -> Tensor:
+        """The tensor at a place, once its chunk is mapped: that comes on another connection than requests."""
+        if place[0] not in self.device.chunks:
+            with self._arrived:
+                self._arrived.wait_for(lambda: place[0] in self.device.chunks)
+        return self.device.at(place, *layout)
+
+    def leave(self, error: BaseException) -> None:
+        """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
+        begun = sorted(number for worker in self.workers for number in worker.begun())
+        why = words(self.device.fault or error, str)
+        try:
+            self.tell("lost", why, wire.pack_error(error).hex(), begun)
+        except OSError:  # a user's own error may be longer than a message
+            self.tell("lost", why[:WORDS], wire.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
+        os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
+
+    def opened(self, executor: Any, seat: WorkerQueue) -> None:
+        """Its keeper knows the worker by its connection."""
+
+    def failed(self, *_: Any) -> None:
+        """Workers here report for themselves."""
+
+    def launched(self) -> None:
+        """A worker has gone on: wake those that may wait for that."""
+        for worker in self.workers:
+            if worker.is_held:
+                worker.seat.wake()
+
+    callbacks_failed = make_room = lost = failed  # nothing of it happens here
+
+    def replace(self, worker: Any, defect: BaseException) -> bool:
+        return False
+
+    def reason(self) -> DispatchError:
+        return DispatchError("a child's worker has no queue")

@@ -1,0 +1,175 @@
+"""Chunks: large pieces of memory that several processes map, by a file descriptor of theirs.
+
+On the host a chunk is a memory file without a name, on a GPU physical memory: both are gone when the last process that
+holds them is. `shared_device.py` makes them in the parent, `child_device.py` maps them in a child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.device.stream import relaxed
+from dispatch.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+__all__ = ["Chunk", "FileMapping", "GpuMapping", "file_chunk", "gpu_chunk"]
+
+# What the system says where there is not enough: of address space, of files of this process or of all, of memory for
+# them; or where a size is beyond all of that.
+TOO_LITTLE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG)
+LARGEST = 2**63 - 1  # bytes of a file
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class FileMapping:
+    """A memory file at `base` in this process, for as long as this object lives.
+
+    Python's own mmap holds a second descriptor for each; a process may have 1,024 of them.
+    """
+
+    __slots__ = ("base", "nbytes")
+
+    def __init__(self, nbytes: int, fd: int) -> None:
+        self.base = 0
+        base = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if base == FAILED:
+            raise _os_error("mmap")
+        self.base, self.nbytes = base, nbytes
+
+    def __del__(self) -> None:
+        if self.base and not sys.is_finalizing():  # the process takes its memory with it
+            _libc.munmap(self.base, self.nbytes)
+
+
+class GpuMapping:
+    """Physical memory of a GPU at `base` in this process, for as long as this object lives; `handle` may go at once."""
+
+    __slots__ = ("_process", "base", "nbytes")
+
+    def __init__(self, nbytes: int, handle: Any, ordinal: int) -> None:
+        self.base = 0
+        self.nbytes, self._process = nbytes, os.getpid()
+        with ExitStack() as undo:
+            base = int(driver.cuMemAddressReserve(nbytes, 0, 0, 0))
+            undo.callback(driver.cuMemAddressFree.unchecked, ctypes.c_uint64(base), ctypes.c_size_t(nbytes))
+            driver.cuMemMap(base, nbytes, 0, handle, 0)
+            undo.callback(driver.cuMemUnmap.unchecked, ctypes.c_uint64(base), ctypes.c_size_t(nbytes))
+            driver.cuMemSetAccess(base, nbytes, [_access(ordinal)], 1)
+            undo.pop_all()
+        self.base = base
+
+    def __del__(self) -> None:
+        # After os.fork() the memory is still the other process's, and the driver takes no calls here.
+        if not self.base or sys.is_finalizing() or os.getpid() != self._process:
+            return
+        base, nbytes = ctypes.c_uint64(self.base), ctypes.c_size_t(self.nbytes)
+        with relaxed():  # a thread that captures a graph may be the one that drops the last tensor
+            driver.cuMemUnmap.unchecked(base, nbytes)
+            driver.cuMemAddressFree.unchecked(base, nbytes)
+
+
+class Chunk:
+    """A large piece of memory: where this process has it, and the descriptor by which another gets it.
+
+    Guarantees: the memory stays where it is for as long as anything holds `mapping`. So a view of it must, and nothing
+    else need know whether there are views.
+    """
+
+    __slots__ = ("base", "fd", "mapping", "nbytes")
+
+    def __init__(self, mapping: FileMapping | GpuMapping, fd: int) -> None:
+        self.mapping: FileMapping | GpuMapping | None = mapping
+        self.base, self.nbytes, self.fd = mapping.base, mapping.nbytes, fd
+
+    def close(self) -> None:
+        """Let this process's own hold on it go; a second call does nothing."""
+        self.mapping = None
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def file_chunk(nbytes: int) -> Chunk:
+    """A new chunk of the host's memory; OutOfMemory where the system has not enough of something that it takes."""
+    try:
+        if nbytes > LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        fd = os.memfd_create("dispatch", os.MFD_CLOEXEC)
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
+            os.ftruncate(fd, nbytes)
+            chunk = Chunk(FileMapping(nbytes, fd), fd)
+            undo.pop_all()
+    except OSError as error:
+        if error.errno not in TOO_LITTLE:
+            raise
+        text = f"the host gives no {nbytes / 2**20:,.0f} MiB of memory that processes can share: {error}"
+        raise OutOfMemory(text + _HINTS.get(error.errno or 0, "")) from error
+    return chunk
+
+
+_HINTS = {
+    errno.EMFILE: "; each such piece takes a file descriptor, so raise the limit (ulimit -n)",
+    errno.ENFILE: "; each such piece takes a file descriptor, and the system has no more",
+}
+
+
+def gpu_chunk(nbytes: int, props: Any, ordinal: int, here: AbstractContextManager[None]) -> Chunk:
+    """A new chunk of a GPU's memory; OutOfMemory where it, or a file descriptor for it, is not to be had."""
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    with ExitStack() as undo, here:
+        try:
+            handle = driver.cuMemCreate(nbytes, props, 0)
+        except CudaError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            raise OutOfMemory(f"no {nbytes / 2**20:,.0f} MiB of memory are left") from error
+        with ExitStack() as handles:
+            handles.callback(driver.cuMemRelease, handle)  # a mapping and a descriptor hold the memory themselves
+            fd = _exported(handle, kind)
+            undo.callback(os.close, fd)
+            chunk = Chunk(GpuMapping(nbytes, handle, ordinal), fd)
+        undo.pop_all()
+    return chunk
+
+
+def _exported(handle: Any, kind: Any) -> int:
+    try:
+        return int(driver.cuMemExportToShareableHandle(handle, kind, 0))
+    except CudaError as error:
+        try:
+            os.close(os.dup(0))
+        except OSError as cause:
+            if cause.errno not in TOO_LITTLE:
+                raise error from None
+            raise OutOfMemory(f"there is no file descriptor for more memory: {cause}{_HINTS[errno.EMFILE]}") from error
+        raise
+
+
+def _os_error(function: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{function}: {os.strerror(number)}")
+
+
+def _access(ordinal: int) -> Any:
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access

@@ -1,0 +1,56 @@
+"""Deadlines: when the requests that were submitted with a time must have ended, the soonest first.
+
+sending.py enters a request that is left in its queue, and any before it is sent; the crew's monitor thread asks which
+are over. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatch.supervise.future import TimedFuture
+
+__all__ = ["Deadlines"]
+
+
+class Deadlines:
+    """A heap of deadlines.
+
+    Guarantees: a request may be entered twice, by one who was interrupted and one who went on; it is dealt with once.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Any, TimedFuture]] = []  # the second item keeps the order total
+        self._lock = threading.Lock()
+        self._entries = itertools.count()
+
+    def add(self, future: TimedFuture, seat: Any) -> None:
+        with self._lock:
+            heapq.heappush(self._heap, (future.deadline, next(self._entries), seat, future))
+
+    def seconds_left(self, longest: float) -> float:
+        """Until the first of those that have not ended is due; `longest` where there is none, or later."""
+        with self._lock:
+            while self._heap and self._heap[0][3]._status:
+                heapq.heappop(self._heap)
+            return min(self._heap[0][0] - monotonic(), longest) if self._heap else longest
+
+    def due(self, now: float) -> tuple[TimedFuture, Any] | None:
+        """One that is beyond its deadline and has not ended, and its place; it stays until `pop`."""
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now:
+                _, _, seat, future = self._heap[0]
+                if not future._status:
+                    return future, seat
+                heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        """Be done with what `due` gave."""
+        with self._lock:
+            heapq.heappop(self._heap)

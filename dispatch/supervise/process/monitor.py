@@ -1,0 +1,179 @@
+"""Warden: what the one thread of a crew of processes does while its child works: it listens to all there is.
+
+Its wishes come by an eventfd; process_pool.py says what becomes of a child that is lost, which is noticed here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from contextlib import ExitStack
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import DeadlineExceeded, WorkerFailed
+from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process.recovery import ChildLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.supervise.process.child_process import Child
+    from dispatch.supervise.process.children import Children
+    from dispatch.supervise.process.deadlines import Deadlines
+    from dispatch.supervise.process.messages import Connection
+    from dispatch.supervise.process.remote_queue import RemoteQueue
+    from dispatch.supervise.process.repeatable import Sent
+
+__all__ = ["Warden"]
+
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
+TICK = 0.25  # seconds between looks at whether the child was stopped, and at what an interrupted thread has left
+
+
+class Warden:
+    """Reads what the child reports, where nobody who waits does, and notices what goes wrong with it.
+
+    Guarantees: what an interrupted thread has left to be read, settled or sent is seen to at the next tick at the
+    latest, whether or not that thread could still say so.
+    """
+
+    seats: list[Any]  # RemoteSeats
+    children: Children
+    hang_seconds: float
+    resting: bool
+    hush: bool
+    deadlines: Deadlines
+    bell: int
+    poll: Any
+    present: Callable[[], Child]
+    is_over: Callable[[], bool]
+    recover: Callable[[ChildLoss], None]
+    allow: Callable[..., bool]
+    give_up: Callable[[Sent, BaseException], None]
+
+    def listen(self, link: Connection, *, on: bool) -> None:
+        """Have the monitor thread read a link or leave that to somebody else, and send when there is room."""
+        try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
+            self.poll.modify(link.socket, (IN if on else 0) | (0 if link.out is link.flushed else OUT))
+        except (OSError, ValueError):  # its child is being replaced
+            pass
+
+    def listen_to_child(self) -> None:
+        """Wait until something happens, and deal with it; returns when there is another child, or an end."""
+        child = self.present()
+        by_fd = {link.socket.fileno(): seat for link, seat in zip(child.links, self.seats, strict=True)}
+        control = child.control.fileno()
+        for fd in (control, *by_fd):
+            self.poll.register(fd, select.EPOLLIN)  # what is closed is no longer in it
+        while child is self.children.present and not self.resting and not self.is_over():
+            loss: ChildLoss | None = None
+            heard = False
+            events = self.poll.poll(self._patience())
+            for fd, _ in events:
+                if fd == self.bell:
+                    os.eventfd_read(self.bell)
+                elif fd == control:
+                    heard = True
+                else:
+                    loss = loss or self._read(by_fd[fd])
+            if not events or any(fd == self.bell or event & select.EPOLLOUT for fd, event in events):
+                for seat in self.seats:
+                    loss = loss or self._attend(seat)
+            if loss is not None or heard:
+                loss = self.last_words(child) or loss
+            self.catch_up()
+            loss = loss or self._late() or self._stopped(child)
+            if loss is not None:
+                self.recover(loss)
+            else:
+                self.children.restock()
+
+    def catch_up(self) -> None:
+        """Tell those children of chunks that had no room for it."""
+        self.children.catch_up(self.poll, errno.EAGAIN)
+
+    def _patience(self) -> float:
+        """Seconds that the monitor thread may sleep: who submits does not wake it, so it looks at the clock itself."""
+        left = self.deadlines.seconds_left(TICK)
+        return max(left, 0.001) if left > 0 else TICK / 10  # one that is over has been looked at, and may only be late
+
+    def _attend(self, seat: RemoteQueue) -> ChildLoss | None:
+        """Settle what a worker reports and send what is queued, unless others do; go on where they were interrupted."""
+        loss = self._read(seat)
+        seat.tell_rest()
+        seat.wake()
+        if seat.link is not None:
+            self.listen(seat.link, on=not seat.reading.locked())
+        return loss
+
+    def _read(self, seat: RemoteQueue) -> ChildLoss | None:
+        link = seat.link
+        if link is None or not seat.reading.acquire(False):
+            return None
+        try:
+            while seat.take(link):
+                pass
+        except (EOFError, OSError):
+            return ChildLoss("the child process died")
+        finally:
+            seat.reading.release()
+        return None
+
+    def hear(self, child: Child) -> ChildLoss | None:
+        said = child.hear()
+        if said is None:
+            return ChildLoss("the child process died")
+        if said[0] == "lost":
+            return ChildLoss(said[1], wire.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
+        if said[0] == "defect":
+            self.allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
+        return None
+
+    def _stopped(self, child: Child) -> ChildLoss | None:
+        """Notice what the child's connections do not tell."""
+        how = child.fate() if any(seat.sent for seat in self.seats) else ""
+        if how == "ended":
+            return self.last_words(child) or ChildLoss("the child process died")
+        return ChildLoss(f"the child process {how}") if how else None
+
+    def _late(self) -> ChildLoss | None:
+        """Deal with requests that run beyond their deadline: one that hangs costs the child."""
+        if self.deadlines.due(monotonic()) is None:
+            return None
+        self.hush = True
+        with ExitStack() as stack:  # what has ended must not change while it is looked at
+            for seat in self.seats:
+                stack.enter_context(seat.reading)
+            self.hush = False
+            return self._hanging(monotonic())
+
+    def _hanging(self, now: float) -> ChildLoss | None:
+        due = self.deadlines.due(now)
+        if due is None:
+            return None
+        future, seat = due
+        number = getattr(future, "_number", None)
+        is_next = number is not None and next(iter(seat.sent), None) == number
+        if seat.sent and not is_next and now - seat.since < self.hang_seconds:
+            return None  # it may only be late: another look at the next tick
+        self.deadlines.pop()
+        text = "it had not ended when the time it was submitted with was over, and its process was replaced"
+        if number in seat.sent:
+            self.give_up(seat.sent[number], DeadlineExceeded(text))
+        elif not seat.expire(future) or not seat.sent:
+            return None
+        oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
+        return ChildLoss("a request hung beyond its deadline", hanging=oldest)
+
+    def last_words(self, child: Child) -> ChildLoss | None:
+        """What a child that is gone said of it, if it did."""
+        try:
+            while wire.ready([child.control], 0):
+                loss = self.hear(child)
+                if loss is not None:
+                    return loss
+        except OSError:
+            pass
+        return None

@@ -1,0 +1,369 @@
+"""ProcessPool: the policy over workers that run in a child process, and the monitor thread, the one thread that carries
+it out.
+
+supervisor.py holds it as it holds a WorkerPool of threads. The monitor thread starts children, reads what they report,
+and replaces one that is lost; recovery.py says what then becomes of what was in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import threading
+from _thread import allocate_lock
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import DispatchError, WorkerFailed, words
+from dispatch.logs import log
+from dispatch.supervise.pool import WorkerPool
+from dispatch.supervise.process.children import Children
+from dispatch.supervise.process.deadlines import Deadlines
+from dispatch.supervise.process.monitor import Warden
+from dispatch.supervise.process.recovery import ChildLoss, hold, surrender
+from dispatch.supervise.process.remote_queue import RemoteQueue
+from dispatch.supervise.process.repeatable import Sent, written
+from dispatch.supervise.queue import BROKEN, CANCELLING, OPEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.supervise.future import TimedFuture
+    from dispatch.supervise.limits import RestartLimit
+    from dispatch.supervise.process.child_process import Child
+    from dispatch.supervise.process.shared_device import SharedCuda, SharedHost
+
+__all__ = ["ProcessPool"]
+
+LONGEST_POLL = 86400.0  # seconds: a poll counts milliseconds in 32 bits, and takes no more than 24 days
+
+
+class ProcessPool(Warden, WorkerPool):
+    """The workers of one supervisor, in a child.
+
+    Guarantees: only the monitor thread starts, reads and ends children, and settles what they were given. A request is
+    settled by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`. Starting a
+    child is a restart like another: one that cannot be started counts, and is tried again after a while, until the
+    limit.
+    """
+
+    device: Any  # a SharedHost or SharedCuda
+    seats: list[Any]  # RemoteSeats
+
+    def __init__(
+        self,
+        device: SharedHost | SharedCuda,
+        streams: int,
+        queue_size: int,
+        limit: RestartLimit,
+        setup: Sequence[str] = (),
+        spare: int = 0,
+        hang_seconds: float = 1.0,
+        completion: str = "poll",
+    ) -> None:
+        self.hang_seconds = hang_seconds
+        self.numbers, self.names = itertools.count(1), itertools.count(1)
+        self.generation = 0
+        self.children = Children(device, streams, setup, completion, spare, lambda: self.ending >= CANCELLING)
+        self._observers: list[Callable[[int], object]] = []
+        self.deadlines = Deadlines()
+        self.hush = False  # who reads in the place of the monitor thread shall leave that to it
+        self._begun = allocate_lock()
+        self._begun.acquire()
+        self.bell = -1
+        self.poll: Any = None
+        super().__init__(device, streams, queue_size, limit, completion)
+        self.homes = {seat: seat for seat in self.seats}
+        self._warden = threading.Thread(target=self._watch, name=f"dispatch {device} monitor thread", daemon=True)
+
+    def make_seats(self, streams: int, queue_size: int) -> list[Any]:
+        return [RemoteQueue(index, queue_size, self) for index in range(streams)]
+
+    def _start_threads(self) -> None:
+        self._warden.start()
+        self._begun.acquire()  # by the monitor thread, when the first child is there, or cannot be
+        if self._start_error is not None:
+            raise self._start_error
+
+    # -- what any thread may call ---------------------------------------------------------------------------------
+    def ring(self) -> None:
+        """Have the monitor thread look."""
+        with suppress(OSError, ValueError, OverflowError):  # it has ended, and looks at nothing any more
+            os.eventfd_write(self.bell, 1)
+
+    def end(self, ending: int, refusal: DispatchError) -> None:
+        super().end(ending, refusal)
+        self.ring()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.ring()
+
+    def is_own_thread(self) -> bool:
+        return threading.current_thread() is self._warden
+
+    def join(self, seconds: float | None = None) -> None:
+        if self.is_own_thread():
+            return
+        self._join_starter(seconds)
+        if self._warden.ident is not None:
+            self._warden.join(seconds)
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self.children.after_fork()
+        for seat in self.seats:
+            seat.pumping, seat.reading, seat.link = threading.Lock(), threading.Lock(), None
+        poll, bell, self.poll, self.bell = self.poll, self.bell, None, -1
+        if poll is not None:
+            poll.close()  # a copy, but of what is the parent's
+        if bell >= 0:
+            os.close(bell)
+
+    @property
+    def _child(self) -> Child | None:
+        return self.children.present
+
+    @property
+    def reserve(self) -> Any:
+        return self.children.reserve
+
+    def _children(self) -> list[Child]:
+        return self.children.all()
+
+    def watch_deadline(self, future: TimedFuture, seat: Any) -> None:
+        self.deadlines.add(future, seat)
+        self.ring()
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        self._observers.append(observer)
+
+    def _follow(self, done: int | None = None) -> None:
+        """Have the children map the chunks that the device has, and no others; called from any thread."""
+        if not self.children.follow(done):
+            self.ring()
+
+    # -- the monitor thread
+    # -------------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        try:
+            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.poll = select.epoll()
+            self.poll.register(self.bell, select.EPOLLIN)
+            self.device.on_chunks = self._follow
+            self._first_child()
+            self.connect()
+            if self.reserve.spare:
+                self.children.restock(now=True)
+        except BaseException as error:  # noqa: BLE001  # raised by `start`
+            self._start_error = error
+            self.end(BROKEN, WorkerFailed(f"no child process could be started: {error}"))
+            try:
+                self._finish()
+            finally:
+                self._begun.release()
+            return
+        self._begun.release()
+        try:
+            while not self.is_over():
+                self._cool() if self.resting else self.listen_to_child()
+        except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
+            broken = WorkerFailed(f"the monitor thread of {self.device} broke: {words(error)}")
+            broken.__cause__ = error
+            self.end(BROKEN, broken)
+        self._finish()
+
+    def is_over(self) -> bool:
+        if self.ending == OPEN:
+            return False
+        if self.ending == BROKEN:
+            return True
+        queued = any(len(seat.items) or seat.taking for seat in self.seats) if self.ending < CANCELLING else False
+        return not queued and not any(seat.sent for seat in self.seats)
+
+    def _finish(self) -> None:
+        """End the children, and whatever has not been settled."""
+        self._clear()
+        self.children.end(kill=self.ending == BROKEN)
+        self.device.on_chunks = None
+        if self.poll is not None:
+            self.poll.close()
+        bell, self.bell = self.bell, -1
+        if bell >= 0:
+            os.close(bell)
+
+    def _clear(self) -> None:
+        """End all that was sent or is queued, with the reason for which nothing is run."""
+        self._disconnect()
+        for seat in self.seats:
+            for sent in list(seat.sent.values()):
+                self.give_up(sent, self.reason())
+            seat.give_back()
+            seat.tell_rest()
+            seat.vacate(self)
+
+    def _disconnect(self) -> None:
+        """Let nobody send to the child or read from it any more; what it has reported is settled."""
+        for seat in self.seats:
+            with seat.pumping:
+                seat.link = None
+        if self._child is None:
+            return
+        for seat, link in zip(self.seats, self._child.links, strict=True):
+            with suppress(OSError):
+                link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves
+            with seat.reading, suppress(EOFError, OSError):
+                _take_all(seat, link)
+
+    def give_up(self, sent: Sent, error: BaseException) -> None:
+        """Fail a request that was in flight; what it writes may be half written."""
+        sent.seat.sent.pop(sent.number, None)
+        for tensor in written(sent):
+            self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
+        if not sent.future._status:
+            sent.seat.fail(sent.future, error)
+
+    # -- replacing a child --------------------------------------------------------------------------------------------
+    def present(self) -> Child:
+        if self._child is None:
+            raise WorkerFailed("there is no child process")
+        return self._child
+
+    def _first_child(self) -> None:
+        """Have the first child; one that fails by itself will fail again, but one that was killed is tried again."""
+        while True:
+            try:
+                self._take_child()
+            except DispatchError as error:  # noqa: PERF203
+                if not self.reserve.last_was_killed or not self._count_start():
+                    raise
+                self._note("child lost", monotonic(), cause=str(error))
+                self._pause(self.limit.delay, CANCELLING)
+            else:
+                return
+
+    def _count_start(self) -> bool:
+        with self.lock:
+            return self.ending < CANCELLING and self.limit.count(failed_start=True)
+
+    def _take_child(self) -> None:
+        """Have a child that is ready."""
+        begun = monotonic()
+        child = self.children.take()
+        self.limit.started()
+        self.generation += 1
+        self._note("child started", begun, pid=child.process.pid, seconds=child.took)
+        for seat in self.seats:
+            seat.defined, seat.forget = set(), []
+            seat.since = monotonic()
+
+    def renew(self, loss: ChildLoss) -> bool:
+        """Another child in place of the present one; False where none can be had, and the circuit is open.
+
+        The old one is waited for, as what it launched may run on until it is gone. After a fault nothing does.
+        """
+        begun = monotonic()
+        if self._child is not None:
+            pid = self._child.process.pid
+            self.children.discard(wait=not loss.proven)
+            self._note("child lost", begun, pid=pid, cause=str(loss.cause))
+        while True:
+            try:
+                self._take_child()
+                break
+            except (DispatchError, OSError, MemoryError) as error:
+                error.__cause__ = error.__cause__ or loss.cause
+                if not self.allow(error, failed_start=True):
+                    return False
+                self._note("child lost", begun, cause=str(error))
+                self._pause(self.limit.delay, CANCELLING)
+        self._tell_observers()  # before anything ends in the new generation
+        return True
+
+    def _pause(self, seconds: float, ending: int) -> None:
+        """Wait for so long, or until the crew is about to end in such a way."""
+        ends = monotonic() + seconds
+        bell = select.poll()
+        bell.register(self.bell, select.POLLIN)
+        while self.ending < ending and (left := ends - monotonic()) > 0:
+            if bell.poll(min(left, LONGEST_POLL) * 1000):
+                os.eventfd_read(self.bell)
+
+    def recover(self, loss: ChildLoss) -> None:
+        """Replace the child; see to what was in flight; go on."""
+        begun = monotonic()
+        self._disconnect()
+        if self.allow(loss.cause) and hold(self, loss):
+            self.connect()
+            self._note("child replaced", begun, cause=loss.why)
+        elif self.ending == CANCELLING:  # nothing is run again any more
+            surrender(self, loss)
+            self.children.discard(wait=True)
+        else:  # the circuit is open; who closes the supervisor now must not find anything in flight for ever
+            self._clear()
+            self.children.discard(wait=True)
+
+    def _cool(self) -> None:
+        """The circuit is open for a while: end all there is, wait, and try to have a child again."""
+        self._clear()
+        self.children.discard(wait=True)
+        self._pause(self.limit.cooldown or 0, OPEN + 1)
+        if self.ending:
+            return
+        begun = monotonic()
+        try:
+            self._take_child()
+        except (DispatchError, OSError, MemoryError) as error:
+            self.open_circuit(f"no child of {self.device} could be started: {error}", error)
+            return
+        self.half_open()
+        if self.resting or self.ending:
+            return
+        self._tell_observers()
+        self.connect()
+        self._note("child replaced", begun, cause="the circuit was open for its cooldown")
+
+    def _note(self, event: str, begun: float, **facts: object) -> None:
+        """Log what was done, and how long it took."""
+        common = {"device": self.device.name, "generation": self.generation}
+        log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
+
+    def connect(self) -> None:
+        """Let the seats send to the present child; first what was sent to another and has not ended, if it may run."""
+        if self.device.taints or self.holding:  # in order, for what fails here may be what another waits for
+            for _, sent in sorted((number, sent) for seat in self.seats for number, sent in seat.sent.items()):
+                error = sent.seat.refusal(sent)
+                if error is not None:
+                    del sent.seat.sent[sent.number]
+                    sent.seat.fail(sent.future, error)
+        for seat, link in zip(self.seats, self.present().links, strict=True):
+            seat.resume(link)
+
+    def allow(self, cause: BaseException, *, failed_start: bool = False) -> bool:
+        """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
+        with self.lock:
+            if self.ending >= CANCELLING or self.resting:
+                return False
+            if self.limit.count(failed_start=failed_start):
+                self.restarts += 1
+                return True
+            text = f"the child of {self.device} was lost {self.limit.words()}, the last time with {cause}"
+        self.open_circuit(text, cause)
+        return False
+
+    def _tell_observers(self) -> None:
+        errors: list[BaseException] = []
+        for observer in list(self._observers):
+            try:
+                observer(self.generation)
+            except Exception as error:  # noqa: BLE001, PERF203  # delivered when the supervisor is closed
+                errors.append(error)
+        self.callbacks_failed(errors)
+
+
+def _take_all(seat: Any, link: Any) -> None:
+    while seat.take(link):
+        pass

@@ -1,0 +1,61 @@
+"""What becomes of requests that were in flight when the child was lost: which may run again, and which may not.
+
+The crew asks. Pure: it looks at requests and memory ranges. A request may run again if that gives the same as the first
+time: nothing that it reads was written by itself, or by a request in flight behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dispatch.core.request import Operands, Request
+    from dispatch.device.tensor import Storage, Tensor
+    from dispatch.supervise.future import Future
+
+__all__ = ["Sent", "unsafe_to_repeat", "written"]
+
+
+class Sent(NamedTuple):
+    """A request that a child has been given and has not reported on; `number` is its place in the order of sending."""
+
+    number: int
+    future: Future
+    request: Request
+    outputs: Operands
+    seat: Any
+    waits: tuple[tuple[int, int], ...] = ()  # for what had not ended as it was sent, by worker and number
+    wired: Any = None  # its way to the child: `request.bound` may be another supervisor's by now
+
+
+def written(sent: Sent) -> list[Tensor]:
+    """What a request writes: the outputs that it was given, and those that were made for it."""
+    return [tensor for _, tensor, is_written in sent.request.tensors() if is_written] + list(sent.outputs.values())
+
+
+def unsafe_to_repeat(suspects: Iterable[Sent]) -> dict[int, str]:
+    """The numbers of those that must not run again, each with the reason; suspects are in the order of sending."""
+    suspects = list(suspects)
+    writes: dict[Storage, list[tuple[int, int, int]]] = {}  # (low, high, number)
+    for sent in suspects:
+        for tensor in written(sent):
+            writes.setdefault(tensor.storage, []).append((*_span(tensor), sent.number))
+    found: dict[int, str] = {}
+    for sent in suspects:
+        if not sent.request.repeatable:
+            found[sent.number] = "it reads what it writes, so a second run would not give the same"
+            continue
+        for name, tensor, is_written in sent.request.tensors():
+            if is_written:
+                continue
+            low, high = _span(tensor)
+            for start, end, number in writes.get(tensor.storage, ()):
+                if number > sent.number and start < high and low < end:
+                    found[sent.number] = f"a request behind it, in flight too, overwrites its operand {name}"
+    return found
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    return tensor.ptr + tensor.layout.low, tensor.ptr + tensor.layout.high

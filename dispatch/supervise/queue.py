@@ -1,0 +1,132 @@
+"""WorkerQueue: a worker's place in its supervisor, which outlives the worker: its queue, its counts and its sleep.
+
+supervisor.py appends to the queue, worker.py takes from it. Here is also what a worker knows of who keeps it, and the
+steps in which a supervisor ends. Nothing here runs a request.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dispatch.supervise.future import CANCELLED
+from dispatch.supervise.priority_queue import PriorityQueue
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+    from dispatch.errors import DispatchError
+    from dispatch.supervise.future import Future
+    from dispatch.supervise.worker import Worker
+
+__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerOwner", "WorkerQueue", "again"]
+
+# `WorkerOwner.ending`, in the order in which it may change.
+OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; cancels it; fails it
+
+
+class WorkerOwner(Protocol):
+    """What a worker knows of who keeps it (supervisor.py)."""
+
+    device: Device
+    ending: int
+    blocked: int  # threads that wait for room in a queue
+    turn: Any  # a lock: who holds it enqueues
+    completion: str  # how workers learn that a stream has passed an event: a key of completion.COMPLETIONS
+    holding: bool  # whether there are requests that may start once others are enqueued
+
+    def opened(self, executor: Any, seat: WorkerQueue) -> None: ...
+    def keep(self, future: Future) -> None: ...
+    def failed(self, future: Future, errors: list[BaseException]) -> None: ...
+    def callbacks_failed(self, errors: list[BaseException]) -> None: ...
+    def lost(self) -> None: ...
+    def replace(self, worker: Worker, defect: BaseException) -> bool: ...
+    def reason(self) -> DispatchError: ...
+    def make_room(self) -> None: ...
+    def launched(self) -> None: ...
+
+
+def again(error: DispatchError) -> DispatchError:
+    """The same error as an object of its own, for each raise adds to the traceback of its object."""
+    twin = type(error)(*error.args)
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+class WorkerQueue:
+    """A worker's place: the queue and the counts, which outlive a worker that breaks.
+
+    Guarantees: the counts are written by the worker alone. `items` is appended to by any thread and taken from by the
+    worker, by who drops the oldest, or by anyone once it is `vacant`. A sleeper is woken: the worker sets `asleep` and
+    then looks at `items`, who submits appends and then looks at `asleep`; a wake-up too many only makes the worker look
+    once more. `items` becomes Levels when first needed, around the very same deque: what is added to that is not lost.
+    """
+
+    __slots__ = ("asleep", "busy", "cancelled", "done", "failed", "gate", "index", "items", "limit", "vacant", "worker")
+
+    def __init__(self, index: int, limit: int) -> None:
+        self.index, self.limit = index, limit
+        self.items: deque[Future] | PriorityQueue = deque()
+        self.gate = allocate_lock()  # held, but for the moment between a wake-up and the worker's taking note of it
+        self.gate.acquire()
+        self.asleep = False
+        self.vacant = False  # no worker will come any more
+        self.busy = self.done = self.failed = self.cancelled = 0
+        self.worker: Worker | None = None
+
+    def wake(self) -> None:
+        try:
+            self.asleep = False
+        finally:  # one without the other would be a worker that nobody wakes
+            try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
+                self.gate.release()
+            except RuntimeError:  # released already: the worker has not yet taken note
+                pass
+
+    def rest(self, seconds: float) -> None:
+        """Sleep until something is queued, somebody wakes the worker, or the time is over (-1: without end)."""
+        self.asleep = True
+        if not self.items:
+            self.gate.acquire(True, seconds)
+        self.asleep = False
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
+        self.gate.acquire(True, seconds)
+
+    def expect(self, future: Future) -> None:
+        """See to it that a future with a deadline ends, though nobody takes it from the queue, if that is possible."""
+
+    def attend(self, future: Future, timeout: float | None) -> float | None:
+        """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
+        the time."""
+        return timeout
+
+    def in_hand(self) -> list[Future]:
+        """What has been taken from the queue and not been settled."""
+        return [] if self.worker is None else self.worker.in_hand()
+
+    def vacate(self, keeper: WorkerOwner) -> None:
+        """End what is left in the queue; from now on whoever adds to it does the same."""
+        self.vacant = True
+        items = self.items
+        if type(items) is PriorityQueue:
+            items.release()
+        while items:
+            try:
+                future = items[0] if type(items) is deque else items.first()  # type: ignore[union-attr]
+            except IndexError:  # another thread, which has just added to it, is here too
+                continue
+            cause = None if keeper.ending == CANCELLING else keeper.reason()
+            if cause is not None:
+                keeper.keep(future)
+            is_mine, errors = future.withdraw(cause)
+            if not is_mine or cause is None:
+                self.cancelled += future._status == CANCELLED
+                keeper.callbacks_failed(errors)
+            else:
+                self.failed += 1
+                keeper.failed(future, errors)
+            with suppress(ValueError):  # taken out only now: an interrupted call leaves it to the next
+                items.remove(future)

@@ -1,0 +1,273 @@
+"""Entries: a request as JSON, and back: its class and fields, with tensors by layout and place and never by their data.
+
+journal.py writes them, cli/replay.py reads them. Storages are numbered, so that what shared memory shares it again.
+Reading imports nothing that is not of this package or named by the caller: a file must not choose what is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import weakref
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_shape, shown
+from dispatch.core.request import Request
+from dispatch.device.device import Device
+from dispatch.device.tensor import Storage, Tensor
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dispatch.device.tensor import Layout
+
+__all__ = ["Memory", "Reader", "Writer"]
+
+Json = dict[str, Any]
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
+MOST = 2**48  # of an extent, a stride or an offset
+LONGEST_INT = 2048  # bits: JSON's reader and writer refuse numbers of too many digits
+OWN = "dispatch"  # the package whose classes an entry may always name
+
+
+class Writer:
+    """Turns requests into entries."""
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def request(self, request: Request) -> Json:
+        """The entry of a request: its fields but for those that are as the class has them by default.
+
+        A class without dataclass fields gives what its pickle would hold.
+        """
+        usual = _defaults(type(request))
+        given = (
+            (name, value) for name, value in request.__getstate__().items() if usual.get(name, MISSING) is not value
+        )
+        state = {name: self._value(value) for name, value in given}
+        return {"op": request.op, "class": _name_of(type(request)), "fields": state}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Enum):
+            return {"enum": _name_of(type(value)), "name": value.name}
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, (int, np.integer)):
+            number = int(value)
+            if number.bit_length() > LONGEST_INT:
+                raise BadRequest("field", f"an integer of {number.bit_length()} bits", f"one of up to {LONGEST_INT}")
+            return number
+        if isinstance(value, (float, np.floating)):
+            return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+        if isinstance(value, (complex, np.complexfloating)):
+            return {"complex": [repr(float(value.real)), repr(float(value.imag))]}
+        return self._structure(value)
+
+    def _structure(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, Dtype):
+            return {"dtype": value.name}
+        if isinstance(value, (np.dtype, type)) and np.dtype(value) in Dtype.by_numpy:
+            return {"dtype": Dtype.of(value).name}
+        if isinstance(value, tuple) and hasattr(value, "_asdict"):
+            state = {name: self._value(item) for name, item in value._asdict().items()}
+            return {"namedtuple": _name_of(type(value)), "fields": state}
+        if isinstance(value, (tuple, list)):
+            return {"tuple": [self._value(item) for item in value]}
+        if isinstance(value, Device):
+            return {"device": value.name}
+        if is_dataclass(value) and not isinstance(value, type):
+            constant = value.__reduce_ex__(
+                2
+            )  # a str for a module's constant, as pickle has it: only that object will do
+            if isinstance(constant, str):
+                return {"constant": f"{type(value).__module__}:{constant}"}
+            state = {field.name: self._value(getattr(value, field.name)) for field in fields(value)}
+            return {"dataclass": _name_of(type(value)), "fields": state}
+        return {"other": type(value).__name__}  # its words might hold data
+
+    def _tensor(self, tensor: Tensor) -> Json:
+        number = self._storages.get(tensor.storage)
+        if number is None:
+            number = self._storages[tensor.storage] = self._count
+            self._count += 1
+        layout = tensor.layout
+        entry = {"tensor": number, "offset": tensor.ptr - tensor.storage.base, "dtype": layout.dtype.name}
+        entry |= {"shape": list(layout.shape), "strides": list(layout.strides)}
+        return entry | ({"readonly": True} if layout.readonly else {})
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def tensors_of(entry: Any) -> list[Json]:
+    """Every tensor in an entry, or in any part of one, in their order; a file may nest them as deep as JSON goes."""
+    found, left = [], [entry]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict) and "tensor" in part:
+            found.append(part)
+        elif isinstance(part, (dict, list)):
+            left += reversed(list(part.values()) if isinstance(part, dict) else part)
+    return found
+
+
+class Memory:
+    """The storages of entries, made anew on a device when a first tensor asks for them, and full of random numbers."""
+
+    def __init__(self, device: Device, lines: Sequence[Json], last: Mapping[int, int], seed: int) -> None:
+        """`last` says at which line each definition is used for the last time."""
+        self._device, self._rng = device, np.random.default_rng(seed)
+        self._storages: dict[int, Storage] = {}
+        self._ends: dict[int, int] = {}  # bytes of each storage
+        self._last: dict[int, int] = {}
+        for line in lines:
+            for entry in tensors_of(line.get("fields", {})):
+                try:
+                    layout = self._layout(entry, 0)  # looks at the entry, too
+                    number, end = entry["tensor"], entry["offset"] + layout.high
+                except BadRequest:
+                    continue  # whoever asks for it is told
+                self._ends[number] = max(self._ends.get(number, 0), end)
+                self._last[number] = max(self._last.get(number, 0), last.get(line["define"], 0))
+
+    def tensor(self, entry: Json) -> Tensor:
+        """The tensor of an entry, at the same place of the same storage as it was; BadRequest for one that is none."""
+        layout = self._layout(entry, 0)
+        if entry["offset"] + layout.high > self._ends.get(entry["tensor"], 0):
+            raise BadRequest("tensor", shown(entry), "one that the journal has shown before")
+        storage = self._storages.get(entry["tensor"])
+        if storage is None:
+            storage = self._filled(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
+            self._storages[entry["tensor"]] = storage
+        ptr = storage.base + entry["offset"]
+        return Tensor(storage, ptr, self._layout(entry, ptr))
+
+    def forget(self, line: int) -> None:
+        """Let the storages go that are not used beyond a line."""
+        self._storages = {number: kept for number, kept in self._storages.items() if self._last[number] > line}
+
+    def _layout(self, entry: Json, ptr: int) -> Layout:
+        """The layout of an entry at an address; BadRequest where it leaves its storage, or no storage is so large."""
+        kind, shape, strides = _described(entry)
+        layout = self._device.layout(kind, shape, strides, ptr, entry.get("readonly", False) is True)
+        low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
+        if low < 0 or high > MEMORY or entry["offset"] % max(kind.itemsize, 1):
+            given, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MEMORY}"
+            raise BadRequest("tensor", given, expected, "the journal was damaged, or changed")
+        return layout
+
+    def _filled(self, nbytes: int, kind: Dtype) -> Storage:
+        count = -(-nbytes * 8 // kind.bits)
+        count += count % 2  # of the packed type, whole bytes
+        if 8 * count + nbytes > MEMORY:  # the random numbers, and what is made of them
+            raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
+        numbers: Any = self._rng.integers(0, 2, count)
+        if kind.numpy.kind not in "biu":
+            numbers = self._rng.uniform(0.5, 2, count)  # what every type has, scale factors included
+        return self._device.array(numbers, kind).storage
+
+
+def _described(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
+    """Dtype, shape and strides of an entry; BadRequest where they are none."""
+    kind = Dtype.by_name.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
+    shape, strides = entry.get("shape"), entry.get("strides")
+    if kind is None or not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
+        raise BadRequest("tensor", shown(entry), "a dtype, a shape, and as many strides")
+    numbers = (entry.get("tensor"), entry.get("offset"), *shape, *strides)
+    if not all(type(number) is int and abs(number) <= MOST for number in numbers) or min(shape, default=0) < 0:
+        raise BadRequest("tensor", shown(entry), "whole numbers that fit into memory")
+    return kind, check_shape("shape", shape, kind.bits), tuple(strides)
+
+
+class Reader:
+    """Makes requests of entries: `tensor` makes the tensors, `modules` are those whose classes may be used besides
+    this package's own."""
+
+    def __init__(self, tensor: Callable[[Json], Tensor], device: Device, modules: Sequence[str] = ()) -> None:
+        self._tensor, self._device, self._modules = tensor, device, frozenset(modules)
+        self._made: dict[str, Tensor] = {}  # of the present request
+
+    def request(self, entry: Json) -> Request:
+        """The request of an entry; BadRequest where it cannot be made, with the reason."""
+        try:
+            return self._request(entry)
+        except (DispatchError, MemoryError):
+            raise
+        except Exception as error:  # of a damaged entry, or of a class that refuses a field in its own way
+            expected = "one that this class has written"
+            reason = f"{type(error).__name__}: {error}"
+            raise BadRequest("entry", shown(entry.get("class")), expected, reason) from error
+
+    def _request(self, entry: Json) -> Request:
+        kind = self._find(entry["class"])
+        if not (isinstance(kind, type) and issubclass(kind, Request)):
+            raise BadRequest("class", entry["class"], "a dispatch.Request")
+        self._made = {}
+        state = {name: self._value(value) for name, value in entry["fields"].items()}
+        if is_dataclass(kind):
+            made = kind(**state)
+        else:
+            made = kind.__new__(kind)
+            made.__dict__.update(state)
+        request: Request = made
+        return request
+
+    def _value(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = next(iter(value))
+        if kind == "tensor":  # one object where it was one: to requests, C is D only where it is the same tensor
+            return self._made.setdefault(repr(value), self._tensor(value))
+        if kind == "dtype":
+            return Dtype.by_name[value["dtype"]]
+        if kind == "device":
+            return self._device
+        if kind == "float":
+            return float(value["float"])
+        if kind == "complex":
+            return complex(*map(float, value["complex"]))
+        if kind == "tuple":
+            return tuple(map(self._value, value["tuple"]))
+        return self._named(kind, value)
+
+    def _named(self, kind: str, value: Json) -> Any:
+        if kind not in ("enum", "constant", "dataclass", "namedtuple"):
+            raise BadRequest("field", f"a {value.get('other', kind)}", "a number, a string, a tensor, or made of those")
+        found = self._find(value[kind])
+        if kind == "constant" and is_dataclass(found):
+            return found
+        if kind == "enum" and isinstance(found, type) and issubclass(found, Enum):
+            return found[value["name"]]
+        is_class = isinstance(found, type)
+        if (kind == "dataclass" and is_class and is_dataclass(found)) or (
+            kind == "namedtuple" and is_class and issubclass(found, tuple) and hasattr(found, "_asdict")
+        ):
+            return found(**{name: self._value(item) for name, item in value["fields"].items()})
+        raise BadRequest("field", value[kind], f"{'an' if kind == 'enum' else 'a'} {kind}")
+
+    def _find(self, name: str) -> Any:
+        module, _, path = name.partition(":")
+        if module.partition(".")[0] != OWN and module not in self._modules:
+            raise BadRequest("class", name, "one of this package", f"say that the file may use it: --setup {module}")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found

@@ -1,0 +1,72 @@
+"""Stats: the counts and latencies of a supervisor at about this moment, read off its crew without stopping anybody.
+
+supervisor.py gives them to users, status_server.py to `python -m dispatch top`. Nothing here counts: workers do, as
+they go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch.supervise.pool import WorkerPool
+
+__all__ = ["Stats", "WorkerStats", "count"]
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """Counts of one worker's requests."""
+
+    queued: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds.
+
+    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `bytes_in_use` is
+    the memory of the device's tensors; None where it is NumPy's own (host, threads). `generation` is the number of the
+    present child.
+    """
+
+    queued: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    restarts: int
+    generation: int
+    bytes_in_use: int | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    workers: tuple[WorkerStats, ...]
+
+
+def count(crew: WorkerPool) -> Stats:
+    """What a crew's seats and samples say now; they go on counting meanwhile."""
+    workers = tuple(
+        WorkerStats(len(seat.items), seat.busy, seat.done, seat.failed, seat.cancelled) for seat in crew.seats
+    )
+    samples = sorted(crew.samples.copy())  # a deque must not grow while it is walked: copying is one step
+    p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
+    return Stats(
+        queued=sum(worker.queued for worker in workers),
+        running=sum(worker.running for worker in workers),
+        done=sum(worker.done for worker in workers),
+        failed=sum(worker.failed for worker in workers) + crew.dropped,
+        cancelled=sum(worker.cancelled for worker in workers) + crew.withdrawn,
+        restarts=crew.restarts,
+        generation=crew.generation,
+        bytes_in_use=crew.device.bytes_in_use(),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        workers=workers,
+    )

@@ -1,0 +1,197 @@
+"""Status: a supervisor's answer to `python -m dispatch top PID`, on a Unix socket that leaves no file behind.
+
+Supervisors open a StatusServer; `ask` is the other end. The socket's name is abstract: it goes with the process,
+however that ends. It has no file mode, so the board answers only to its own user and root, and `ask` believes only the
+process that it asked for. A board looks at counts when it is asked, and else sleeps in the kernel; it never touches a
+worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import re
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dispatch.logs import log
+from dispatch.supervise.queue import BROKEN, OPEN
+from dispatch.supervise.stats import count
+from dispatch.supervise.waiters import Signal
+
+if TYPE_CHECKING:
+    from dispatch.supervise.pool import WorkerPool
+
+__all__ = ["VERSION", "StatusServer", "ask", "boards"]
+
+VERSION = 1  # of what is answered
+PREFIX = "dispatch-status"
+PATIENCE = 2.0  # seconds that either end waits for the other
+PAUSE = 0.1  # seconds before the next try where the system has no descriptor or memory for an answer
+LONGEST = 1 << 22  # bytes of an answer: one of a thousand workers has a hundred kilobytes
+CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # what a listener says that is no more
+CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
+
+_numbers = itertools.count(1)
+_boards: weakref.WeakSet[StatusServer] = weakref.WeakSet()
+
+
+class StatusServer:
+    """Answers who asks how one supervisor is doing; the thread does not keep the crew alive.
+
+    Guarantees: it only describes, so nothing that it lacks, be it a name, a descriptor, a thread or memory, is an error
+    of the supervisor. The log says what it lacks, and `is_open` whether it answers.
+    """
+
+    def __init__(self, crew: WorkerPool, isolation: str) -> None:
+        self._crew = weakref.ref(crew)
+        self._facts = {"pid": os.getpid(), "supervisor": next(_numbers), "device": str(crew.device)}
+        self._facts |= {"isolation": isolation}
+        self._opened = monotonic()
+        self._closing = Signal()
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            self._open(f"dispatch {crew.device} status")
+        except (OSError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
+            self.close()
+            log("no status", {**self._facts, "cause": error})
+
+    def _open(self, name: str) -> None:
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _boards.add(self)
+        _bind(listener, f"\0{PREFIX}-{self._facts['pid']}-{self._facts['supervisor']}")
+        listener.listen()
+        thread = threading.Thread(target=self._answer, args=(listener,), name=name, daemon=True)
+        thread.start()
+        self._thread = thread
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a thread that answers."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self, wait: bool = False) -> None:
+        """Answer no more; a second call does nothing."""
+        self._closing.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread, which a close alone would not
+            self._listener.close()
+        if wait and self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child: the socket is the parent's, who answers."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def _answer(self, listener: socket.socket) -> None:
+        while not self._closing.is_set():
+            try:
+                asker, _ = listener.accept()
+                with asker:
+                    self._tell(asker)
+            except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, who asks next may be answered
+                if self._closing.is_set() or (isinstance(error, OSError) and error.errno in CLOSED):
+                    return
+                self._closing.wait(PAUSE)
+
+    def _tell(self, asker: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one that has gone needs no answer
+            asker.settimeout(PATIENCE)
+            if _peer(asker)[1] in (0, os.getuid()):
+                asker.sendall(json.dumps(self.facts()).encode())
+
+    def facts(self) -> dict[str, Any]:
+        """What is answered: a JSON object."""
+        crew = self._crew()
+        facts: dict[str, Any] = {"version": VERSION, **self._facts, "time": monotonic(), "opened": self._opened}
+        if crew is None:
+            return facts | {"state": "gone"}
+        state = "open" if crew.ending == OPEN else "broken" if crew.ending == BROKEN else "closing"
+        return facts | {"state": state, **asdict(count(crew))}
+
+
+def _bind(listener: socket.socket, name: str) -> None:
+    """Take a name; where somebody has it (abstract ones are the network's, not the process's), a longer one."""
+    try:
+        listener.bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        listener.bind(f"{name}-{secrets.token_hex(8)}")  # which nobody can have taken beforehand
+
+
+def _peer(end: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid, gid
+
+
+def boards(pid: int) -> list[str]:
+    """The names that boards of a process may have, by age; anybody can have taken them, so `ask` looks who answers."""
+    own = re.compile(rf"@{PREFIX}-{pid}-([1-9][0-9]{{0,17}})(?:-[0-9a-f]{{16}})?", re.ASCII)
+    lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    found = {
+        match[0]: int(match[1]) for words in map(str.split, lines) if words and (match := own.fullmatch(words[-1]))
+    }
+    return sorted(found, key=lambda name: (found[name], name))
+
+
+def ask(pid: int) -> list[dict[str, Any]]:
+    """What the boards of a process say, one object for each supervisor; empty where it has none, or is another user's.
+
+    PermissionError where none answers, but somebody else in its name.
+    """
+    answers: list[dict[str, Any]] = []
+    foreign: PermissionError | None = None
+    for name in boards(pid):
+        try:
+            facts = _ask(name, pid)
+        except PermissionError as error:  # noqa: PERF203  # a handful of names
+            foreign = error
+        else:
+            answers += [] if facts is None else [facts]
+    if foreign is not None and not answers:
+        raise foreign
+    return answers
+
+
+def _ask(name: str, pid: int) -> dict[str, Any] | None:
+    """What one board says; None for one that has gone, is silent, or says nothing that a board says."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(PATIENCE)
+        try:
+            asker.connect(f"\0{name[1:]}")
+            who = _peer(asker)[0]
+            if who != pid:
+                raise PermissionError(f"process {who} answers in the name of process {pid}")
+            data, until = bytearray(), monotonic() + PATIENCE  # of the whole answer, also of one that comes in drops
+            while len(data) <= LONGEST and (part := asker.recv(1 << 16)):
+                data += part
+                asker.settimeout(max(until - monotonic(), 0))
+        except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many ask
+            return None
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) and facts.get("version") == VERSION else None
+
+
+def _after_fork() -> None:
+    for board in list(_boards):
+        board.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,428 @@
+"""Supervisor: requests in, futures out, over a worker thread for each stream of a device.
+
+This is what users hold; pool.py has the policy, worker.py runs the requests. A failure is a value until somebody asks
+for it, and what nobody asked for is raised when the block is left. This module never calls a library.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from dispatch.checks import shown
+from dispatch.device.device import Device
+from dispatch.device.device import device as find_device
+from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
+from dispatch.supervise import trace
+from dispatch.supervise.future import Future, LateFuture, TimedFuture
+from dispatch.supervise.limits import RestartLimit, check_seconds
+from dispatch.supervise.pool import WorkerPool
+from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, again
+from dispatch.supervise.stats import Stats, count
+from dispatch.supervise.waiters import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from os import PathLike
+    from types import TracebackType
+
+    from dispatch.core.request import Request
+    from dispatch.supervise.journal import Journal
+    from dispatch.supervise.status_server import StatusServer
+
+__all__ = ["Stats", "Supervisor"]
+
+SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
+NEAR = 64  # requests queued at the worker that knows a request, up to which it gets it again
+
+
+@final
+class Supervisor:
+    """Runs requests on a device's streams, each with a worker thread, and hands out futures.
+
+    Args:
+        device: "cuda:0", "host", a Device, or None for the first GPU, or the host where there is none.
+        streams: workers, each with a stream, library handles and a workspace of its own.
+        isolation: "thread": the workers are threads of this process; a GPU fault is final for it. "process": they are
+            threads of a child process, which a fault costs; the memory of `device`, another one than dispatch.device()
+            gives, outlives it. What was in flight runs again, one request at a time; only one that faults again fails.
+        queue_size: requests that may wait for each worker.
+        when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request that has waited longest
+            at that worker, of those of the least priority, fails with QueueFull in favour of the new one.
+        placement: among the workers that a request may go to: all of them, or one, or the pool that `submit` is given.
+            "affine": one that has run before goes to the worker that knows it, unless many wait there, and others where
+            least is to be done; "fair": always where least is to be done.
+        setup: with "process", modules that the child imports first, for rows and requests of one's own.
+        spare: with "process", so many children stand by with a context of their own, some 500 MB of the GPU's memory
+            each: what was lost goes on at once, without the 0.2 to 0.3 s that it takes to make one. A fault with
+            several requests in flight takes two children, one to find the guilty request in.
+        hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
+        completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest;
+            "block": a second thread sleeps in the driver until it is; "callback": the driver calls a function.
+        max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
+            circuit opens: what is queued fails, and `submit` raises WorkerFailed. A child that ends while it starts
+            counts as well; the next start then waits a little, 0.05 s and ever longer, up to 2 s.
+        cooldown: seconds after which an open circuit half-opens, on the same memory: requests are taken again, and
+            one break within `max_seconds` opens it anew. None: it stays open.
+        journal: a file to which requests and how they ended are appended, without their data; see journal.py.
+
+    Requests of one priority at one worker run in the order of their submission. Those of a smaller priority go first,
+    but for one take in eight, so that none waits for ever; what is enqueued on a stream is not overtaken. Between
+    workers there is no order, but for what `after` says: a request that uses what another makes must name that one's
+    future there, or be submitted when that has ended, or for the same `worker`. Leaving the block waits for all work
+    and raises Undelivered with the failures that nobody asked for; if it is left by an exception, they are added to
+    that. A supervisor that is dropped without close() cancels what is queued and warns; an interpreter that exits does
+    the same and waits two seconds at most.
+
+    Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
+    device and supervisor; only a process that dies takes futures with it.
+    """
+
+    def __init__(
+        self,
+        device: str | Device | None = None,
+        streams: int = 4,
+        isolation: Literal["thread", "process"] = "thread",
+        queue_size: int = 4096,
+        when_full: Literal["block", "raise", "drop_oldest"] = "block",
+        placement: Literal["affine", "fair"] = "affine",
+        max_restarts: int = 3,
+        max_seconds: float = 5.0,
+        setup: Sequence[str] = (),
+        spare: int = 0,
+        hang_seconds: float = 1.0,
+        completion: Literal["poll", "block", "callback"] = "poll",
+        journal: str | PathLike[str] | None = None,
+        cooldown: float | None = None,
+    ) -> None:
+        _one_of("isolation", isolation, ("thread", "process"))
+        _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
+        _one_of("completion", completion, ("poll", "block", "callback"))
+        _one_of("placement", placement, ("affine", "fair"))
+        _at_least("streams", streams, 1)
+        _at_least("queue_size", queue_size, 1)
+        _at_least("max_restarts", max_restarts, 0)
+        _at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True for one
+        _names("setup", setup)
+        max_seconds = check_seconds("max_seconds", max_seconds)
+        hang_seconds = check_seconds("hang_seconds", hang_seconds, above=True)
+        if cooldown is not None:
+            cooldown = check_seconds("cooldown", cooldown)
+        self.device = device if isinstance(device, Device) else find_device(device)
+        self.device.check()
+        limit = RestartLimit(max_restarts, max_seconds, cooldown)
+        crew: WorkerPool
+        if isolation == "thread":
+            crew = WorkerPool(self.device, streams, queue_size, limit, completion)
+        else:
+            from dispatch.supervise.process.process_pool import ProcessPool
+            from dispatch.supervise.process.shared_device import shared
+
+            self.device = home = shared(self.device.name)
+            crew = ProcessPool(home, streams, queue_size, limit, setup, spare, hang_seconds, completion)
+        self._crew = crew
+        self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
+        self._journal: Journal | None = None
+        self._board: StatusServer | None = None
+        try:
+            crew.start(partial(self._describe, journal, isolation, setup))
+            self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
+            self._dropped = weakref.finalize(self, _drop, crew)
+            self._dropped.atexit = False  # `_at_exit` does that
+        except BaseException:
+            crew.undo()
+            _unwatch(self._board, self._journal, wait=False)
+            if isolation == "process":
+                self.device.close()  # nobody was given it
+            raise
+
+    def _describe(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
+        """Open what others look at; on a thread that nothing interrupts."""
+        from dispatch.supervise.status_server import StatusServer
+
+        if journal is not None:
+            from dispatch.supervise.journal import Journal
+
+            self._journal = Journal(journal, self._crew, isolation, setup)
+        self._board = StatusServer(self._crew, isolation)
+
+    def submit(
+        self,
+        request: Request,
+        timeout: float | None = None,
+        worker: int | Sequence[int] | None = None,
+        priority: int = 0,
+        after: Sequence[Future] = (),
+    ) -> Future:
+        """Queue a request and return its future; what is wrong with the request itself comes from there.
+
+        `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
+        with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the
+        number of the worker to run it, or several, of which the one with the least to do does. `priority` is -1, 0 or
+        1, and the smaller goes first. `after` are futures of earlier requests, at any worker: it runs after them, by
+        events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
+        after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
+        """
+        crew = self._crew
+        if crew.refusal is not None:
+            crew.check()
+        deadline = None
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout)  # the journal has it, too, and JSON knows no other numbers
+            deadline = monotonic() + timeout
+        try:
+            is_plain = deadline is None and not after
+            is_first_come = not (priority or after)
+        except Exception as error:
+            raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
+        future = Future(request) if is_plain else _late(request, deadline, after)
+        try:
+            ticket = next(crew.tickets)
+            seat = None
+            if worker is not None:
+                seat = crew.place(ticket, self._pool(worker))
+            elif self._affine:
+                bound = getattr(request, "bound", None)
+                if bound is not None:
+                    seat = crew.homes.get(bound.executor)
+                    if seat is not None and len(seat.items) > NEAR:
+                        seat = None
+            if seat is None:
+                seat = crew.place(ticket, crew.seats)
+            if len(seat.items) >= self._limit:
+                seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
+            future._seat = seat
+            if trace.hooks or self._journal is not None:
+                self._observe([future], [request], seat, timeout)
+            if not ticket & SAMPLED:
+                future.add_done_callback(Sample(crew.sample, perf_counter()))
+            if is_first_come:
+                seat.items.append(future)
+            else:
+                crew.rank(seat, [future], priority)
+            if seat.asleep:
+                seat.wake()
+            if seat.vacant:
+                seat.vacate(crew)
+            if deadline is not None:
+                seat.expect(future)
+        except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
+            future.withdraw(None)
+            raise
+        return future
+
+    def submit_many(
+        self,
+        requests: Iterable[Request],
+        worker: int | Sequence[int] | None = None,
+        priority: int = 0,
+        after: Sequence[Future] = (),
+    ) -> list[Future]:
+        """Queue many requests at the price of a few and return their futures, in the same order.
+
+        Each worker gets a run of successive requests; `after` holds for all of them. Where the queues are full and
+        `when_full` is "raise", QueueFull says so before any is queued; where it is "block" and the supervisor ends
+        meanwhile, the futures of those that found no room have failed with the reason. Raises as `submit` does
+        otherwise.
+        """
+        crew = self._crew
+        if crew.refusal is not None:
+            crew.check()
+        futures: list[Future] = list(map(Future, requests := list(requests)))
+        others = _futures(after) if after else ()
+        if others:
+            futures = [LateFuture(future.claim(), others) for future in futures]
+        seats = self._pool(worker)
+        if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
+            raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
+        try:
+            self._queue(futures, requests, seats, priority, ranked=bool(priority or others))
+        except BaseException:  # as in `submit`
+            for future in futures:
+                future.withdraw(None)
+            raise
+        return futures
+
+    def _queue(
+        self, futures: list[Future], requests: list[Request], seats: list[WorkerQueue], priority: int, *, ranked: bool
+    ) -> None:
+        """Queue many, each worker's share at once."""
+        crew = self._crew
+        if futures:
+            futures[-1].add_done_callback(Sample(crew.sample, perf_counter()))
+        start = 0
+        while start < len(futures):
+            for seat, share in crew.shares(len(futures) - start, seats):
+                part = futures[start : start + share]
+                for future in part:
+                    future._seat = seat
+                if trace.hooks or self._journal is not None:
+                    self._observe(part, requests[start : start + share], seat, None)
+                if ranked:
+                    crew.rank(seat, part, priority)
+                else:
+                    seat.items.extend(part)
+                start += share
+                if seat.asleep:
+                    seat.wake()
+                if seat.vacant:
+                    seat.vacate(crew)
+            if start < len(futures) and self._when_full == "drop_oldest":
+                crew.drop_oldest(seats, len(futures) - start)
+            elif start < len(futures):
+                try:
+                    crew.wait_for_room(seats, "block", None)
+                except DispatchError as error:
+                    self._give_up(futures[start:], error)
+                    break
+
+    def _observe(
+        self, futures: list[Future], requests: list[Request], seat: WorkerQueue, timeout: float | None
+    ) -> None:
+        """Let hooks and journal know of requests that are about to be queued."""
+        for future, request in zip(futures, requests, strict=True):
+            trace.watch(future, request)
+            if self._journal is not None:
+                self._journal.note(future, request, seat.index, timeout)
+
+    def _give_up(self, futures: list[Future], error: DispatchError) -> None:
+        for future in futures:
+            failure = again(error)
+            failure.__cause__ = error
+            self._crew.keep(future)
+            is_mine, errors = future.withdraw(failure)
+            if is_mine:
+                self._crew.failed(future, errors)
+
+    def _pool(self, worker: Any) -> list[WorkerQueue]:
+        """The seats that a request may go to."""
+        seats = self._crew.seats
+        if worker is None:
+            return seats
+        numbers = list(worker) if isinstance(worker, (list, tuple, range)) else [worker]
+        if not numbers or not all(type(number) is int and 0 <= number < len(seats) for number in numbers):
+            raise BadRequest("worker", shown(worker), f"a number from 0 to {len(seats) - 1}, or some of them")
+        return [seats[number] for number in numbers]
+
+    @property
+    def generation(self) -> int:
+        """How many sets of workers there have been: with "process", the number of the present child."""
+        return self._crew.generation
+
+    def watch_generation(self, observer: Callable[[int], object]) -> None:
+        """Call `observer(generation)` whenever a child was replaced; with "thread" that never happens."""
+        self._crew.watch_generation(observer)
+
+    def stats(self) -> Stats:
+        """Counts and latencies at about this moment."""
+        return count(self._crew)
+
+    def close(self, wait: bool = True) -> None:
+        """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
+
+        With `wait=False` what has not started is cancelled instead, and nothing is waited for or raised. On one of its
+        own workers (in a callback) it cannot wait and only begins to end. A second call does nothing more.
+        """
+        undelivered = self._close(wait)
+        if undelivered is not None:
+            raise undelivered from undelivered.exceptions[0]
+
+    def _close(self, wait: bool) -> Undelivered | None:
+        if not wait:
+            self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
+            self._dropped.detach()
+            self._unwatch(wait=False)
+            return None
+        self._crew.finish("when its block was left, or by close()")
+        self._dropped.detach()  # only now: what an interrupt leaves undone is done when this is dropped
+        try:
+            self._unwatch(wait=not self._crew.is_own_thread())
+        except DispatchError as error:
+            self._crew.callbacks_failed([error])
+        return None if self._crew.is_own_thread() else self._crew.undelivered()
+
+    def _unwatch(self, *, wait: bool) -> None:
+        _unwatch(self._board, self._journal, wait=wait)
+        self._unseen.detach()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        undelivered = self._close(wait=True)
+        if undelivered is None:
+            return
+        if error is None:
+            raise undelivered from undelivered.exceptions[0]
+        _attach(error, undelivered)
+
+    def __repr__(self) -> str:
+        crew = self._crew
+        state = "" if crew.refusal is None else ", broken" if crew.resting or crew.ending == BROKEN else ", closed"
+        return f"<Supervisor of {self.device}, {len(self._crew.seats)} workers{state}>"
+
+
+def _attach(error: BaseException, undelivered: Undelivered) -> None:
+    """Let an exception that leaves the block carry what else failed."""
+    add_note = getattr(error, "add_note", None)  # Python 3.11
+    if add_note is not None:
+        add_note(f"Undelivered: {undelivered}")
+    end: BaseException = error
+    while end.__context__ is not None and end.__context__ is not undelivered:
+        end = end.__context__
+    if end is not undelivered:
+        end.__context__ = undelivered
+
+
+def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
+    """A future with a deadline, or with others that must come first."""
+    others = _futures(after)
+    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+
+
+def _futures(after: Any) -> tuple[Future, ...]:
+    """Those that must come first."""
+    try:
+        others = (after,) if isinstance(after, Future) else tuple(after)
+    except Exception as error:
+        raise BadRequest("after", shown(after), "futures of requests that were submitted before") from error
+    for other in others:
+        if not isinstance(other, Future):
+            raise BadRequest("after", shown(other), "futures of requests that were submitted before")
+    return others
+
+
+def _drop(crew: WorkerPool) -> None:
+    """End what a supervisor left that was not closed. Ctrl-C in here is heard of by nobody, and must cost no thread."""
+    try:
+        crew.abandon()
+    except BaseException:
+        crew.abandon()
+        raise
+
+
+def _unwatch(board: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
+    """Close what others look at."""
+    if board is not None:
+        board.close(wait)
+    if journal is not None:
+        journal.close(wait)
+
+
+def _one_of(name: str, given: Any, accepted: tuple[str, ...]) -> None:
+    if not isinstance(given, str) or given not in accepted:
+        raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
+
+
+def _at_least(name: str, given: Any, least: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise BadRequest(name, shown(given), f"an integer of {least} or more")
+
+
+def _names(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)) or not all(isinstance(module, str) and module for module in given):
+        raise BadRequest(name, shown(given), "names of modules, in a list or tuple")

@@ -1,0 +1,202 @@
+"""Waiting: those who wait for one future, in threads, in asyncio or with `concurrent.futures`.
+
+future.py makes a Waiting when the first of them comes; whoever settles the future tells them. This module knows nothing
+of requests, workers and devices.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from _thread import allocate_lock
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from dispatch.supervise.future import Future
+
+__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Bell", "Sample", "Signal", "Waiting", "open_waiting"]
+
+# `Future._status`; 0 until it is settled.
+DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
+
+_making = threading.Lock()  # for the moment in which a future gets its `Waiting`
+
+
+class Waiting:
+    """Those who wait for one future.
+
+    Guarantees: who waits adds itself here and then reads the future's status; who settles stores the status and then
+    calls `tell`. So one of them sees the other. `tell` may be called again, by anyone, to finish what an interrupted
+    call has left: gates are opened again, which does no harm, a callback is taken by one call only, and waiters of
+    `concurrent.futures` are told under `lock`, of which `told` keeps note.
+    """
+
+    __slots__ = ("callbacks", "gates", "lock", "told", "waiters", "withdrawn")
+
+    def __init__(self) -> None:
+        self.lock = allocate_lock()
+        self.told = False
+        self.gates: list[Any] = []  # locks, each with a thread that waits for its release
+        self.callbacks: deque[Callable[[Future], object]] = deque()
+        self.waiters: list[Any] = []  # of concurrent.futures
+        # One entry once the future was withdrawn: its second item is what it fails with, None where it is cancelled.
+        self.withdrawn: list[tuple[None, BaseException | None]] = []
+
+    def enter(self, gate: Any) -> None:
+        """Add a lock to be released."""
+        with self.lock:
+            self.gates.append(gate)
+
+    def leave(self, gate: Any) -> None:
+        with self.lock:
+            if gate in self.gates:
+                self.gates.remove(gate)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only threads wait, and samples are taken: nobody whom an interrupted call could tell by half."""
+        return not self.waiters and all(type(callback) is Sample for callback in tuple(self.callbacks))
+
+    def tell(self, future: Future) -> list[BaseException]:
+        """Wake all who wait and run the callbacks; returns what these raised."""
+        with self.lock:
+            if not self.told:
+                for waiter in self.waiters:
+                    _tell_waiter(waiter, future)
+            self.told = True
+            for gate in self.gates:
+                try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
+                    gate.release()
+                except RuntimeError:  # noqa: PERF203  # opened before
+                    pass
+            self.gates.clear()
+        return self._call_back(future) if self.callbacks else []
+
+    def _call_back(self, future: Future) -> list[BaseException]:
+        """Run the callbacks, each once; an interrupt between two of them is returned with what they raised."""
+        errors: list[BaseException] = []
+        while True:
+            try:
+                for callback in iter(self.callbacks.popleft, None):
+                    try:
+                        callback(future)
+                    except BaseException as error:  # noqa: BLE001, PERF203  # whoever settles the future delivers it
+                        errors.append(error)
+            except IndexError:  # noqa: PERF203
+                return errors
+            except BaseException as error:  # noqa: BLE001  # Ctrl-C: the others are called all the same
+                errors.append(error)
+
+
+class Signal:
+    """What threading.Event is, for one thread that waits, in steps between which an interrupt leaves no lock held."""
+
+    __slots__ = ("_gate", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gate = allocate_lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        self._is_set = True
+        try:  # noqa: SIM105
+            self._gate.release()
+        except RuntimeError:  # it is set already
+            pass
+
+    def clear(self) -> None:
+        self._is_set = False
+        self._gate.acquire(False)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is set, or so long."""
+        if not self._is_set:
+            self._gate.acquire(True, seconds)
+
+
+class Sample(partial[object]):
+    """A callback that measures, and does no harm where it is interrupted."""
+
+
+def _tell_waiter(waiter: Any, future: Future) -> None:
+    if future._status == CANCELLED:
+        waiter.add_cancelled(future)
+    elif future._status == DONE:
+        waiter.add_result(future)
+    else:
+        waiter.add_exception(future)
+
+
+def open_waiting(future: Future) -> Waiting:
+    """The future's Waiting, made if it has none."""
+    if future._waiting is None:
+        with _making:
+            if future._waiting is None:
+                future._waiting = Waiting()
+    return future._waiting
+
+
+class Bell:
+    """Wakes one asyncio loop, once for all futures that ended since it last looked.
+
+    Guarantees: `ring` appends and then reads `rung`; `answer` clears `rung` and then takes what was appended. So what
+    was appended is either taken by the answer under way or rings anew.
+    """
+
+    bells: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self.ended: deque[asyncio.Future[None]] = deque()
+        self.rung = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
+        bell = cls.bells.get(loop)
+        if bell is None:
+            bell = cls.bells[loop] = cls(loop)  # a loop has one thread, and only that comes here with it
+        return bell
+
+    def ring(self, waiter: asyncio.Future[None], future: Future) -> None:
+        """From any thread: let the loop see that `future` has ended."""
+        self.ended.append(waiter)
+        if self.rung:
+            return
+        self.rung = True
+        loop = self.loop()
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self.answer)
+        except BaseException:
+            self.rung = False  # nobody was called: the next one rings
+            if not loop.is_closed():
+                raise
+            # A closed loop has no task left that could wait.
+
+    def answer(self) -> None:
+        """On the loop's thread: wake the tasks."""
+        self.rung = False
+        while self.ended:
+            waiter = self.ended.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _after_fork() -> None:
+    """In a forked child the lock may be held by a thread that is not there."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,201 @@
+"""The rows of matmul: one for each thing that cublasLtMatmul takes. Rows, and nothing else.
+
+`select.py` asks them from the top down and the first that takes a request carries it out; `row.py` says what each
+column means; the functions are in `ops/`. A GPU row is here because `cublasLtMatmulAlgoGetHeuristic` accepts it on
+hardware and its cases pass there; the last column names the machines, and is empty where none has run it yet.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.row import Row
+from dispatch.keys import (
+    BF16,
+    C64,
+    C128,
+    F4E2M1,
+    F8E4M3,
+    F8E5M2,
+    F16,
+    F32,
+    F64,
+    HOST,
+    I8,
+    I32,
+    Arch,
+    Compute,
+    Epilogue,
+    ScaleMode,
+)
+from dispatch.ops.matmul import cublaslt_matmul, exact_gelu_matmul, numpy_matmul
+from dispatch.ops.matmul.rules import (
+    aligned_factors,
+    aligned_vectors,
+    bgrad_order,
+    bytes_by_16,
+    extents_by_4,
+    fp8_aux_scales,
+    fp8_d_scales,
+    full_precision,
+    gelu_asked,
+    k_by_32,
+    k_dense,
+    no_fast_accum,
+    no_scales,
+    one_product,
+)
+
+__all__ = ["ROWS"]
+
+E = Epilogue
+NONE    = (E.NONE,)
+ALL     = tuple(E)
+FORWARD = (E.NONE, E.RELU, E.GELU, E.BIAS, E.RELU_BIAS, E.GELU_BIAS)
+NO_BG   = tuple(e for e in E if e not in (E.BGRADA, E.BGRADB))                        # fp8 has no gradient of its operands
+TO_F32  = (*FORWARD, E.RELU_AUX, E.RELU_AUX_BIAS, E.GELU_AUX, E.DRELU, E.DGELU)       # fp8 -> f32
+TO_FP8  = (*FORWARD, E.RELU_AUX, E.RELU_AUX_BIAS, E.GELU_AUX, E.GELU_AUX_BIAS)        # fp8 -> fp8
+SCALED  = (*FORWARD, E.RELU_AUX, E.DRELU, E.DGELU, E.DRELU_BGRAD, E.DGELU_BGRAD)      # scales by vector or block
+GELUS   = tuple(e for e in E if e.activation == "gelu")
+S_F32   = (E.NONE, E.RELU, E.GELU, E.RELU_AUX, E.DRELU, E.DGELU)                      # the same -> f32
+
+COMP_64F, COMP_32F, COMP_32I = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I
+FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
+
+M = ScaleMode
+UNSCALED = ((None, None),)
+TENSOR   = ((None, None), (M.SCALAR_32F, None), (None, M.SCALAR_32F), (M.SCALAR_32F, M.SCALAR_32F))
+OUTER    = ((M.OUTER_VEC_32F, M.OUTER_VEC_32F),)
+VEC_VEC  = ((M.VEC128_32F, M.VEC128_32F),)
+VEC_BLK  = ((M.VEC128_32F, M.BLK128x128_32F),)
+BLK_VEC  = ((M.BLK128x128_32F, M.VEC128_32F),)
+MX       = ((M.VEC32_UE8M0, M.VEC32_UE8M0),)
+NV       = ((M.VEC16_UE4M3, M.VEC16_UE4M3),)
+
+PLAIN  = (no_fast_accum, no_scales)
+FLOAT  = (bgrad_order, aligned_vectors, *PLAIN)
+EXACT  = (full_precision, aligned_vectors, *PLAIN)                                                     # f64: GELU as precise as the sums
+DOUBLE = (gelu_asked, *FLOAT)                                                         # f64: GELU as the library has it
+INT8   = (extents_by_4, no_fast_accum, no_scales)
+FP8    = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales)
+FP8_D  = (k_dense, bytes_by_16, aligned_vectors, fp8_aux_scales)
+FP8_V  = (k_dense, bytes_by_16, aligned_vectors, fp8_d_scales, one_product)
+FP8_B  = (*FP8_V, aligned_factors, no_fast_accum)
+BLOCKS = (*FP8_V, aligned_factors, k_by_32, no_fast_accum)
+
+SM80, SM90, SM100 = Arch(80), Arch(90), Arch(100)
+LT   = ("cublasLt", "cublasLtMatmul", cublaslt_matmul)
+LT_G = ("cublasLt", "cublasLtMatmul", exact_gelu_matmul)
+H200 = ("H200",)
+BEHIND = "GELU and its gradient are a kernel of this library, behind the product"
+ROUGH  = "GELU and its gradient are off by up to 3e-10 of their argument"
+NEAR   = "GELU is off by up to 5e-6 of its argument, its gradient by 2e-5"
+V12  = (12, 9)
+
+GPU_ROWS = (
+#       op        a       b       c     d          bias     gelu aux       compute    epilogues scales    rules   arch
+#       until  since  calls run on
+    Row("matmul", (F64,    F64,    F64,  F64)    , ((F64,),  (F64,)),            COMP_64F,  ALL,     UNSCALED, DOUBLE, SM80,  None,  V12,   *LT, H200, "", ROUGH),
+    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
+    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_TF32, ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_16BF, ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F32,    F32,    F32,  F32)    , ((F32,),  (F32,)),            FAST_16F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F16,    F16,    F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F16,    F16,    F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
+    Row("matmul", (BF16,   BF16,   BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (BF16,   BF16,   F32,  F32)    , ((F32,),  (F32,)),            COMP_32F,  ALL,     UNSCALED, FLOAT,  SM80,  None,  V12,   *LT, H200, "", NEAR),
+    Row("matmul", (I8,     I8,     I32,  I32)    , ((I32,),  (I32,)),            COMP_32I,  NONE,    UNSCALED, INT8,   SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            COMP_32F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_TF32, NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_16BF, NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (C64,    C64,    C64,  C64)    , ((C64,),  (C64,)),            FAST_16F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (C128,   C128,   C128, C128)   , ((C128,), (C128,)),           COMP_64F,  NONE,    UNSCALED, PLAIN,  SM80,  None,  V12,   *LT, H200),
+    Row("matmul", (F64,    F64,    F64,  F64)    , ((F64,),  (F64,)),            COMP_64F,  GELUS,   UNSCALED, EXACT,  SM80,  None,  V12,   *LT_G, H200, "exact GELU", BEHIND),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  TO_F32,  TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, F8E4M3) , ((BF16,), (BF16,)),           COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F8E4M3) , ((F16,),  (F16, F8E4M3)),     COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  TO_F32,  TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, F8E4M3) , ((BF16,), (BF16,)),           COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, F8E5M2) , ((BF16,), (BF16,)),           COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F8E4M3) , ((F16,),  (F16,)),            COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F8E5M2) , ((F16,),  (F16,)),            COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  NO_BG,   TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  TO_F32,  TENSOR,   FP8,    SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, F8E4M3) , ((BF16,), (BF16,)),           COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, F8E5M2) , ((BF16,), (BF16,)),           COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F8E4M3) , ((F16,),  (F16,)),            COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F8E5M2) , ((F16,),  (F16,)),            COMP_32F,  TO_FP8,  TENSOR,   FP8_D,  SM90,  None,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  SCALED,  BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   OUTER,    FP8_V,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   VEC_BLK,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  S_F32,   BLK_VEC,  FP8_B,  SM90,  SM90,  V12,   *LT, H200),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F4E2M1, F4E2M1, BF16, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  FORWARD, NV,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E4M3, F8E5M2, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E5M2, F8E4M3, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F4E2M1, F4E2M1, F16,  F16)    , ((F16,),  (F16,)),            COMP_32F,  FORWARD, NV,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  FORWARD, MX,       BLOCKS, SM100, None,  V12,   *LT),
+    Row("matmul", (F4E2M1, F4E2M1, F32,  F32)    , ((BF16,), (F32,)),            COMP_32F,  FORWARD, NV,       BLOCKS, SM100, None,  V12,   *LT),
+)
+# fmt: on
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(
+        row,
+        arch=HOST,
+        until=HOST,
+        since=(),
+        library="numpy",
+        function="matmul",
+        call=numpy_matmul,
+        run_on=("host",),
+        note="",
+    )
+    for row in GPU_ROWS
+)
+
+ROWS = (*GPU_ROWS, *HOST_ROWS)

@@ -1,0 +1,159 @@
+"""The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours. Rows, and nothing else.
+
+`cublaslt.py` names this file and reads it when it is first asked. A GPU row stands here because its cases pass on
+hardware; what cuDNN refuses is said by the rules, or has no row: bf16 has no dropout, i8 no gradient. Sums over rows
+and columns go by a graph where cuDNN has an engine for it; those rows have run nowhere yet.
+"""
+
+# fmt: off
+# ruff: noqa: E501
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Epilogue
+from dispatch.ops.activation import cudnn_activation, numpy_activation
+from dispatch.ops.activation.rules import elu_above_0, five_axes, one_layout
+from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
+from dispatch.ops.ctc.rules import at_most_255, dense_logits
+from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
+from dispatch.ops.dropout.rules import one_axis
+from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
+from dispatch.ops.pooling.rules import images, pairs, whole_max
+from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, numpy_reduce
+from dispatch.ops.reduction.rules import eight_axes, lines, partial, shrinks, sums
+from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
+from dispatch.ops.rnn.rules import bytes_by_16, dense_sequences, one_bias, two_or_none
+from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
+from dispatch.ops.softmax.rules import four_axes, one_dense_layout
+
+__all__ = ["ROWS"]
+
+NONE, UNSCALED = (Epilogue.NONE,), ((None, None),)
+COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32
+SM75, SM80 = Arch(75), Arch(80)  # cuDNN 9 for CUDA 13 runs on nothing older; bf16 and TF32 came with sm_80
+V9 = (9, 0)
+H200 = ("H200",)
+
+SOFTMAX_FWD     = ("cudnn", "cudnnSoftmaxForward",        cudnn_softmax)
+SOFTMAX_BWD     = ("cudnn", "cudnnSoftmaxBackward",       cudnn_softmax)
+ACTIVATION_FWD  = ("cudnn", "cudnnActivationForward",     cudnn_activation)
+ACTIVATION_BWD  = ("cudnn", "cudnnActivationBackward",    cudnn_activation)
+POOLING_FWD     = ("cudnn", "cudnnPoolingForward",        cudnn_pooling)
+POOLING_BWD     = ("cudnn", "cudnnPoolingBackward",       cudnn_pooling)
+SUMS            = ("cudnn", "cudnnBackendExecute",        cudnn_sums)
+REDUCE          = ("cudnn", "cudnnReduceTensor",          cudnn_reduce)
+DROPOUT_STATES  = ("cudnn", "cudnnSetDropoutDescriptor",  cudnn_dropout)
+DROPOUT_FWD     = ("cudnn", "cudnnDropoutForward",        cudnn_dropout)
+DROPOUT_BWD     = ("cudnn", "cudnnDropoutBackward",       cudnn_dropout)
+RNN_FWD         = ("cudnn", "cudnnRNNForward",            cudnn_rnn)
+RNN_BWD_DATA    = ("cudnn", "cudnnRNNBackwardData_v8",    cudnn_rnn)
+RNN_BWD_WEIGHTS = ("cudnn", "cudnnRNNBackwardWeights_v8", cudnn_rnn)
+CTC             = ("cudnn", "cudnnCTCLoss_v8",            cudnn_ctc)
+
+NETWORK = (dense_sequences, bytes_by_16, two_or_none)
+
+TRIED_ROWS = (
+#       op                  first   result     extra, compute  epilogue, scales  rules                           arch
+#       until since calls             run on
+    Row("softmax_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_FWD,      H200),
+    Row("softmax_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
+    Row("softmax_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_BWD,      H200),
+    Row("activation_fwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_fwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM80, None, V9, *ACTIVATION_FWD,   H200),
+    Row("activation_bwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^53"),
+    Row("activation_bwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
+    Row("activation_bwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200),
+    Row("activation_bwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM80, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
+    Row("pooling_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_fwd",     (I8,   I8)   , (), None,       NONE, UNSCALED, (images, whole_max),            SM75, None, V9, *POOLING_FWD,      H200),
+    Row("pooling_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
+    Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM80, None, V9, *POOLING_BWD,      H200),
+    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
+    Row("reduce",          (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F32,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
+    Row("dropout_states",  (U8,   U8)   , (), None,       NONE, UNSCALED, (),                             SM75, None, V9, *DROPOUT_STATES,   H200),
+    Row("dropout_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
+    Row("dropout_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("dropout_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("dropout_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
+    Row("rnn_fwd",         (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
+    Row("rnn_fwd",         (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_FWD,          H200),
+    Row("rnn_bwd_data",    (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_data",    (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_DATA,     H200),
+    Row("rnn_bwd_weights", (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("rnn_bwd_weights", (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
+    Row("ctc_loss",        (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_logits, at_most_255),    SM75, None, V9, *CTC,              H200),
+)
+# fmt: on
+# Networks of one bias take the same calls.
+ONE_BIAS_ROWS = tuple(
+    replace(row, rules=(dense_sequences, bytes_by_16, one_bias), variant="one bias")
+    for row in TRIED_ROWS
+    if two_or_none in row.rules
+)
+GPU_ROWS = (*TRIED_ROWS, *ONE_BIAS_ROWS)
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+NUMPY: dict[Any, Any] = {
+    cudnn_softmax: numpy_softmax,
+    cudnn_activation: numpy_activation,
+    cudnn_pooling: numpy_pooling,
+    cudnn_reduce: numpy_reduce,
+    cudnn_sums: numpy_reduce,
+    cudnn_dropout: numpy_dropout,
+    cudnn_rnn: numpy_rnn,
+    cudnn_ctc: numpy_ctc,
+}
+ROWS = stated(
+    (
+        *GPU_ROWS,
+        *(
+            replace(
+                row,
+                arch=HOST,
+                until=HOST,
+                since=(),
+                library="numpy",
+                function=row.op,
+                call=NUMPY[row.call],
+                run_on=("host",),
+                note="",
+            )
+            for row in GPU_ROWS
+        ),
+    )
+)

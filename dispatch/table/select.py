@@ -1,0 +1,141 @@
+"""Choosing a row: `select(request, arch)` gives the first that takes it, or raises NoRow with a reason for each.
+
+executor.py asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from dispatch.checks import check_type, shown
+from dispatch.core.request import check_request
+from dispatch.core.row import Row, accepts, refusals
+from dispatch.errors import BadRequest, NoRow
+from dispatch.execute.installed import ANY_VERSION, Versions
+from dispatch.table.table import TABLE
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Request
+    from dispatch.keys import Arch
+
+__all__ = ["Explanation", "candidates", "distance", "explain", "no_row", "reasons", "select"]
+
+
+def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
+    """The rows that take a request on an architecture, in order; the first carries it out.
+
+    `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough.
+    """
+    wanted = request.signature()
+    for row in TABLE.with_dtypes(request.op, wanted.dtypes):
+        if not _machine(row, arch, versions) and accepts(row, request, wanted):
+            yield row
+
+
+def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[str]]]:
+    """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
+    wanted = request.signature()
+    return [(row, _machine(row, arch, versions) or refusals(row, request, wanted)) for row in TABLE.of(request.op)]
+
+
+def _machine(row: Row, arch: Arch, versions: Versions) -> list[str]:
+    if not row.on(arch):
+        span = (
+            str(row.arch)
+            if row.until == row.arch
+            else f"{row.arch} or newer"
+            if row.until is None
+            else f"{row.arch} to {row.until}"
+        )
+        return [f"needs {span}, has {arch}"]
+    version = versions.get(row.library) if row.since else None
+    if version is not None and version < row.since:
+        wanted, found = (".".join(map(str, v)) for v in (row.since, version))
+        return [f"needs {row.library} {wanted}, has {found}"]
+    return []
+
+
+def select(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Row:
+    """The first row that takes the request on an architecture; NoRow lists every row tried and the nearest request."""
+    for row in candidates(request, arch, versions):
+        return row
+    raise no_row(request, arch, versions)
+
+
+def no_row(
+    request: Request, arch: Arch, versions: Versions = ANY_VERSION, refused: Mapping[Row, str] = MappingProxyType({})
+) -> NoRow:
+    """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
+    tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
+    change = nearest(tried, arch)
+    if refused and request.advice:  # a library said no to what its rows take
+        change = f"{next(iter(refused)).name} with {request.advice}"
+    return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
+
+
+def nearest(tried: Sequence[tuple[Row, Sequence[str]]], arch: Arch) -> str:
+    """The smallest change that makes a request one that a row of this architecture takes, in words."""
+    here = [
+        (sum(map(_weight, why)), f"{row.name}, which {' and '.join(why)}") for row, why in tried if row.on(arch) and why
+    ]
+    return min(here, key=lambda entry: entry[0])[1] if here else f"no row is for {arch}"
+
+
+def distance(reasons: Iterable[str]) -> int:
+    """How far a request is from what a row takes, by the reasons that the row gives."""
+    return sum(_weight(reason) for reason in reasons)
+
+
+def _weight(reason: str) -> int:
+    """How far a change goes: an order or an alignment is a copy, another choice is another result, a dtype the most."""
+    if reason.startswith("needs dtypes"):
+        wanted, _, given = reason.removeprefix("needs dtypes (").partition("), has (")
+        pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=False)
+        return 2 + 2 * sum(one != other for one, other in pairs)
+    if not reason.startswith("needs "):
+        return 20  # the library itself refused: no change of words helps
+    if ", has sm_" in reason or ", has host" in reason:
+        return 100  # another machine
+    return 3 if "epilogue of" in reason or "compute" in reason or "scale modes" in reason else 1
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which row carries a request out, and why those before it do not."""
+
+    request: str
+    row: Row
+    refusals: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def __str__(self) -> str:
+        row = self.row
+        since = ".".join(map(str, row.since))
+        run_on = ", ".join(row.run_on) or "no machine yet"
+        lines = [
+            self.request,
+            f"-> {row.name}",
+            f"   calls cudabind.sys.{row.library}.{row.function}"
+            if row.since
+            else f"   calls {row.library}.{row.function}",
+            *([f"   needs {row.library} {since} or newer"] if since else []),
+            f"   has run on {run_on}",
+            *([f"   NaN and infinities: {row.nonfinite}"] if row.nonfinite else []),
+        ]
+        return "\n".join(lines)
+
+
+def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
+    """Say which row carries a request out on an architecture (that of its device), and what refused it before."""
+    check_request(request)
+    if arch is not None and not isinstance(arch, int):
+        raise BadRequest("arch", shown(arch), "an Arch, such as dispatch.Arch.of('sm_90')")
+    check_type("versions", versions, Mapping)
+    where = request.device.arch if arch is None else arch
+    chosen = select(request, where, versions)
+    before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
+    refused = tuple((row.name, tuple(why)) for row, why in before if row.on(where))
+    return Explanation(request.describe(), chosen, refused)

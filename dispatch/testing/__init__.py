@@ -1,0 +1,1 @@
+"""What the cases of every family use: checks against a reference, guarded memory, mutations of results."""

@@ -1,0 +1,187 @@
+"""One trial of a request of an op that is one cuDNN call: operands in poisoned memory, and what must come out.
+
+The `cases` rooms of the ops build trials; tests run them through a row with `check_row`. Bounds belong to the ops; this
+file chooses no shapes and calls no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dispatch.device.tensor import Tensor
+from dispatch.keys import F64, Dtype
+from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.roundoff import ROUNDOFF, by_numpy, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.operands import OperandRequest
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Array
+
+__all__ = [
+    "ROUNDOFF",
+    "Case",
+    "Memory",
+    "Mismatch",
+    "Trial",
+    "by_numpy",
+    "distinct",
+    "normal",
+    "place",
+    "poison",
+    "rounded",
+    "unit",
+]
+
+
+TOGETHER = 2.5  # times what bounds allow all elements together if each is off by chance: some errors are of several
+
+
+class Case(Protocol):
+    """What a test parametrizes over."""
+
+    @property
+    def id(self) -> str:
+        """Readable, and of its own within a row."""
+
+    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+        """The case with fresh operands."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A request with fresh operands, what it must give, how far off each may be, and memory that is watched.
+
+    A bound of infinity is for what an op leaves open, such as what lies between packed sequences.
+    The reference is computed before the run, for an output may overwrite an input. `check` takes what `run` returned.
+    With `by_chance` errors of elements are by chance, so that a whole output is much less off than they are: what is 1%
+    too much of each element is seen in all together where no element shows it.
+    """
+
+    name: str
+    request: OperandRequest
+    expected: Results
+    allowed: Results
+    written: tuple[Memory, ...] = ()
+    by_chance: bool = False
+
+    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
+        given = list(result) if isinstance(result, tuple) else [result]
+        for name, tensor in zip(self.request.made(), given, strict=True):
+            if name in self.expected:
+                self._compare(name, tensor.numpy())
+        self._check_memory()
+
+    def renew(self, result: Tensor | tuple[Tensor, ...] | None = None) -> None:
+        """Lay all outputs as they were before the first run; those of `result` that were allocated hold poison."""
+        for memory in self.written:
+            if memory.whole.ndim:
+                memory.renew()
+        made = result if isinstance(result, tuple) else () if result is None else (result,)
+        held = {id(tensor) for _, tensor, _ in self.request.tensors()}
+        for tensor in made:
+            if id(tensor) not in held:
+                tensor.copy_from(poison(tensor.dtype, tensor.shape))
+
+    def _check_memory(self) -> None:
+        for memory in self.written:
+            if memory.whole.ndim and (count := memory.disturbed()):
+                raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
+
+    def _compare(self, name: str, got: Array) -> None:
+        expected = self.expected[name]
+        allowed = np.broadcast_to(self.allowed[name], expected.shape)
+        values = got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            off = np.abs(values - expected)
+            # NaN is wrong, equal infinities are right; where anything is allowed, anything is right
+            wrong = ~((off <= allowed) | (values == expected) | np.isposinf(allowed))
+        if wrong.any():
+            worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(off, nan=np.inf), -1)), got.shape)
+            raise Mismatch(
+                f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at {tuple(map(int, worst))} it is"
+                f" {got[worst]}, expected {expected[worst]} within {allowed[worst]:.3g} ({self.request.describe()})"
+            )
+        if self.by_chance:
+            self._compare_together(name, values, expected, allowed)
+
+    def _compare_together(self, name: str, values: Array, expected: Array, allowed: Array) -> None:
+        """Raise Mismatch where the errors of all elements add up to more of the result than chance makes of them."""
+        told = np.isfinite(expected) & np.isfinite(allowed) & np.isfinite(values)
+        exact = expected[told]
+        share, limit = ((values[told] - exact) * exact).sum(), TOGETHER * np.sqrt(((allowed[told] * exact) ** 2).sum())
+        if abs(share) > limit:
+            size = (exact**2).sum()
+            raise Mismatch(
+                f"{self.name}: {name} is {share / size:+.4%} of itself off as a whole, within {limit / size:.4%}"
+                f" ({self.request.describe()})"
+            )
+
+
+# -- operands -----------------------------------------------------------------------------------------------------
+def place(
+    device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, *, aligned: bool = False
+) -> Memory:
+    """Values on a device with their axes in memory in an order; `gap` poisoned elements behind every axis.
+
+    As many stand before the innermost axis, so that the view starts at an odd element, unless it is to be `aligned`.
+    """
+    axes = tuple(range(values.ndim)) if order is None else tuple(order)
+    lines = values.transpose(axes)
+    dtype = Dtype.of(values.dtype)
+    room = [extent + gap for extent in lines.shape]
+    inside: list[Any] = [slice(0, extent) for extent in lines.shape]
+    before = 0 if aligned else gap
+    if room and before:
+        room[-1] += before
+        inside[-1] = slice(before, before + lines.shape[-1])
+    kept = poison(dtype, tuple(room))
+    kept[tuple(inside)] = lines
+    whole = device.array(kept)
+    part = whole[tuple(inside)]
+    steps = [0] * values.ndim
+    for place_in_memory, axis in enumerate(axes):
+        steps[axis] = part.layout.strides[place_in_memory]
+    layout = device.layout(dtype, values.shape, tuple(steps), part.ptr)
+    return Memory(Tensor(part.storage, part.ptr, layout), whole, kept, tuple(inside))
+
+
+def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], spread: float = 1.0) -> Array:
+    """Normal numbers of a spread; whole ones over most of the range of i8."""
+    if dtype.numpy.kind in "iu":
+        return rng.integers(-100 if dtype.numpy.kind == "i" else 0, 101, shape).astype(dtype.numpy)
+    drawn: Array = (rng.standard_normal(shape) * spread).astype(dtype.numpy)
+    return drawn
+
+
+def distinct(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
+    """Values of magnitude 1 among which no two within 2000 of each other are equal; whole ones may be.
+
+    bf16 has 128 values between two powers of 2: 8 of those ranges and both signs make 2048 of them.
+    """
+    if dtype.numpy.kind in "iu":
+        return normal(rng, dtype, shape)
+    powers = 2.0 ** np.arange(-5, 3)
+    grid = np.outer(powers, 1 + np.arange(128) / 128).ravel()
+    pool = np.concatenate([grid, -grid])
+    size = int(np.prod(shape))
+    return np.asarray(np.resize(rng.permutation(pool), size).reshape(shape).astype(dtype.numpy))
+
+
+def rounded(error: Array, expected: Array, dtype: Dtype) -> Array:
+    """A bound after rounding to a dtype: the result is what one of the values within the bound is rounded to."""
+    if dtype.numpy.kind in "iu":
+        return np.asarray(error + 0.5)
+    return stored(error, expected, dtype)
+
+
+def unit(dtype: Dtype) -> float:
+    """The unit roundoff of what is computed between reading and storing: f64 for f64, else f32."""
+    return 2.0**-53 if dtype is F64 else 2.0**-24

@@ -1,0 +1,140 @@
+"""An executor: what it enqueues is behind conflicting uses on other streams, and what it keeps is what it says."""
+
+import ctypes
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dispatch.core.request import Plan
+from dispatch.device.cuda import CudaDevice
+from dispatch.execute import executor as executors
+from dispatch.execute.executor import CudaExecutor
+from dispatch.keys import F32
+
+
+class Nothing(Plan):
+    """Enqueues nothing of its own; who uses it says what it would."""
+
+    __slots__ = ()
+
+    def enqueue(self, arguments):
+        assert arguments
+
+
+@pytest.fixture
+def run(stand_in):
+    """`run(work)`: call `work(driver, device)` on a thread of its own, which has no context and no executors."""
+    driver = stand_in(1)
+
+    def on_a_thread(work):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: work(driver, CudaDevice(0, 1))).result()
+
+    return on_a_thread
+
+
+class User:
+    """An executor on a stream of its own that reads or writes tensors by one plan."""
+
+    def __init__(self, driver, dev):
+        self.driver, self.executor, self.plan = driver, CudaExecutor(dev.stream()), Nothing(None, capture_safe=True)
+        self.handle = self.executor.stream.c_handle.value
+
+    def use(self, kind, tensor):
+        reads, writes = ((tensor,), ()) if kind == "reads" else ((), (tensor,))
+        self.executor.enqueue(self.plan, (tensor.ptr,), reads, writes)
+        self.driver.step(self.handle)
+
+    @property
+    def clock(self):
+        return Counter(self.driver.clock(self.handle))
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["called", "recorded"])
+@pytest.mark.parametrize(("before", "now"), [("writes", "reads"), ("reads", "writes"), ("writes", "writes")])
+def test_a_use_is_behind_what_it_conflicts_with_on_another_stream(run, is_recorded, before, now):
+    def work(driver, dev):
+        first, second = User(driver, dev), User(driver, dev)
+        tensor = dev.zeros((4, 8))
+        if is_recorded:
+            for user in (first, second, first, second):
+                user.use("reads", tensor)
+            assert first.plan.replays
+            assert second.plan.replays
+        launched = len(driver.launched)
+        first.use(before, tensor)
+        until = first.clock
+        second.use(now, tensor)
+        assert not until - second.clock
+        assert len(driver.launched) - launched == (2 if is_recorded else 0)
+
+    run(work)
+
+
+def test_reads_on_two_streams_do_not_wait_for_each_other(run):
+    def work(driver, dev):
+        first, second = User(driver, dev), User(driver, dev)
+        tensor = dev.zeros((4, 8))
+        for _ in range(3):
+            first.use("reads", tensor)
+            until = first.clock
+            second.use("reads", tensor)
+            assert until - second.clock
+
+    run(work)
+
+
+def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
+    monkeypatch.setattr(executors, "MAX_REPLAYS", 2)
+
+    def work(driver, dev):
+        user = User(driver, dev)
+        tensors = [dev.zeros(8) for _ in range(4)]
+        for tensor in tensors:
+            user.use("reads", tensor)
+            user.use("reads", tensor)
+        assert list(user.plan.replays) == [(tensor.ptr,) for tensor in tensors[2:]]
+
+    run(work)
+
+
+def test_numbers_in_device_memory_are_right_and_apart_on_every_page(run, monkeypatch):
+    monkeypatch.setattr(executors, "SCALARS_PER_PAGE", 2)
+
+    def work(driver, dev):
+        executor = dev.executor()
+        places = [executor.scalar(float(number), F32) for number in range(5)]
+        assert [ctypes.c_float.from_address(place).value for place in places] == [0, 1, 2, 3, 4]
+        assert [executor.scalar(float(number), F32) for number in range(5)] == places
+        for place in places:
+            assert any(base <= place and place + 16 <= base + size for base, (_, size, _) in driver.memory.items())
+
+    run(work)
+
+
+def test_zeros_are_zeros_and_made_anew_only_where_more_are_asked_for(run):
+    def work(driver, dev):
+        executor = dev.executor()
+        few = executor.zeros(64)
+        assert driver.memory[few][1] >= 64
+        assert ctypes.string_at(few, 64) == bytes(64)
+        assert executor.zeros(32) == few
+        many = executor.zeros(128)
+        assert driver.memory[many][1] >= 128
+        assert few in driver.memory, "captured calls may still read them"
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_what_prepared_calls_hold_addresses_of_is_not_let_go(run, is_prepared):
+    def work(_, dev):
+        executor = dev.executor()
+        assert executor.zeros(64)
+        assert executor.scalar(2.0, F32)
+        executor.prepared = is_prepared
+        executor.release()
+        assert [bool(kept) for kept in (executor._zeros, executor._pages, executor._scalars)] == [is_prepared] * 3
+
+    run(work)

@@ -1,0 +1,76 @@
+"""The order of dispatch's folders: each imports only what stands before it, and no op family imports another.
+
+All imports count, those inside functions and for types, too. docs/draw.py has the order, and draws it.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRAW = Path(__file__).parents[2] / "docs" / "draw.py"
+spec = importlib.util.spec_from_file_location("draw", DRAW)
+draw = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(draw)
+
+EXCEPTIONS = {  # at most three
+    ("supervise.supervisor", "supervise.process.process_pool"): "the class that users name begins either kind of pool",
+    ("supervise.supervisor", "supervise.process.shared_device"): "and such a pool's device is another one",
+}
+# Families that become rows of matmul, grouped_matmul and conv_*, and until then take parts of these.
+OF_CUTLASS = ("cutlass_gemm", "cutlass_grouped_gemm", "cutlass_conv")
+
+
+def test_no_import_goes_upward():
+    against = {(one.source, one.target) for one in draw.upward()}
+    assert against == EXCEPTIONS.keys(), "an exception that is no longer needed goes, too"
+    assert len(EXCEPTIONS) <= 3
+
+
+def test_folders_import_in_no_circle():
+    """Follows from the order where nothing goes upward; with the exceptions' arrows left out."""
+    arrows = {}
+    for one in draw.imports():
+        if (one.source, one.target) not in EXCEPTIONS and draw.floor(one.source) != draw.floor(one.target):
+            arrows.setdefault(draw.floor(one.source), set()).add(draw.floor(one.target))
+
+    def reached(start):
+        found, left = set(), [start]
+        while left:
+            for target in arrows.get(left.pop(), ()):
+                if target not in found:
+                    found.add(target)
+                    left.append(target)
+        return found
+
+    assert not [draw.NAMES[number] for number in arrows if number in reached(number)]
+
+
+def test_no_op_family_imports_another():
+    crossed = set()
+    for one in draw.imports():
+        source, target = one.source.split("."), one.target.split(".")
+        if source[0] == target[0] == "ops" and len(source) > 1 and len(target) > 1 and source[1] != target[1]:
+            crossed.add((source[1], target[1]))
+    assert not [pair for pair in crossed if pair[0] not in OF_CUTLASS]
+
+
+def test_every_folder_stands_on_a_floor():
+    folders = {path.parent.name for path in draw.PACKAGE.glob("*/*.py")}
+    assert folders <= set(draw.NAMES)
+
+
+@pytest.mark.parametrize("wrong", ["device.tensor ops.matmul", "execute.executor table.table"])
+def test_a_wrong_import_is_found(wrong, monkeypatch):
+    source, target = wrong.split()
+    real = list(draw.imports())
+    monkeypatch.setattr(draw, "imports", lambda: [*real, draw.Import(source, target, 1)])
+    with pytest.raises(AssertionError):
+        test_no_import_goes_upward()
+
+
+def test_the_picture_is_the_one_that_the_imports_give():
+    done = subprocess.run([sys.executable, DRAW, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
