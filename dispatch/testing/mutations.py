@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dispatch.core.precision import FP8_MAX
 from dispatch.device.tensor import Tensor
-from dispatch.keys import F8E4M3, F8E5M2
 from dispatch.testing.memory import Mismatch, poison
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ __all__ = [
     "verdicts",
 ]
 
-LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
 FEW = 32  # elements, of which none need be near where its rounding turns
 
 
@@ -198,8 +197,8 @@ def rounded(values: Array, dtype: Dtype) -> Array:
     values = np.asarray(values)
     if values.dtype == dtype.numpy:
         return values
-    if dtype in LARGEST:
-        values = np.where(np.isnan(values), values, np.clip(values, -LARGEST[dtype], LARGEST[dtype]))
+    if dtype in FP8_MAX:
+        values = np.where(np.isnan(values), values, np.clip(values, -FP8_MAX[dtype], FP8_MAX[dtype]))
     elif dtype.numpy.kind in "iu":
         limits = np.iinfo(dtype.numpy)
         values = np.clip(np.rint(values), limits.min, limits.max)

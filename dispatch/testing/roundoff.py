@@ -19,31 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["EXACT_STORES", "FP8_SUMS", "ROUNDOFF", "SUMS", "as_on_a_gpu", "by_numpy", "stored", "tf32_error"]
 
+# fmt: off
 # Unit roundoff 2^-p, for p significant bits, and half the smallest subnormal step.
 ROUNDOFF = {
-    F64: (2.0**-53, 0.0),
-    F32: (2.0**-24, 2.0**-150),
-    F16: (2.0**-11, 2.0**-25),
-    BF16: (2.0**-8, 2.0**-134),
-    C128: (2.0**-53, 0.0),
-    C64: (2.0**-24, 2.0**-150),
-    F8E4M3: (2.0**-4, 2.0**-10),
-    F8E5M2: (2.0**-3, 2.0**-17),
+    F64: (2.0**-53, 0.0),    F32: (2.0**-24, 2.0**-150),  F16: (2.0**-11, 2.0**-25),  BF16: (2.0**-8, 2.0**-134),
+    C128: (2.0**-53, 0.0),   C64: (2.0**-24, 2.0**-150),  F8E4M3: (2.0**-4, 2.0**-10),  F8E5M2: (2.0**-3, 2.0**-17),
 }
-
-
 # Of the sums, and of A and B before they are multiplied.
 SUMS = {
-    Compute.COMPUTE_16F: (2.0**-11, 0.0),
-    Compute.COMPUTE_32F: (2.0**-24, 0.0),
-    Compute.COMPUTE_64F: (2.0**-53, 0.0),
-    Compute.COMPUTE_32I: (0.0, 0.0),
+    Compute.COMPUTE_16F: (2.0**-11, 0.0),            Compute.COMPUTE_32F: (2.0**-24, 0.0),
+    Compute.COMPUTE_64F: (2.0**-53, 0.0),            Compute.COMPUTE_32I: (0.0, 0.0),
     Compute.COMPUTE_32F_FAST_16F: (2.0**-24, 2.0**-11),
     Compute.COMPUTE_32F_FAST_16BF: (2.0**-24, 2.0**-8),
     Compute.COMPUTE_32F_FAST_TF32: (2.0**-24, 2.0**-10),
 }
-
-
+# fmt: on
 FP8_SUMS = 2.0**-14  # a quarter of what fp8 tensor cores lose of a sum of magnitudes: an estimate, see tensor_cores.py
 
 

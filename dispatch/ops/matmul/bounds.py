@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["SPREAD", "Trial", "bounds"]
 
 
-# fmt: off
-# fmt: on
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
 DOUBLE_TANH = 4e-10  # of cuBLASLt's GELU in f64, which reduced_precision=True asks for
 GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
