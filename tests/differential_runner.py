@@ -20,6 +20,7 @@ from differential_specs import GUARD, POISON, Slot, Spec
 
 import dispatch as dp
 from cudabind import driver
+from cudabind.errors import CudaError, LibraryNotFound
 from dispatch.device.device import HostDevice
 from dispatch.device.tensor import Storage
 
@@ -195,6 +196,9 @@ class Runner:
             return result
 
         result, error = self._guarded(run)
+        # Not alike in both: what a library cannot do is refused before it is called. The stand-in has no driver.
+        if isinstance(error, CudaError) and not isinstance(error, LibraryNotFound):
+            raise Difference(f"{spec}: a fresh request ended in {error!r}") from error
         return Fresh(self._taken(arena, result, error, executor.stream), names, (arena, result))
 
     def _guarded(self, run: Any) -> tuple[Any, Exception | None]:

@@ -182,6 +182,8 @@ class Job:
         numbers = [_at(x.value, scale, (), ()) for x in (alpha, beta)]
         # Numbers on the host are read as the library is called, those on the device as it runs.
         self.numbers = numbers if on_device else [number.copy() for number in numbers]
+        # As an H200's library: of a beta that it cannot see it must take it that C is read.
+        self.is_refused = (on_device and not c.value) or (self.c.dtype != self.d.dtype and c.value == d.value)
         self.trans = get("TRANSA", ctypes.c_int32), get("TRANSB", ctypes.c_int32)
         self.epilogue = get("EPILOGUE", ctypes.c_uint32)
         self.bias, self.bias_step = get("BIAS_POINTER"), get("BIAS_BATCH_STRIDE", ctypes.c_int64)
@@ -271,6 +273,8 @@ class Job:
 def product(*given: Any) -> int:
     """`cublasLtMatmul`."""
     job = Job(*given)
+    if job.is_refused:
+        return int(lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
     if recording.jobs is not None:
         recording.jobs.append(job)
     else:

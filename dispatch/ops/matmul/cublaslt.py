@@ -139,12 +139,26 @@ def _lines(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> It
             yield start * dtype.itemsize, shape[-1] * dtype.itemsize
 
 
+def c_at(problem: Problem) -> int | None:
+    """Which operand's address is C's to the library: C's where it is added, and none where nothing reads it.
+
+    Of a beta in device memory the library does not know that it is 0, and refuses a null pointer. D is given then,
+    which lies as C is described; but where the two differ in dtype the library refuses one address for both.
+    """
+    if problem.adds_c:
+        return C
+    if not problem.device_scalars:
+        return None
+    return OUT if problem.c.dtype == problem.d.dtype else C
+
+
 class CublasLtPlan(Plan):
     """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
 
     __slots__ = (
         "_alpha",
         "_beta",
+        "_c_at",
         "_calls",
         "_descriptors",
         "_executor",
@@ -154,7 +168,6 @@ class CublasLtPlan(Plan):
         "_numbers",
         "_pages",
         "_pointed",
-        "_reads_c",
         "_scalars",
         "_scale",
         "_vectors",
@@ -184,7 +197,7 @@ class CublasLtPlan(Plan):
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
         self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
-        self._is_hidden, self._reads_c = False, problem.adds_c
+        self._is_hidden, self._c_at = False, c_at(problem)
         result = self._choose()
         self._calls = self._bind(result.algo, result.workspaceSize)
 
@@ -265,9 +278,11 @@ class CublasLtPlan(Plan):
             a.value, b.value = operands[B], operands[A]
         else:
             a.value, b.value = operands[A], operands[B]
-        # No C, or one that nothing reads, is a null pointer: where C and D differ in dtype, the library refuses one
-        # address for both.
-        c.value, d.value = operands[C] if self._reads_c else None, operands[OUT]
+        d.value = operands[OUT]
+        if self._c_at is None:
+            c.value = None
+        else:  # without a C in another dtype than D's: zeros
+            c.value = operands[self._c_at] or self._executor.zeros(self._zero_bytes())
         status = call()
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
@@ -330,8 +345,11 @@ class CublasLtPlan(Plan):
         return int(argument.real) + offset
 
     def _zero_bytes(self) -> int:
+        """Those of the zeros that stand for A and B with a k of 0, or for C: its lines are dense then."""
         problem = self.lowered.problem
-        return max(m.rows * m.cols for m in (problem.a, problem.b)) * 16  # the widest element
+        return (
+            max(m.rows * m.cols * problem.batch for m in (problem.a, problem.b, problem.c)) * 16
+        )  # the widest element
 
     def tune(self, request: MatmulRequest) -> None:
         """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""

@@ -139,9 +139,7 @@ class ExactPlan(CublasLtPlan):
                 # Made while the caller captured the executor's stream, on another one, which was waited for since.
                 self._scratch.owner = self._scratch.writer = self._executor.stream
             work.c.at, work.bias.at = operands[C] or None, operands[BIAS] or None
-            base = self._scratch.base
-            # Of a beta in device memory the library does not know that it is 0: then C must be some address.
-            given[OUT], given[C] = base, base if self.lowered.problem.device_scalars else 0
+            given[OUT] = self._scratch.base
         work.product.at = given[OUT]
         work.aux.at, work.sums.at = operands[AUX] or None, operands[BGRAD] or None
         super()._call(given)

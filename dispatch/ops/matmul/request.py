@@ -118,7 +118,7 @@ class MatmulRequest(Request):
         return next((t.dtype for t in companions if t is not None and t.dtype in HALF), BF16)
 
     @cached_property
-    def in_place(self) -> bool:
+    def c_is_out(self) -> bool:
         """Whether D is also C."""
         return self.has_beta if self.c is None else self.c is self.out
 
@@ -128,7 +128,7 @@ class MatmulRequest(Request):
 
     @property
     def repeatable(self) -> bool:
-        return not self.in_place and super().repeatable
+        return not self.c_is_out and super().repeatable
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     @property
@@ -166,7 +166,7 @@ class MatmulRequest(Request):
         return (
             self.epilogue,
             self.has_beta,
-            self.in_place,
+            self.c_is_out,
             self.compute,
             self.d_dtype.cuda,
             modes,

@@ -201,7 +201,7 @@ def _check_out(request: MatmulRequest) -> None:
         raise BadRequest("out_dtype", str(Dtype.of(request.out_dtype)), f"{out.dtype}, the dtype of out, or None")
     if request.c is None and out is None and request.has_beta:
         raise BadRequest("beta", str(request.beta), "0, for there is neither c nor out to be scaled", "pass c=…")
-    if request.in_place and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
+    if request.c_is_out and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
         raise BadRequest("c", "nothing", f"a {request.c_dtype} tensor: {out.dtype} cannot be both C and D")
     operands = list(request.tensors())
     for name, tensor, written in operands:

@@ -38,12 +38,22 @@ trouble.happen = happen
 """
 BOTH = """
 import sys
+from pathlib import Path
+from dispatch.errors import DeviceFault
 from dispatch.keys import F32
 from trouble import Trouble
 
 class LoadsNever(Trouble):
     def __setstate__(self, state):
         raise SystemExit(5)
+
+class LoadsInAFault(Trouble):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if not Path(self.once).exists():  # the device is lost by another worker's request meanwhile
+            Path(self.once).touch()
+            self.device.fault = DeviceFault("lost meanwhile")
+            raise self.device.fault
 
 class LacksNever(Trouble):
     def missing(self):
@@ -125,3 +135,11 @@ def test_a_request_that_exits_while_a_child_prepares_it_costs_itself_alone(sup, 
     assert "SystemExit" in str(failed)
     assert futures[1].exception(PATIENCE) is None
     assert sup.stats().restarts == 0
+
+
+def test_a_request_that_a_child_rebuilds_as_the_device_is_lost_goes_to_the_next(sup, own):
+    once = sys.modules["trouble"].Trouble("fine", sup.device.zeros(8), sup.device.zeros(8))
+    request = importlib.import_module("both").LoadsInAFault("fine", once.a, once.out, str(own / "lost"))
+    futures = sup.submit_many([request, once])
+    assert [future.exception(PATIENCE) for future in futures] == [None, None]
+    assert sup.stats().restarts == 1

@@ -11,6 +11,7 @@ import math
 import platform
 import shutil
 import subprocess
+import weakref
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def cpu(on_cpu, monkeypatch):
     monkeypatch.setattr(exact_kernels, "_launch_function", lambda: stand_in)
     monkeypatch.setattr(exact, "functions", lambda *_: NUMBERS)
     monkeypatch.setattr(cublaslt, "heuristic", lambda *_, **__: [lt.cublasLtMatmulHeuristicResult_t()])
-    monkeypatch.setattr(cublaslt.CublasLtPlan, "_call", product)
+    monkeypatch.setattr(cublaslt.CublasLtPlan, "_bind", bind)
     return stand_in
 
 
@@ -146,29 +147,39 @@ def view(address, matrix, batch):
     return as_strided(np.frombuffer(memory, dtype.numpy), (matrix.rows, matrix.cols), (item, matrix.ld * item))
 
 
-def product(plan, operands):
+def bind(plan, _algo, _workspace_bytes):
+    """In the place of `CublasLtPlan._bind`: the call is a product on the host, from the addresses that were set."""
+    places, plan = tuple(ctypes.c_void_p() for _ in range(4)), weakref.proxy(plan)
+    return lambda: product(plan, *(place.value for place in places)), places
+
+
+def product(plan, a, b, c, d):
     """`cublasLtMatmul` of what the plan has described: no epilogue but a bias, and no C in f32."""
     problem = plan.lowered.problem
     assert problem.epilogue in (E.NONE, E.BIAS)
+    if (problem.device_scalars and not c) or (problem.c.dtype != problem.d.dtype and c == d):
+        return lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE  # as on an H200
     scalars = [plan._alpha, plan._beta]
     if problem.device_scalars:
         kind = ctypes.c_double if problem.d.dtype == F64.cuda else ctypes.c_float
         scalars = [kind.from_address(scalar.value) for scalar in scalars]
     alpha, beta = (scalar.value for scalar in scalars)
-    a, b = (operands[1], operands[0]) if plan.lowered.exchanged else (operands[0], operands[1])
     assert (beta != 0) <= problem.adds_c
-    assert operands[2] or not problem.device_scalars, "where beta is on the device, C must be some address"
     for batch in range(problem.batch):
         left, right = (
             view(address, matrix, batch).astype(np.float64) for address, matrix in ((a, problem.a), (b, problem.b))
         )
         x = alpha * (left.T if problem.op_a else left) @ (right.T if problem.op_b else right)
         if beta:
-            x += beta * view(operands[2], problem.c, batch)
+            x += beta * view(c, problem.c, batch)
         if problem.epilogue == E.BIAS:
-            bias = (ctypes.c_double * problem.d.rows).from_address(operands[3] + 8 * batch * problem.bias_stride)
+            ((_, index, _),) = plan._vectors
+            assert index == cublaslt.BIAS
+            (bias_at,) = plan._pointed
+            bias = (ctypes.c_double * problem.d.rows).from_address(bias_at + 8 * batch * problem.bias_stride)
             x += np.asarray(bias)[:, None]
-        view(operands[6], problem.d, batch)[...] = x
+        view(d, problem.d, batch)[...] = x
+    return 0
 
 
 def exact_cases():

@@ -124,7 +124,7 @@ def test_out_may_be_c_but_no_part_of_anything_else():
     memory = zeros(12, 8)
     a, b = zeros(4, 6), zeros(6, 8)
     part = memory[:4]
-    assert MatmulRequest(a=a, b=b, c=part, out=part).in_place
+    assert MatmulRequest(a=a, b=b, c=part, out=part).c_is_out
     assert MatmulRequest(a=a, b=b, c=memory[:4], out=memory[:4]).shape == (4, 8)
     for operands in (
         {"a": a, "b": memory[:6], "out": memory[5:9]},
@@ -155,7 +155,7 @@ def test_views_of_which_it_is_too_hard_to_tell_count_as_overlapping():
 def test_views_that_interleave_without_sharing_an_element_do_not_overlap():
     memory = zeros(8, 16)
     request = MatmulRequest(a=zeros(8, 6), b=zeros(6, 8), c=memory[:, :8], out=memory[:, 8:])
-    assert not request.in_place
+    assert not request.c_is_out
 
 
 def test_out_is_neither_read_only_nor_broadcast(dev):
