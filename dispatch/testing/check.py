@@ -117,7 +117,7 @@ class Trial:
         told = np.isfinite(expected) & np.isfinite(allowed) & np.isfinite(values)
         exact, off = expected[told], values[told] - expected[told]
         share, limit = (off * exact).sum(), TOGETHER * np.sqrt(((allowed[told] * exact) ** 2).sum())
-        limit += (off**2).sum()  # rounding to nearest takes the squares of its errors from `share`: with fp8, 0.15% of it
+        limit += (off**2).sum()  # rounding to nearest takes the squares of its errors from `share`: 0.15% with fp8
         if abs(share) > limit:
             size = (exact**2).sum()
             raise Mismatch(

@@ -44,6 +44,9 @@ WITH_INDICES = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX)
 class ReduceRequest(OperandRequest):
     """out = x reduced over some of its axes.
 
+    On a GPU the last bits of AVG and NORM1 into f32 may differ from run to run: cuDNN (9.19, H200) adds up parts in the
+    order in which they are done.
+
     Attributes:
         x: any shape, any strides above 0; none of the axes that are reduced is empty.
         axes: the axes that are reduced, as numbers; None for all.

@@ -111,7 +111,11 @@ FORMS = (
 )
 # fmt: on
 # Of fp8 each element says so little that an output has to have more of them to show what is 1% off in all.
-FP8_LARGER = {"one query": {"h": 24, "hk": 24}, "causal bias": {"b": 4}, "causal lengths": {"b": 8}}
+FP8_LARGER: dict[str, dict[str, Any]] = {
+    "one query": {"h": 24, "hk": 24},
+    "causal bias": {"b": 4},
+    "causal lengths": {"b": 8},
+}
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,8 @@ class JobRunner:
     def _defined(self, data: bytes) -> Request | BaseException:
         try:
             return wire.request_from(data, self.device, self.keeper.tensor)
-        except BaseException as error:  # noqa: BLE001  # a class that cannot be imported here, or all its making raises
-            if (
-                self.device.fault is not None
-            ):  # another worker's: this request has not begun, and goes to the next child
+        except BaseException as error:  # a class that cannot be imported here, or all its making raises
+            if self.device.fault is not None:  # another worker's: this request has not begun, the next child gets it
                 raise
             hint = "its class must be importable in a new process; setup=('your.module',) is imported there first"
             return BadRequest("request", words(error), "one that another process can rebuild", hint)

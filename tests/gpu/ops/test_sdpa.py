@@ -201,11 +201,10 @@ def test_of_one_query_nothing_behind_the_end_of_the_keys_matters(masks, width, g
         )
         return [dispatch.run(request) for _ in range(3)][-1].numpy(), evaluate(request, EXACT)["out"]
 
-    clean, expected = run()
-    assert np.abs(clean - expected).max() <= 2.0**-9 * 4
-    for name in "kv":
-        for value in (np.nan, np.inf):
-            np.testing.assert_array_equal(run(**{name: value})[0], clean, err_msg=f"{value} behind the end in {name}")
+    # Not bit by bit: beside other work on the GPU one of these elements was another last bit in one of some runs.
+    for changed in ({}, *({name: value} for name in "kv" for value in (np.nan, np.inf))):
+        got, expected = run(**changed)
+        assert np.abs(got - expected).max() <= 2.0**-9 * 4, changed
 
 
 @pytest.mark.parametrize("autotune", [False, True])
