@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.refusal import Kind, distance
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from dispatch.refusal import Refusal
 
 __all__ = [
     "BadIndex",
@@ -34,6 +38,7 @@ __all__ = [
 
 
 LISTED = 10  # failures that the message of Undelivered spells out
+NEAREST = 8  # rows that the message of NoRow spells out
 
 
 def words(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
@@ -65,22 +70,44 @@ class BadIndex(BadRequest, IndexError):
 
 
 class NoRow(DispatchError, LookupError):
-    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that works."""
+    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that works.
 
-    def __init__(self, request: str, refusals: Sequence[tuple[str, Sequence[str]]], nearest: str) -> None:
+    `refusals` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them.
+    """
+
+    def __init__(self, request: str, refusals: Sequence[tuple[str, Sequence[Refusal]]], nearest: str) -> None:
         self.request, self.nearest = request, nearest
         self.refusals = tuple((row, tuple(reasons)) for row, reasons in refusals)
-        lines = [f"no row of the table takes {request}"]
-        lines += [f"  {row}: {'; '.join(reasons)}" for row, reasons in self.refusals]
-        lines.append(f"Nearest that works: {nearest}")
+        lines = [f"no row of the table takes {request}", f"Nearest that works: {nearest}"]
+        lines += [f"  {row}: {'; '.join(map(str, reasons))}" for row, reasons in self.by_distance[:NEAREST]]
+        more = len(self.refusals) - NEAREST
+        if more > 0:
+            everywhere = "error.refusals has all of them, and so has `python -m dispatch explain … --all`"
+            lines.append(f"  and {more} rows that are further away: {everywhere}")
         super().__init__("\n".join(lines))
+
+    @property
+    def by_distance(self) -> list[tuple[str, tuple[Refusal, ...]]]:
+        """The rows that were tried with their reasons, the nearest first; those of other machines come last."""
+
+        def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, int]:
+            return any(reason.kind is Kind.ARCH for reason in entry[1]), distance(entry[1])
+
+        return sorted(self.refusals, key=far)
 
     def __reduce__(self) -> tuple[type[NoRow], tuple[object, ...]]:
         return type(self), (self.request, self.refusals, self.nearest)
 
 
 class Refused(DispatchError):
-    """A library's own refusal of a request that its row took; the next row is tried, and NoRow carries the reason."""
+    """The refusal of a request that its row took, by the library; the next row is tried, and NoRow carries the reason.
+
+    Kind.RULE says that it is not the library's own: the plan's maker finds something that the request needs.
+    """
+
+    def __init__(self, text: str = "", kind: Kind = Kind.LIBRARY) -> None:
+        self.kind = kind
+        super().__init__(text)
 
 
 class BadRow(DispatchError, ValueError):

@@ -53,10 +53,11 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
     except NoRow as error:
         if not why or tuple(why) != dict(error.refusals)[row.name]:
             raise
-        return why[0]
+        return str(why[0])
     first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
     if (call.row == row) if why else (call.row != first):
-        raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {why or 'nothing against it'}")
+        said = "; ".join(map(str, why)) or "nothing against it"
+        raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {said}")
     changes = any(getattr(trial.request, name, None) is not None for name in trial.request.updates)
     result = call()
     trial.check(result)
@@ -66,4 +67,4 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
         trial.check(result)
     again = case.trial(device, rng)
     again.check(run(again.request))  # the plain call, at other addresses
-    return why[0] if why else ""
+    return str(why[0]) if why else ""

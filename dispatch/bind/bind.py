@@ -22,13 +22,13 @@ __all__ = ["bind", "rows_before"]
 
 def bind(executor: Executor, request: Request) -> Plan:
     """The plan of the first row that takes a request and whose library does; NoRow with every reason."""
-    refused: dict[Row, str] = {}
+    refused: dict[Row, Refused] = {}
     for row in candidates(request, executor.device.arch, executor.versions):
         try:
             plan: Plan = row.call(request, executor, row)
             return plan
         except Refused as refusal:  # noqa: PERF203  # nearly always the first row binds
-            refused[row] = str(refusal)
+            refused[row] = refusal
     raise no_row(request, executor.device.arch, executor.versions, refused)
 
 

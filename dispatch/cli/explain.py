@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.cli.probe import Probe, probes
 from dispatch.cli.table import architecture, describe, rule_text, version_text
-from dispatch.errors import NoRow
+from dispatch.errors import NEAREST, NoRow
 from dispatch.keys import Compute, Dtype, Epilogue, ScaleMode
-from dispatch.table import select
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
+    from dispatch.refusal import Refusal
 
 __all__ = ["add_arguments", "installed", "run"]
-
-SHOWN = 8  # refusals in the text; --json and --all have them all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,14 +165,18 @@ def _place(row: Row) -> str:
 
 def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
     """Print why no row takes a request, the row that is nearest to it first."""
-    refusals = sorted(refusal.refusals, key=lambda refused: select.distance(refused[1]))
+    refusals = refusal.by_distance
     if options.json:
-        found = [{"row": row, "reasons": list(reasons)} for row, reasons in refusals]
+        found = [{"row": row, "reasons": [_reason(reason) for reason in reasons]} for row, reasons in refusals]
         print_json({"request": refusal.request, "row": None, "refusals": found, "nearest": refusal.nearest})
         return
     say(f"no row takes {refusal.request}")
     say(f"Nearest that works: {refusal.nearest}")
-    for row, reasons in refusals if options.all else refusals[:SHOWN]:
-        say("\n    ".join((f"  {row}", *reasons)))
-    if len(refusals) > SHOWN and not options.all:
-        say(f"  … and {len(refusals) - SHOWN} rows that are further away: --all shows them")
+    for row, reasons in refusals if options.all else refusals[:NEAREST]:
+        say("\n    ".join((f"  {row}", *map(str, reasons))))
+    if len(refusals) > NEAREST and not options.all:
+        say(f"  … and {len(refusals) - NEAREST} rows that are further away: --all shows them")
+
+
+def _reason(reason: Refusal) -> dict[str, str]:
+    return {"kind": reason.kind.value, "text": str(reason)}

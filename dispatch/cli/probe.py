@@ -17,6 +17,7 @@ from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import FP8, Arch, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.scales import scale_shape
+from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table import select
 from dispatch.table.table import TABLE
 
@@ -128,15 +129,16 @@ def _by_columns(probe: Probe, arch: Arch) -> Row | NoRow:
     """Ask the columns of the rows of an op; a dtype that was not given is taken to be the row's."""
     options = probe.request
     given = (options.dtype, options.b_dtype, options.c_dtype)
-    tried: list[tuple[str, list[str]]] = []
+    tried: list[tuple[str, list[Refusal]]] = []
     for row in TABLE.of(options.op):
         dtypes = [dtype or wanted for dtype, wanted in zip(given, row.dtypes[:3], strict=False)] + list(row.dtypes[3:])
         dtypes[-1] = options.out_dtype or (row.dtypes[-1] if len(dtypes) > 1 else dtypes[-1])
         wanted = Signature(tuple(dtypes), options.compute, options.epilogue, options.scales)
         bare = replace(row, rules=())  # rules look at tensors
-        reasons = refusals(bare, probe.request, wanted) if row.on(arch) else [f"needs {row.arch}, has {arch}"]
+        elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.arch, row.until), arch)]
+        reasons = elsewhere or refusals(bare, probe.request, wanted)
         if not reasons:
             return row
         tried.append((row.name, reasons))
-    nearest = min(tried, key=lambda refused: select.distance(refused[1]))
-    return NoRow(probe.text, tried, f"{nearest[0]}, which {' and '.join(nearest[1])}")
+    nearest = min(tried, key=lambda refused: distance(refused[1]))
+    return NoRow(probe.text, tried, f"{nearest[0]}, which {' and '.join(map(str, nearest[1]))}")

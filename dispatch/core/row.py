@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.refusal import Kind, Refusal
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -294,25 +295,23 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
     )
 
 
-def refusals(row: Row, request: Request, wanted: Signature) -> list[str]:
-    """Why a row does not take a request, in words; nothing where `accepts` says that it does."""
+def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
+    """Why a row does not take a request; nothing where `accepts` says that it does."""
     reasons = []
     count = len(row.dtypes)
     if wanted.dtypes[:count] != row.dtypes:
-        reasons.append(f"needs dtypes {_names(row.dtypes)}, has {_names(wanted.dtypes[:count])}")
+        reasons.append(Refusal(Kind.DTYPES, row.dtypes, wanted.dtypes[:count]))
     for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False):
         if given is not None and given not in allowed:
-            choice = " or ".join(map(str, allowed)) or "no such operand"
-            reasons.append(f"needs an epilogue operand of {choice}, has {given}")
-    if wanted.compute is None and row.compute in FAST:
-        reasons.append(f"needs compute={row.compute.name} in the request")
-    if wanted.compute is not None and wanted.compute is not row.compute:
-        reasons.append(f"needs compute {row.compute.name if row.compute else 'None'}, has {wanted.compute.name}")
+            reasons.append(Refusal(Kind.EPILOGUE_DTYPE, allowed, given))
+    if wanted.compute is not row.compute and (wanted.compute is not None or row.compute in FAST):
+        reasons.append(Refusal(Kind.COMPUTE, row.compute, wanted.compute))
     if wanted.epilogue is not None and wanted.epilogue not in row.epilogues:
-        reasons.append(f"needs an epilogue of {', '.join(e.name for e in row.epilogues)}, has {wanted.epilogue.name}")
+        reasons.append(Refusal(Kind.EPILOGUE, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
-        reasons.append(f"needs scale modes {' or '.join(map(_modes, row.scales))}, has {_modes(wanted.scales)}")
-    return reasons + [reason for rule in row.rules if (reason := _ask(rule, request, sure=not reasons))]
+        reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
+    said = [text for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]
+    return reasons + [Refusal(Kind.RULE, text) for text in said]
 
 
 def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
@@ -326,11 +325,3 @@ def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
 
 
 FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
-
-
-def _names(dtypes: Iterable[Dtype | None]) -> str:
-    return "(" + ", ".join(str(dtype) for dtype in dtypes) + ")"
-
-
-def _modes(pair: Modes) -> str:
-    return "(" + ", ".join("none" if mode is None else mode.name for mode in pair) + ")"

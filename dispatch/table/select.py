@@ -1,12 +1,12 @@
 """Choosing a row: `select(request, arch)` gives the first that takes it, or raises NoRow with a reason for each.
 
-executor.py asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
+`bind` asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from dispatch.checks import check_type, shown
 from dispatch.core.request import check_request
 from dispatch.core.row import Row, accepts, refusals
-from dispatch.errors import BadRequest, NoRow
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.execute.installed import ANY_VERSION, Versions
+from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.keys import Arch
 
-__all__ = ["Explanation", "candidates", "distance", "explain", "no_row", "reasons", "select"]
+__all__ = ["Explanation", "candidates", "explain", "no_row", "reasons", "select"]
 
 
 def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
@@ -36,26 +37,18 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
             yield row
 
 
-def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[str]]]:
+def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
     """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
     wanted = request.signature()
     return [(row, _machine(row, arch, versions) or refusals(row, request, wanted)) for row in TABLE.of(request.op)]
 
 
-def _machine(row: Row, arch: Arch, versions: Versions) -> list[str]:
+def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
     if not row.on(arch):
-        span = (
-            str(row.arch)
-            if row.until == row.arch
-            else f"{row.arch} or newer"
-            if row.until is None
-            else f"{row.arch} to {row.until}"
-        )
-        return [f"needs {span}, has {arch}"]
+        return [Refusal(Kind.ARCH, (row.arch, row.until), arch)]
     version = versions.get(row.library) if row.since else None
     if version is not None and version < row.since:
-        wanted, found = (".".join(map(str, v)) for v in (row.since, version))
-        return [f"needs {row.library} {wanted}, has {found}"]
+        return [Refusal(Kind.VERSION, (row.library, row.since), version)]
     return []
 
 
@@ -67,40 +60,29 @@ def select(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Ro
 
 
 def no_row(
-    request: Request, arch: Arch, versions: Versions = ANY_VERSION, refused: Mapping[Row, str] = MappingProxyType({})
+    request: Request,
+    arch: Arch,
+    versions: Versions = ANY_VERSION,
+    refused: Mapping[Row, Refused] = MappingProxyType({}),
 ) -> NoRow:
     """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
-    tried = [(row, [refused[row]] if row in refused else why) for row, why in reasons(request, arch, versions)]
+    tried = reasons(request, arch, versions)
+    for place, (row, _) in enumerate(tried):
+        if row in refused:
+            tried[place] = row, [Refusal(refused[row].kind, str(refused[row]))]
     change = nearest(tried, arch)
     if refused and request.advice:  # a library said no to what its rows take
         change = f"{next(iter(refused)).name} with {request.advice}"
     return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
 
 
-def nearest(tried: Sequence[tuple[Row, Sequence[str]]], arch: Arch) -> str:
+def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
     """The smallest change that makes a request one that a row of this architecture takes, in words."""
-    here = [
-        (sum(map(_weight, why)), f"{row.name}, which {' and '.join(why)}") for row, why in tried if row.on(arch) and why
-    ]
-    return min(here, key=lambda entry: entry[0])[1] if here else f"no row is for {arch}"
-
-
-def distance(reasons: Iterable[str]) -> int:
-    """How far a request is from what a row takes, by the reasons that the row gives."""
-    return sum(_weight(reason) for reason in reasons)
-
-
-def _weight(reason: str) -> int:
-    """How far a change goes: an order or an alignment is a copy, another choice is another result, a dtype the most."""
-    if reason.startswith("needs dtypes"):
-        wanted, _, given = reason.removeprefix("needs dtypes (").partition("), has (")
-        pairs = zip(wanted.split(", "), given.rstrip(")").split(", "), strict=False)
-        return 2 + 2 * sum(one != other for one, other in pairs)
-    if not reason.startswith("needs "):
-        return 20  # the library itself refused: no change of words helps
-    if ", has sm_" in reason or ", has host" in reason:
-        return 100  # another machine
-    return 3 if "epilogue of" in reason or "compute" in reason or "scale modes" in reason else 1
+    here = [(row, why) for row, why in tried if row.on(arch) and why]
+    if not here:
+        return f"no row is for {arch}"
+    row, why = min(here, key=lambda entry: distance(entry[1]))
+    return f"{row.name}, which {' and '.join(map(str, why))}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +91,7 @@ class Explanation:
 
     request: str
     row: Row
-    refusals: tuple[tuple[str, tuple[str, ...]], ...]
+    refusals: tuple[tuple[str, tuple[Refusal, ...]], ...]
 
     def __str__(self) -> str:
         row = self.row

@@ -3,33 +3,75 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 
 import dispatch as dp
-from dispatch.keys import HOST, Arch
-from dispatch.table.select import distance, explain, nearest
+from dispatch.errors import NEAREST, NoRow, Refused
+from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
+from dispatch.refusal import EFFORT, Kind, Refusal, distance
+from dispatch.table.select import explain, nearest, no_row, select
 
 H100 = Arch(90)
 ROWS = [row for row in dp.TABLE.of("matmul") if row.on(H100)][:4]
 
-ORDER = "needs a in row-major order, has column-major"
-ALIGNED = "needs extents that are multiples of 16, has 3"
-EPILOGUE = "needs an epilogue of NONE, has GELU"
-OPERAND = "needs an epilogue operand of f16, has f32"
-COMPUTE = "needs compute COMPUTE_32F, has COMPUTE_64F"
-ASKED = "needs compute=COMPUTE_32F_FAST_TF32 in the request"
-SCALES = "needs scale modes (none, none), has (SCALAR_32F, SCALAR_32F)"
-ONE_DTYPE = "needs dtypes (f32, f32, f32), has (f32, f32, f16)"
-TWO_DTYPES = "needs dtypes (f32, f32, f32), has (f16, f32, f16)"
-ALL_DTYPES = "needs dtypes (f32, f32, f32), has (f16, f16, f16)"
-LIBRARY = "cublasLtMatmulAlgoGetHeuristic finds no algorithm"
-OLD = "needs cublasLt 12.9, has 12.1"
-GPU, ELSEWHERE = "needs sm_100 or newer, has sm_90", "needs host, has sm_90"
+E, C = Epilogue, Compute
+SCALED = (ScaleMode.SCALAR_32F, ScaleMode.SCALAR_32F)
+ORDER = Refusal(Kind.RULE, "needs a in row-major order, has column-major")
+ALIGNED = Refusal(Kind.RULE, "needs extents that are multiples of 16, has 3")
+EPILOGUE = Refusal(Kind.EPILOGUE, (E.NONE,), E.GELU)
+OPERAND = Refusal(Kind.EPILOGUE_DTYPE, (F16,), F32)
+COMPUTE = Refusal(Kind.COMPUTE, C.COMPUTE_32F, C.COMPUTE_64F)
+ASKED = Refusal(Kind.COMPUTE, C.COMPUTE_32F_FAST_TF32, None)
+SCALES = Refusal(Kind.SCALES, ((None, None),), SCALED)
+ONE_DTYPE = Refusal(Kind.DTYPES, (F32, F32, F32), (F32, F32, F16))
+TWO_DTYPES = Refusal(Kind.DTYPES, (F32, F32, F32), (F16, F32, F16))
+ALL_DTYPES = Refusal(Kind.DTYPES, (F32, F32, F32), (F16, F16, F16))
+LIBRARY = Refusal(Kind.LIBRARY, "cublasLtMatmulAlgoGetHeuristic finds no algorithm")
+OLD = Refusal(Kind.VERSION, ("cublasLt", (12, 9)), (12, 1))
+GPU, ELSEWHERE = Refusal(Kind.ARCH, (Arch(100), None), H100), Refusal(Kind.ARCH, (HOST, HOST), H100)
+
+SENTENCES = {
+    ORDER: "needs a in row-major order, has column-major",
+    EPILOGUE: "needs an epilogue of NONE, has GELU",
+    Refusal(Kind.EPILOGUE, (E.NONE, E.RELU), E.GELU): "needs an epilogue of NONE, RELU, has GELU",
+    OPERAND: "needs an epilogue operand of f16, has f32",
+    Refusal(Kind.EPILOGUE_DTYPE, (F16, BF16), F32): "needs an epilogue operand of f16 or bf16, has f32",
+    Refusal(Kind.EPILOGUE_DTYPE, (), F32): "needs an epilogue operand of no such operand, has f32",
+    COMPUTE: "needs compute COMPUTE_32F, has COMPUTE_64F",
+    Refusal(Kind.COMPUTE, None, C.COMPUTE_32F): "needs compute None, has COMPUTE_32F",
+    ASKED: "needs compute=COMPUTE_32F_FAST_TF32 in the request",
+    SCALES: "needs scale modes (none, none), has (SCALAR_32F, SCALAR_32F)",
+    Refusal(Kind.SCALES, ((None, None), SCALED), (None, SCALED[0])): (
+        "needs scale modes (none, none) or (SCALAR_32F, SCALAR_32F), has (none, SCALAR_32F)"
+    ),
+    ONE_DTYPE: "needs dtypes (f32, f32, f32), has (f32, f32, f16)",
+    Refusal(Kind.DTYPES, (F32, F32), (F32, None)): "needs dtypes (f32, f32), has (f32, None)",
+    LIBRARY: "cublasLtMatmulAlgoGetHeuristic finds no algorithm",
+    OLD: "needs cublasLt 12.9, has 12.1",
+    GPU: "needs sm_100 or newer, has sm_90",
+    ELSEWHERE: "needs host, has sm_90",
+    Refusal(Kind.ARCH, (H100, Arch(100)), HOST): "needs sm_90 to sm_100, has host",
+}
+
+
+@pytest.mark.parametrize("refusal", SENTENCES, ids=SENTENCES.values())
+def test_a_refusal_prints_as_a_sentence_and_can_be_sent_to_another_process(refusal: Refusal) -> None:
+    assert str(refusal) == SENTENCES[refusal]
+    copy = pickle.loads(pickle.dumps(refusal))
+    assert copy == refusal
+    assert copy.kind is refusal.kind
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        refusal.kind = Kind.RULE  # type: ignore[misc]
+
+
+def test_every_kind_has_a_distance_and_a_sentence() -> None:
+    assert {refusal.kind for refusal in SENTENCES} == set(Kind) == set(EFFORT)
 
 
 # From the smallest change to the largest; what stands in one line is as far.
-FARTHER = [
+FARTHER: list[list[list[Refusal]]] = [
     [[]],
     [[ORDER], [ALIGNED], [OLD]],
     [[ORDER, ALIGNED]],
@@ -40,7 +82,7 @@ FARTHER = [
     [[EPILOGUE, COMPUTE, SCALES]],
     [[LIBRARY]],
     [[LIBRARY, ORDER]],
-    [[GPU], [ELSEWHERE], ["needs sm_100, has host"]],
+    [[GPU], [ELSEWHERE], [Refusal(Kind.ARCH, (Arch(100), Arch(100)), HOST)]],
     [[GPU, LIBRARY]],
 ]
 
@@ -54,7 +96,13 @@ def test_a_smaller_change_is_nearer() -> None:
 
 
 def test_another_number_of_dtypes_counts_those_that_both_have() -> None:
-    assert distance(["needs dtypes (f32, f32, f32, f32), has (f32, f32)"]) < distance([ONE_DTYPE])
+    assert distance([Refusal(Kind.DTYPES, (F32,) * 4, (F32, F32))]) < distance([ONE_DTYPE])
+
+
+def test_words_that_sound_like_another_kind_weigh_nothing() -> None:
+    for words in ("needs an epilogue of scalars, has bias", "needs sm_100, has sm_90", "a kernel of compute 3"):
+        assert distance([Refusal(Kind.RULE, words)]) == distance([ORDER])
+        assert distance([Refusal(Kind.LIBRARY, words)]) == distance([LIBRARY])
 
 
 @pytest.mark.parametrize("line", range(1, len(FARTHER)))
@@ -62,7 +110,7 @@ def test_the_nearest_row_is_named_with_all_its_reasons(line: int) -> None:
     tried = [(ROWS[0], FARTHER[-1][0]), (ROWS[1], FARTHER[line][0]), (ROWS[2], FARTHER[-1][0]), (ROWS[3], ())]
     if line == len(FARTHER) - 1:
         tried[0] = (ROWS[0], [*FARTHER[-1][0], ORDER])
-    assert nearest(tried, H100) == f"{ROWS[1].name}, which {' and '.join(FARTHER[line][0])}"
+    assert nearest(tried, H100) == f"{ROWS[1].name}, which {' and '.join(map(str, FARTHER[line][0]))}"
 
 
 def test_of_rows_as_near_the_first_is_named() -> None:
@@ -85,3 +133,63 @@ def test_an_explanation_has_the_refusals_before_the_row_and_cannot_be_changed() 
     assert all(why for _, why in found.refusals)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.request = ""  # type: ignore[misc]
+
+
+# -- what the error says --------------------------------------------------------------------------------------------
+def odd() -> dp.MatmulRequest:
+    """A request of the op with the most rows that none of them takes."""
+    dev = dp.device("host")
+    return dp.MatmulRequest(dev.zeros((4, 4), "f32"), dev.zeros((4, 4), "f32"), out_dtype="f64")
+
+
+@pytest.mark.parametrize("arch", [H100, Arch(80), HOST], ids=str)
+def test_the_error_of_many_rows_shows_the_nearest_and_says_where_all_are(arch: Arch) -> None:
+    with pytest.raises(NoRow) as caught:
+        select(odd(), arch)
+    error, rows = caught.value, dp.TABLE.of("matmul")
+    assert len(rows) > 10 * NEAREST
+    assert [name for name, _ in error.refusals] == [row.name for row in rows]
+    asked, best, *shown, rest = str(error).split("\n")
+    assert asked == f"no row of the table takes {error.request}"
+    assert best == f"Nearest that works: {error.nearest}"
+    assert len(shown) == NEAREST
+    assert error.nearest.startswith(shown[0].strip().partition(": ")[0])
+    assert rest.startswith(f"  and {len(rows) - NEAREST} rows that are further away: error.refusals has all of them")
+    named = {row.name: row for row in rows}
+    entries = dict(error.refusals)
+    far = []
+    for line in shown:
+        name, _, words = line.strip().partition(": ")
+        assert words == "; ".join(map(str, entries[name]))
+        assert named[name].on(arch)
+        far.append(distance(entries[name]))
+    assert far == sorted(far)
+    assert max(far) <= min(distance(why) for name, why in error.refusals if f"  {name}: " not in str(error))
+    assert len(str(error)) < 4000
+
+
+def test_rows_of_this_machine_come_before_those_of_others_however_far_they_are() -> None:
+    refusals = [("elsewhere", [ELSEWHERE]), ("here", [LIBRARY] * 6), ("near", [ORDER])]
+    error = NoRow("matmul(…)", refusals, "near")
+    assert [name for name, _ in error.by_distance] == ["near", "here", "elsewhere"]
+    assert [name for name, _ in error.refusals] == ["elsewhere", "here", "near"]
+
+
+@pytest.mark.parametrize("count", [1, NEAREST, NEAREST + 1])
+def test_the_error_of_few_rows_shows_them_all(count: int) -> None:
+    lines = str(NoRow("norm(…)", [(f"row {number}", [ORDER, EPILOGUE]) for number in range(count)], "it")).split("\n")
+    assert lines[2] == f"  row 0: {ORDER}; {EPILOGUE}"
+    assert len(lines) == 2 + count
+    assert any("further away" in line for line in lines) == (count > NEAREST)
+
+
+def test_what_a_plan_s_maker_misses_is_as_near_as_a_rule_and_a_library_s_refusal_is_not() -> None:
+    request = odd()
+    request = dataclasses.replace(request, out_dtype=None)
+    row = select(request, H100)
+    ours = no_row(request, H100, refused={row: Refused("needs c, has none", Kind.RULE)})
+    theirs = no_row(request, H100, refused={row: Refused("finds no algorithm")})
+    assert dict(ours.refusals)[row.name] == (Refusal(Kind.RULE, "needs c, has none"),)
+    assert dict(theirs.refusals)[row.name] == (Refusal(Kind.LIBRARY, "finds no algorithm"),)
+    assert ours.by_distance[0][0] == row.name
+    assert theirs.by_distance[0][0] != row.name

@@ -16,6 +16,7 @@ from dispatch.core.request import Plan
 from dispatch.core.row import Row, Table
 from dispatch.errors import BadRow
 from dispatch.keys import F32, HOST, Epilogue
+from dispatch.refusal import Kind, Refusal
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = next(row for row in dp.TABLE if row.arch == HOST and row.dtypes == (F32,) * 4)
@@ -88,7 +89,8 @@ def test_what_a_registered_row_refuses_goes_on_to_the_next(product):
     assert answer(fused) == 2
     name, reasons = dp.explain(fused).refusals[0]
     assert name.endswith("mine10")
-    assert reasons == ("needs an epilogue of NONE, has RELU",)
+    assert reasons == (Refusal(Kind.EPILOGUE, (Epilogue.NONE,), Epilogue.RELU),)
+    assert str(reasons[0]) == "needs an epilogue of NONE, has RELU"
 
 
 def test_a_rule_gives_its_reason(product):
@@ -98,7 +100,7 @@ def test_a_rule_gives_its_reason(product):
 
     dp.register(mine(10, rules=(three_rows,)))
     assert answer(product) == 2
-    assert dp.explain(product).refusals[0][1] == ("needs m = 4, has 3",)
+    assert dp.explain(product).refusals[0][1] == (Refusal(Kind.RULE, "needs m = 4, has 3"),)
 
 
 def test_a_rule_that_breaks_where_the_row_refuses_anyway_hides_nothing(product):
@@ -107,7 +109,7 @@ def test_a_rule_that_breaks_where_the_row_refuses_anyway_hides_nothing(product):
         return "" if request.bias.shape else "needs a bias"
 
     dp.register(mine(10, rules=(fragile,), epilogues=(Epilogue.BIAS,)))
-    assert dp.explain(product).refusals[0][1] == ("needs an epilogue of BIAS, has NONE",)
+    assert dp.explain(product).refusals[0][1] == (Refusal(Kind.EPILOGUE, (Epilogue.BIAS,), Epilogue.NONE),)
 
 
 @pytest.mark.usefixtures("product")

@@ -14,13 +14,14 @@ import pytest
 
 import dispatch as dp
 from dispatch import Arch, Compute, Dtype, Epilogue, MatmulRequest, ScaleMode, Scales
-from dispatch.errors import NoRow
+from dispatch.errors import NoRow, Refused
 from dispatch.keys import HOST
 from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.matmul.reference import reference
 from dispatch.ops.norm import NormFwdRequest
 from dispatch.ops.reduction import ReduceRequest
 from dispatch.ops.sdpa import SdpaFwdRequest
+from dispatch.refusal import Kind, Refusal
 from dispatch.table.select import candidates, no_row, reasons, select
 
 RNG = np.random.default_rng(5)
@@ -181,7 +182,9 @@ def test_a_refusal_lists_every_row_and_its_advice_works(make: Callable[[], Matmu
     refusal = caught.value
     rows = dp.TABLE.of("matmul")
     assert [name for name, _ in refusal.refusals] == [row.name for row in rows]
-    assert all(why and all(reason for reason in why) for _, why in refusal.refusals)
+    assert all(
+        why and all(isinstance(reason, Refusal) and str(reason) for reason in why) for _, why in refusal.refusals
+    )
     assert refusal.request == request.describe()
     assert refusal.request in str(refusal)
     name, _, words = refusal.nearest.partition(", which ")
@@ -217,15 +220,17 @@ def test_a_run_is_refused_as_a_selection_is(make: Callable[[], MatmulRequest]):
         dp.explain(request)
     assert run.value.refusals == prepared.value.refusals == explained.value.refusals
     assert run.value.nearest == prepared.value.nearest == explained.value.nearest
-    assert str(pickle.loads(pickle.dumps(run.value))) == str(run.value)
+    copy = pickle.loads(pickle.dumps(run.value))
+    assert (str(copy), copy.refusals) == (str(run.value), run.value.refusals)
 
 
 def test_a_gpu_that_is_too_old_is_told_which_would_do():
     with pytest.raises(NoRow) as caught:
         select(fp8(), SM80)
     told = {short(name): why for name, why in caught.value.refusals}
-    assert told["f8e4m3xf8e4m3→bf16 32F sm_90"] == ("needs sm_90 or newer, has sm_80",)
-    assert told["f8e4m3xf8e4m3→bf16 32F OUTER_VEC_32F sm_90"] == ("needs sm_90, has sm_80",)
+    (open_end,), (one,) = told["f8e4m3xf8e4m3→bf16 32F sm_90"], told["f8e4m3xf8e4m3→bf16 32F OUTER_VEC_32F sm_90"]
+    assert (open_end, str(open_end)) == (Refusal(Kind.ARCH, (SM90, None), SM80), "needs sm_90 or newer, has sm_80")
+    assert (one, str(one)) == (Refusal(Kind.ARCH, (SM90, SM90), SM80), "needs sm_90, has sm_80")
     assert "sm_80" in caught.value.nearest
 
 
@@ -275,9 +280,9 @@ def test_a_library_s_refusal_comes_with_what_helps_for_its_op():
     said = []
     for request in requests:
         row = select(request, SM90)
-        error = no_row(request, SM90, refused={row: "cudnnBackendFinalize makes no plan"})
+        error = no_row(request, SM90, refused={row: Refused("cudnnBackendFinalize makes no plan")})
         assert error.nearest == f"{row.name} with {request.advice}"
-        assert dict(error.refusals)[row.name] == ("cudnnBackendFinalize makes no plan",)
+        assert dict(error.refusals)[row.name] == (Refusal(Kind.LIBRARY, "cudnnBackendFinalize makes no plan"),)
         said.append(request.advice)
     assert len(set(said)) == len(requests)
     assert [text for text in said if "column-major" in text] == said[:1]
@@ -287,5 +292,5 @@ def test_without_advice_the_nearest_row_is_one_that_no_library_refused():
     host = dp.device("host")
     request = ReduceRequest(host.zeros((8, 6)), 0)
     first = select(request, SM90)
-    error = no_row(request, SM90, refused={first: "cuDNN takes no such graph"})
+    error = no_row(request, SM90, refused={first: Refused("cuDNN takes no such graph")})
     assert not error.nearest.startswith(first.name)

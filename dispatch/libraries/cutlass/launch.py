@@ -14,6 +14,7 @@ from cudabind import driver
 from dispatch.errors import Refused
 from dispatch.keys import U8
 from dispatch.libraries.cutlass.params import ALIGNED, Template, stand_ins
+from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,9 @@ class Launch:
         _, shared, threads, *grid, _, barriers, workspace = facts
         if max(grid[1:]) > MOST_BLOCKS:  # those of multistage kernels have the columns along y, the batch along z
             blocks = " x ".join(map(str, grid))
-            raise Refused(f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: take slices")
+            raise Refused(
+                f"needs a grid of up to {MOST_BLOCKS} blocks along y and z, has {blocks}: take slices", Kind.RULE
+            )
         # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
         self._workspace = executor.empty((workspace,), (1,), U8) if workspace else None
         self._barriers = (self._workspace.ptr + barriers, workspace - barriers) if self._workspace else (0, 0)

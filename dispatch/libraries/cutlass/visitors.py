@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, U8, Dtype
 from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
+from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +123,7 @@ def operands_of(tree: Node) -> dict[str, str]:
             continue
         name: str = node.name
         if name in kinds and (kind != kinds[name] or kind in ("store", "reduce")):
-            raise Refused(f"needs a name of its own for each operand of the epilogue, has {name} for two")
+            raise Refused(f"needs a name of its own for each operand of the epilogue, has {name} for two", Kind.RULE)
         kinds[name] = kind
     return kinds
 
@@ -160,23 +161,23 @@ def operands_needed(tree: Node) -> bool:
 
 def _check(nodes: list[Node], operands: Mapping[str, Operand], c: Dtype | None, d: Dtype) -> None:
     if len(nodes) > MAX_NODES:
-        raise Refused(f"needs an epilogue of {MAX_NODES} nodes at most, has {len(nodes)}")
+        raise Refused(f"needs an epilogue of {MAX_NODES} nodes at most, has {len(nodes)}", Kind.RULE)
     if not any(isinstance(node, Leaf) and node.kind == "accumulator" for node in nodes):
-        raise Refused("needs an epilogue that reads the accumulator, has one without")
+        raise Refused("needs an epilogue that reads the accumulator, has one without", Kind.RULE)
     for node in nodes:
         if d is I32:
             _check_whole(node)
         if isinstance(node, Leaf) and node.kind == "source" and c is None:
-            raise Refused("needs c for an epilogue that reads the source, has none")
+            raise Refused("needs c for an epilogue that reads the source, has none", Kind.RULE)
         name = getattr(node, "name", "")
         if not name:
             continue
         operand = operands[name]
         if operand.dtype not in ELEMENT or operand.dtype in (F64, U8):
-            raise Refused(f"needs {name} of f32, f16, bf16, fp8, i8 or i32, has {operand.dtype}")
+            raise Refused(f"needs {name} of f32, f16, bf16, fp8, i8 or i32, has {operand.dtype}", Kind.RULE)
         number = I32 if d is I32 and operand.kind == "scalar" else F32
         if operand.kind in ("scalar", "reduce") and operand.dtype is not number:
-            raise Refused(f"needs {name} of {number}, has {operand.dtype}")
+            raise Refused(f"needs {name} of {number}, has {operand.dtype}", Kind.RULE)
 
 
 def _check_whole(node: Node) -> None:
@@ -184,7 +185,7 @@ def _check_whole(node: Node) -> None:
     function = getattr(node, "function", "fma" if isinstance(node, Fma) else "")
     fraction = isinstance(node, Leaf) and not node.value.is_integer()
     if isinstance(node, (Clamp, Reduce)) or fraction or (function and function not in WHOLE):
-        raise Refused(f"needs an epilogue of whole numbers for an i32 D, has {node}: take D as f32")
+        raise Refused(f"needs an epilogue of whole numbers for an i32 D, has {node}: take D as f32", Kind.RULE)
 
 
 class _Lowering:

@@ -14,6 +14,7 @@ from dispatch.libraries.cutlass.emit.sm90_gemm import EPILOGUE, INCLUDES, MAINLO
 from dispatch.libraries.cutlass.im2col import IM2COL
 from dispatch.libraries.cutlass.im2col import MAINLOOP as CONV_MAINLOOP
 from dispatch.libraries.cutlass.visitors import ELEMENT, Operand, Word, lower
+from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
     from dispatch.keys import Arch, Dtype
@@ -162,7 +163,7 @@ def emit(spec: ConvSpec) -> Source:
     filters = spec.mode == "bwd_filter"
     others = [name for name, operand in operands.items() if operand.kind != "scalar"]
     if filters and others:
-        raise Refused(f"needs an epilogue of scalars for the gradient of filters, has {', '.join(others)}")
+        raise Refused(f"needs an epilogue of scalars for the gradient of filters, has {', '.join(others)}", Kind.RULE)
     tree = lower(spec.epilogue, operands, spec.d, spec.c)
     words = (*problem_words(spec.dims), *WORDS, *tree.words)
     kernel = KERNEL.replace("COUNT", str(len(words))).replace("ARGUMENTS", tree.arguments)

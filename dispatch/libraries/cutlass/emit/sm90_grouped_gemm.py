@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dispatch.errors import Refused
 from dispatch.libraries.cutlass.emit.sm90_gemm import INCLUDES, PROLOGUE, SUPPORT, Source
 from dispatch.libraries.cutlass.visitors import ELEMENT, STRIDE, Operand, Word, lower
+from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
     from dispatch.keys import Arch, Dtype
@@ -135,7 +136,7 @@ def emit(spec: GroupedSpec) -> Source:
     operands = dict(spec.operands)
     others = [name for name, operand in operands.items() if operand.kind != "scalar"]
     if others:
-        raise Refused(f"needs an epilogue of scalars for groups, has {', '.join(others)}")
+        raise Refused(f"needs an epilogue of scalars for groups, has {', '.join(others)}", Kind.RULE)
     tree = lower(spec.epilogue, operands, spec.d, None)
     words = (*WORDS, *tree.words)
     kernel = (

@@ -1,0 +1,132 @@
+"""Refusal: why a row does not take a request, as a value: of which kind, what the row needs, what the request has.
+
+It prints as a sentence ("needs …, has …"). Rows make them (`core/row.py`, `table/select.py`), and `errors.NoRow`
+carries them; what is nearest is decided by their kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Kind", "Refusal", "distance"]
+
+
+class Kind(Enum):
+    """What a refusal is about; behind each kind stands what `needed` is, and after the semicolon `given`."""
+
+    RULE = "rule"  # what a rule of the row says, in full
+    EPILOGUE_DTYPE = "epilogue dtype"  # the dtypes allowed for an operand that an epilogue adds; the dtype
+    VERSION = "version"  # a library's name and its oldest version; the version
+    COMPUTE = "compute"  # the row's compute type, or None; the request's, or None
+    EPILOGUE = "epilogue"  # the row's epilogues; the request's
+    SCALES = "scales"  # the row's pairs of scale modes; the request's pair
+    DTYPES = "dtypes"  # the row's dtypes; those of the operands
+    LIBRARY = "library"  # what the library said, in full
+    ARCH = "arch"  # the oldest and the newest architecture, None for no limit; the machine's
+
+
+# How far a change goes: an order or an alignment is a copy, another epilogue is another result, another dtype is more,
+# and another machine the most. What a library refuses, no other choice of the same words helps.
+EFFORT = {
+    Kind.RULE: 1,
+    Kind.EPILOGUE_DTYPE: 1,
+    Kind.VERSION: 1,
+    Kind.COMPUTE: 3,
+    Kind.EPILOGUE: 3,
+    Kind.SCALES: 3,
+    Kind.DTYPES: 2,
+    Kind.LIBRARY: 20,
+    Kind.ARCH: 100,
+}
+EACH_DTYPE = 2  # and for every dtype that differs
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason of a row's: `Kind` says what `needed` and `given` are."""
+
+    kind: Kind
+    needed: Any
+    given: Any = None
+
+    def __str__(self) -> str:
+        return _WORDS.get(self.kind, _text)(self.needed, self.given)
+
+    @property
+    def distance(self) -> int:
+        """How far a request is from what the row takes."""
+        if self.kind is Kind.DTYPES:
+            differing: int = sum(one != other for one, other in zip(self.needed, self.given, strict=False))
+            return EFFORT[self.kind] + EACH_DTYPE * differing
+        return EFFORT[self.kind]
+
+
+def distance(refusals: Iterable[Refusal]) -> int:
+    """How far a request is from what a row takes, by all its reasons."""
+    return sum(refusal.distance for refusal in refusals)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+def _text(needed: Any, _: Any) -> str:
+    return str(needed)
+
+
+def _dtypes(needed: Any, given: Any) -> str:
+    return f"needs dtypes {_listed(needed)}, has {_listed(given)}"
+
+
+def _epilogue_dtype(needed: Any, given: Any) -> str:
+    return f"needs an epilogue operand of {' or '.join(map(str, needed)) or 'no such operand'}, has {given}"
+
+
+def _compute(needed: Any, given: Any) -> str:
+    if given is None:
+        return f"needs compute={needed.name} in the request"
+    return f"needs compute {_name(needed, 'None')}, has {given.name}"
+
+
+def _epilogue(needed: Any, given: Any) -> str:
+    return f"needs an epilogue of {', '.join(epilogue.name for epilogue in needed)}, has {given.name}"
+
+
+def _scales(needed: Any, given: Any) -> str:
+    return f"needs scale modes {' or '.join(map(_modes, needed))}, has {_modes(given)}"
+
+
+def _arch(needed: Any, given: Any) -> str:
+    oldest, newest = needed
+    span = oldest if newest == oldest else f"{oldest} or newer" if newest is None else f"{oldest} to {newest}"
+    return f"needs {span}, has {given}"
+
+
+def _version(needed: Any, given: Any) -> str:
+    library, oldest = needed
+    return f"needs {library} {'.'.join(map(str, oldest))}, has {'.'.join(map(str, given))}"
+
+
+def _listed(dtypes: Any) -> str:
+    return f"({', '.join(map(str, dtypes))})"
+
+
+def _modes(pair: Any) -> str:
+    return f"({', '.join(_name(mode, 'none') for mode in pair)})"
+
+
+def _name(member: Any, nothing: str) -> str:
+    return nothing if member is None else str(member.name)
+
+
+_WORDS = {
+    Kind.DTYPES: _dtypes,
+    Kind.EPILOGUE_DTYPE: _epilogue_dtype,
+    Kind.COMPUTE: _compute,
+    Kind.EPILOGUE: _epilogue,
+    Kind.SCALES: _scales,
+    Kind.ARCH: _arch,
+    Kind.VERSION: _version,
+}
