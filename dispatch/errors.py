@@ -79,7 +79,7 @@ class NoRow(DispatchError, LookupError):
         self.request, self.nearest = request, nearest
         self.refusals = tuple((row, tuple(reasons)) for row, reasons in refusals)
         lines = [f"no row of the table takes {request}", f"Nearest that works: {nearest}"]
-        lines += [f"  {row}: {'; '.join(map(str, reasons))}" for row, reasons in self.by_distance[:NEAREST]]
+        lines += [f"  {row}: {'; '.join(map(str, reasons))}" for row, reasons in self.nearest_first[:NEAREST]]
         more = len(self.refusals) - NEAREST
         if more > 0:
             everywhere = "error.refusals has all of them, and so has `python -m dispatch explain … --all`"
@@ -87,11 +87,14 @@ class NoRow(DispatchError, LookupError):
         super().__init__("\n".join(lines))
 
     @property
-    def by_distance(self) -> list[tuple[str, tuple[Refusal, ...]]]:
-        """The rows that were tried with their reasons, the nearest first; those of other machines come last."""
+    def nearest_first(self) -> list[tuple[str, tuple[Refusal, ...]]]:
+        """The rows that were tried, with their reasons: those that take the request, which their library refused; then
+        the nearest; those of other machines last.
+        """
 
-        def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, int]:
-            return any(reason.kind is Kind.ARCH for reason in entry[1]), distance(entry[1])
+        def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, bool, int]:
+            kinds = {reason.kind for reason in entry[1]}
+            return Kind.ARCH in kinds, Kind.LIBRARY not in kinds, distance(entry[1])
 
         return sorted(self.refusals, key=far)
 

@@ -165,7 +165,7 @@ def _place(row: Row) -> str:
 
 def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
     """Print why no row takes a request, the row that is nearest to it first."""
-    refusals = refusal.by_distance
+    refusals = refusal.nearest_first
     if options.json:
         found = [{"row": row, "reasons": [_reason(reason) for reason in reasons]} for row, reasons in refusals]
         print_json({"request": refusal.request, "row": None, "refusals": found, "nearest": refusal.nearest})

@@ -204,7 +204,7 @@ def test_explain_json_of_a_refusal_has_every_row():
     assert {entry["row"] for entry in facts["refusals"]} == {row.name for row in dp.TABLE.of("matmul")}
     reasons = [reason for entry in facts["refusals"] for reason in entry["reasons"]]
     assert all(entry["reasons"] for entry in facts["refusals"])
-    assert {reason["kind"] for reason in reasons} == {"dtypes", "compute", "scales", "arch", "rule"}
+    assert {reason["kind"] for reason in reasons} == {"dtypes", "compute", "epilogue", "scales", "arch", "rule"}
     assert all(reason["text"].startswith("needs dtypes (") for reason in reasons if reason["kind"] == "dtypes")
     assert facts["nearest"].startswith(facts["refusals"][0]["row"])
 

@@ -10,6 +10,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import NEAREST, NoRow, Refused
 from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
+from dispatch.ops.reduction import ReduceRequest
 from dispatch.refusal import EFFORT, Kind, Refusal, distance
 from dispatch.table.select import explain, nearest, no_row, select
 
@@ -169,10 +170,17 @@ def test_the_error_of_many_rows_shows_the_nearest_and_says_where_all_are(arch: A
 
 
 def test_rows_of_this_machine_come_before_those_of_others_however_far_they_are() -> None:
-    refusals = [("elsewhere", [ELSEWHERE]), ("here", [LIBRARY] * 6), ("near", [ORDER])]
+    refusals = [("elsewhere", [ELSEWHERE]), ("far", [ALL_DTYPES] * 20), ("near", [ORDER])]
     error = NoRow("matmul(…)", refusals, "near")
-    assert [name for name, _ in error.by_distance] == ["near", "here", "elsewhere"]
-    assert [name for name, _ in error.refusals] == ["elsewhere", "here", "near"]
+    assert [name for name, _ in error.nearest_first] == ["near", "far", "elsewhere"]
+    assert [name for name, _ in error.refusals] == ["elsewhere", "far", "near"]
+
+
+def test_rows_that_take_the_request_come_first_with_what_their_library_says() -> None:
+    refusals = [("elsewhere", [ELSEWHERE]), *((f"near {n}", [ORDER]) for n in range(NEAREST)), ("taker", [LIBRARY])]
+    error = NoRow("matmul(…)", refusals, "near 0")
+    assert [name for name, _ in error.nearest_first][:2] == ["taker", "near 0"]
+    assert str(error).split("\n")[2] == f"  taker: {LIBRARY}"
 
 
 @pytest.mark.parametrize("count", [1, NEAREST, NEAREST + 1])
@@ -184,12 +192,13 @@ def test_the_error_of_few_rows_shows_them_all(count: int) -> None:
 
 
 def test_what_a_plan_s_maker_misses_is_as_near_as_a_rule_and_a_library_s_refusal_is_not() -> None:
-    request = odd()
-    request = dataclasses.replace(request, out_dtype=None)
+    host = dp.device("host")
+    request = ReduceRequest(host.zeros((8, 6)), 0)
     row = select(request, H100)
     ours = no_row(request, H100, refused={row: Refused("needs c, has none", Kind.RULE)})
     theirs = no_row(request, H100, refused={row: Refused("finds no algorithm")})
     assert dict(ours.refusals)[row.name] == (Refusal(Kind.RULE, "needs c, has none"),)
     assert dict(theirs.refusals)[row.name] == (Refusal(Kind.LIBRARY, "finds no algorithm"),)
-    assert ours.by_distance[0][0] == row.name
-    assert theirs.by_distance[0][0] != row.name
+    assert ours.nearest.startswith(row.name)
+    assert not theirs.nearest.startswith(row.name)
+    assert theirs.nearest_first[0] == (row.name, (Refusal(Kind.LIBRARY, "finds no algorithm"),))
