@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch import errors
 from dispatch.bind.prepare import BoundCall, prepare, prepare_all
 from dispatch.core.request import Request, run
-from dispatch.core.row import Row
+from dispatch.core.row import Fusion, Row
 from dispatch.device.device import Device, device, from_cuda_array_interface, from_dlpack
 from dispatch.device.stream import Stream
 from dispatch.device.tensor import Tensor
@@ -117,6 +117,7 @@ __all__ = [
     "DropoutStatesRequest",
     "Dtype",
     "Epilogue",
+    "Fusion",
     "Future",
     "MatmulRequest",
     "Network",

@@ -166,8 +166,8 @@ def draw_sum(dtype: str) -> cudnn.Graph:
 def attention_in_f32() -> None:
     """Let the host's attention take f32, which cuDNN's has not: the f16 rows again, with another dtype."""
     for op in ("sdpa_fwd", "sdpa_bwd"):
-        rows = [row for row in dp.TABLE.of(op) if row.arch == HOST and row.dtypes[0] is F16]
-        dp.register(*(replace(row, dtypes=(F32, F32, F32), extra=((F32,),)) for row in rows))
+        rows = [row for row in dp.TABLE.of(op) if row.min_arch == HOST and row.dtypes[0] is F16]
+        dp.register(*(replace(row, dtypes=(F32, F32, F32), fusion=dp.Fusion(((F32,),))) for row in rows))
 
 
 # -- what it is held against ------------------------------------------------------------------------------------------

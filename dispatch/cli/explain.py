@@ -135,12 +135,12 @@ def _accept(options: argparse.Namespace, probe: Probe, row: Row) -> None:
         found = {f"installed_{name}": value for name, value in here.items()}
         print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None})
         return
-    sys_module = "cudabind.sys." if row.since else ""
+    sys_module = "cudabind.sys." if row.min_version else ""
     lines = [
         ("row", row.name),
         ("calls", f"{sys_module}{row.library}.{row.function}"),
         ("through", _place(row)),
-        ("needs", f"{row.library} {version_text(row.since)} or newer" if row.since else "nothing else"),
+        ("needs", f"{row.library} {version_text(row.min_version)} or newer" if row.min_version else "nothing else"),
         ("installed", _here(row, here)),
         ("run on", ", ".join(row.run_on) or "no machine yet"),
         *(("asks", rule_text(rule)) for rule in row.rules),
@@ -155,7 +155,7 @@ def _here(row: Row, here: dict[str, str | None]) -> str:
     if here["version"] is None:
         return here["problem"] or "unknown"
     version = tuple(int(part) for part in here["version"].split(".") if part.isdigit())
-    old = " - too old" if version < row.since else ""
+    old = " - too old" if version < row.min_version else ""
     return f"{row.library} {here['version']}{old}" + (f" ({here['path']})" if here["path"] else "")
 
 

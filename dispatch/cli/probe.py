@@ -73,7 +73,7 @@ def _companions(options: argparse.Namespace, out: Dtype) -> tuple[list[Dtype], l
     """Dtypes that rows of these operands allow for the bias and for the input of GELU."""
     pair = (options.dtype, options.b_dtype or options.dtype)
     rows = [row for row in TABLE.of("matmul") if row.dtypes[:2] == pair and row.dtypes[3] is out]
-    found = [list(dict.fromkeys(dtype for row in rows for dtype in row.extra[place])) for place in range(2)]
+    found = [list(dict.fromkeys(dtype for row in rows for dtype in row.epilogue_dtypes[place])) for place in range(2)]
     bias = [options.bias_dtype] if options.bias_dtype else found[0] or [out]
     aux = [options.aux_dtype] if options.aux_dtype else found[1] or [out]
     return bias if options.epilogue.adds_bias else bias[:1], aux if options.epilogue.activation == "gelu" else aux[:1]
@@ -135,7 +135,7 @@ def _by_columns(probe: Probe, arch: Arch) -> Row | NoRow:
         dtypes[-1] = options.out_dtype or (row.dtypes[-1] if len(dtypes) > 1 else dtypes[-1])
         wanted = Signature(tuple(dtypes), options.compute, options.epilogue, options.scales)
         bare = replace(row, rules=())  # rules look at tensors
-        elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.arch, row.until), arch)]
+        elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
         reasons = elsewhere or refusals(bare, probe.request, wanted)
         if not reasons:
             return row

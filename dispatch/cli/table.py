@@ -11,16 +11,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
+from dispatch.core.row import NOTHING
 from dispatch.keys import Arch
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch.core.row import Row, Rule
+    from dispatch.core.row import Fusion, Row, Rule
     from dispatch.keys import Epilogue
 
 __all__ = ["add_arguments", "architecture", "describe", "rule_text", "run", "version_text"]
 
-HEAD = ("op", "dtypes", "compute", "epilogues", "scales of a, b", "arch", "library function", "since", "run on")
+HEAD = (
+    *("op", "dtypes", "compute", "epilogue dtypes", "epilogues", "scales of a, b"),
+    *("arch", "library function", "min version", "run on"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,26 +58,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(row: Row) -> dict[str, Any]:
-    """A row as plain data: `min_version` and `until` None for no limit, `run_on` None where no machine has run it."""
+    """A row as plain data: `min_version` and `max_arch` None for no limit, `run_on` None where no machine has run it.
+
+    What is fused is there only where the row has it.
+    """
     return {
         "name": row.name,
         "op": row.op,
         "variant": row.variant or None,
         "dtypes": [dtype.name for dtype in row.dtypes],
-        "extra_dtypes": [[dtype.name for dtype in allowed] for allowed in row.extra],
         "compute": row.compute.name if row.compute is not None else None,
-        "epilogues": [epilogue.name for epilogue in row.epilogues],
-        "scales": [[mode.name if mode is not None else None for mode in pair] for pair in row.scales],
         "rules": [rule_text(rule) for rule in row.rules],
-        "arch": str(row.arch),
-        "until": str(row.until) if row.until is not None else None,
+        **_fused(row.fusion),
+        "min_arch": str(row.min_arch),
+        "max_arch": str(row.max_arch) if row.max_arch is not None else None,
         "library": row.library,
         "function": row.function,
-        "min_version": version_text(row.since) or None,
+        "min_version": version_text(row.min_version) or None,
         "run_on": list(row.run_on) or None,
         "note": row.note or None,
         "nonfinite": row.nonfinite or None,
     }
+
+
+def _fused(fusion: Fusion | None) -> dict[str, Any]:
+    """The choices of a fusion that are any."""
+    found: dict[str, Any] = {}
+    if fusion is not None and fusion.epilogue_dtypes:
+        found["epilogue_dtypes"] = [[dtype.name for dtype in allowed] for allowed in fusion.epilogue_dtypes]
+    if fusion is not None and fusion.epilogues != NOTHING.epilogues:
+        found["epilogues"] = [epilogue.name for epilogue in fusion.epilogues]
+    if fusion is not None and fusion.scales != NOTHING.scales:
+        found["scales"] = [[mode.name if mode is not None else None for mode in pair] for pair in fusion.scales]
+    return found
 
 
 def rule_text(rule: Rule) -> str:
@@ -89,8 +106,10 @@ def version_text(version: tuple[int, ...]) -> str:
 def _print(rows: list[Row]) -> None:
     sets = list(dict.fromkeys(row.epilogues for row in rows if len(row.epilogues) > 1))
     labels = {epilogues: f"{len(epilogues)} [{number}]" for number, epilogues in enumerate(sets, 1)}
-    print_aligned([HEAD, *(_cells(row, labels) for row in rows)])
-    say(f"\n{len(rows)} rows, in order of priority. Epilogues:")
+    lines = [_cells(row, labels) for row in rows]
+    shown = [name for name in HEAD if any(name in line for line in lines)]
+    print_aligned([shown, *([line.get(name, "-") for name in shown] for line in lines)])
+    say(f"\n{len(rows)} rows, in order of priority.{' Epilogues:' if labels else ''}")
     for epilogues, label in labels.items():
         say(f"  {label.partition(' ')[2]} {' '.join(epilogue.name for epilogue in epilogues)}")
     said = dict.fromkeys((row.op, row.nonfinite) for row in rows if row.nonfinite)
@@ -103,22 +122,24 @@ def _print(rows: list[Row]) -> None:
         print_aligned([(row.name, row.note) for row in noted], indent="  ")
 
 
-def _cells(row: Row, labels: dict[tuple[Epilogue, ...], str]) -> tuple[str, ...]:
-    span = (
-        str(row.arch) if row.until == row.arch else f"{row.arch}+" if row.until is None else f"{row.arch}-{row.until}"
-    )
-    modes = [
-        "none" if pair == (None, None) else ",".join(m.name if m is not None else "none" for m in pair)
-        for pair in row.scales
-    ]
-    return (
-        f"{row.op} {row.variant}".strip(),
-        " ".join(dtype.name for dtype in row.dtypes),
-        row.compute.name.removeprefix("COMPUTE_") if row.compute is not None else "-",
-        labels.get(row.epilogues, row.epilogues[0].name),
-        modes[0] if len(modes) == 1 else f"{modes[0]}, or {modes[-1]}",
-        span,
-        f"{row.library}.{row.function}",
-        version_text(row.since) or "-",
-        ", ".join(row.run_on) or "none yet",
-    )
+def _cells(row: Row, labels: dict[tuple[Epilogue, ...], str]) -> dict[str, str]:
+    """The columns that a row has."""
+    oldest, newest = row.min_arch, row.max_arch
+    cells = {
+        "op": f"{row.op} {row.variant}".strip(),
+        "dtypes": " ".join(dtype.name for dtype in row.dtypes),
+        "compute": row.compute.name.removeprefix("COMPUTE_") if row.compute is not None else "-",
+        "arch": str(oldest) if newest == oldest else f"{oldest}+" if newest is None else f"{oldest}-{newest}",
+        "library function": f"{row.library}.{row.function}",
+        "min version": version_text(row.min_version) or "-",
+        "run on": ", ".join(row.run_on) or "none yet",
+    }
+    fused = _fused(row.fusion)
+    if "epilogue_dtypes" in fused:
+        cells["epilogue dtypes"] = ", ".join("|".join(allowed) or "-" for allowed in fused["epilogue_dtypes"])
+    if "epilogues" in fused:
+        cells["epilogues"] = labels.get(row.epilogues, row.epilogues[0].name)
+    if "scales" in fused:
+        modes = ["none" if pair == [None, None] else ",".join(m or "none" for m in pair) for pair in fused["scales"]]
+        cells["scales of a, b"] = modes[0] if len(modes) == 1 else f"{modes[0]}, or {modes[-1]}"
+    return cells

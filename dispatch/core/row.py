@@ -23,11 +23,34 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Plan, Request, Signature
 
-__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
+__all__ = ["ENTRY_POINTS", "Fusion", "Row", "Rule", "Table", "accepts", "refusals"]
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
 Modes = tuple[ScaleMode | None, ScaleMode | None]
+
+
+NO_EPILOGUE = (Epilogue.NONE,)
+UNSCALED: tuple[Modes, ...] = ((None, None),)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What a library function does beside its product, and with which operands.
+
+    Attributes:
+        epilogue_dtypes: those allowed for the operands that an epilogue adds, in the op's order (matmul: bias, aux of
+            GELU). A place without any is an operand that the function does not take.
+        epilogues: those that it fuses.
+        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+    """
+
+    epilogue_dtypes: tuple[tuple[Dtype, ...], ...] = ()
+    epilogues: tuple[Epilogue, ...] = NO_EPILOGUE
+    scales: tuple[Modes, ...] = UNSCALED
+
+
+NOTHING = Fusion()
 
 
 @dataclass(frozen=True)
@@ -37,16 +60,14 @@ class Row:
     Attributes:
         op: the op's name, as `Request.op`.
         dtypes: of the operands, in the op's order (matmul: a, b, c, d).
-        extra: dtypes allowed for the operands that an epilogue adds, in the op's order (matmul: bias, gelu aux).
         compute: the compute type; a fast one is taken only by requests that ask for it.
-        epilogues: those that the function fuses.
-        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
         rules: what else a request must fulfil; each gives the reason where it does not.
-        arch, until: the oldest and the newest architecture; HOST for both on the host, `until` None for no limit.
-        since: the oldest version of the library.
+        min_arch, max_arch: the oldest and the newest architecture, None for no limit; HOST for both on the host.
+        min_version: the oldest version of the library; empty for any.
         library, function: what it ends in, as in `cudabind.sys`.
         call: makes the plan.
         run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
+        fusion: what the function fuses with its product; None where the op has no such choices.
         variant: a word for what of its op it is for, where other rows have the same dtypes.
         note: what a result may be other than one would take for granted; empty where there is nothing to say.
         nonfinite: what becomes of NaN and infinities; `nonfinite.py` states it of this library's own rows.
@@ -54,21 +75,31 @@ class Row:
 
     op: str
     dtypes: tuple[Dtype, ...]
-    extra: tuple[tuple[Dtype, ...], ...]
     compute: Compute | None
-    epilogues: tuple[Epilogue, ...]
-    scales: tuple[Modes, ...]
     rules: tuple[Rule, ...]
-    arch: Arch
-    until: Arch | None
-    since: tuple[int, ...]
+    min_arch: Arch
+    max_arch: Arch | None
+    min_version: tuple[int, ...]
     library: str
     function: str
     call: Callable[[Any, Any, Row], Plan] = field(compare=False)
     run_on: tuple[str, ...] = field(default=(), compare=False)
+    fusion: Fusion | None = None
     variant: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
     nonfinite: str = field(default="", compare=False)
+
+    @property
+    def epilogues(self) -> tuple[Epilogue, ...]:
+        return (self.fusion or NOTHING).epilogues
+
+    @property
+    def epilogue_dtypes(self) -> tuple[tuple[Dtype, ...], ...]:
+        return (self.fusion or NOTHING).epilogue_dtypes
+
+    @property
+    def scales(self) -> tuple[Modes, ...]:
+        return (self.fusion or NOTHING).scales
 
     @property
     def name(self) -> str:
@@ -81,7 +112,7 @@ class Row:
         scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
         product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
         variant = f" {self.variant}" if self.variant else ""
-        return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.arch} {self.library}"
+        return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.min_arch} {self.library}"
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -90,21 +121,24 @@ class Row:
 
     def on(self, arch: Arch) -> bool:
         """Whether the row is for an architecture; the host's rows are for the host alone."""
-        if self.arch == HOST or arch == HOST:
-            return self.arch == arch
-        return arch >= self.arch and (self.until is None or arch <= self.until)
+        if self.min_arch == HOST or arch == HOST:
+            return self.min_arch == arch
+        return arch >= self.min_arch and (self.max_arch is None or arch <= self.max_arch)
 
     def covers(self, other: Row) -> bool:
         """Whether every request that the other row takes is taken by this one."""
         return (
             self.kind == other.kind
-            and all(set(mine) >= set(theirs) for mine, theirs in zip(self.extra, other.extra, strict=False))
+            and all(
+                set(mine) >= set(theirs)
+                for mine, theirs in zip(self.epilogue_dtypes, other.epilogue_dtypes, strict=False)
+            )
             and set(self.epilogues) >= set(other.epilogues)
             and set(self.scales) >= set(other.scales)
             and set(self.rules) <= set(other.rules)
-            and self.on(other.arch)
-            and (self.until is None or (other.until is not None and self.until >= other.until))
-            and self.since <= other.since
+            and self.on(other.min_arch)
+            and (self.max_arch is None or (other.max_arch is not None and self.max_arch >= other.max_arch))
+            and self.min_version <= other.min_version
         )
 
 
@@ -286,12 +320,18 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
     return (
         wanted.dtypes[:count] == row.dtypes
         and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
-        and (wanted.epilogue is None or wanted.epilogue in row.epilogues)
-        and (not wanted.scales or wanted.scales in row.scales)
-        and all(
-            given is None or given in allowed for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False)
-        )
+        and _fuses(row.fusion or NOTHING, wanted, wanted.dtypes[count:])
         and not any(rule(request) for rule in row.rules)
+    )
+
+
+def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -> bool:
+    return (
+        (wanted.epilogue is None or wanted.epilogue in fusion.epilogues)
+        and (not wanted.scales or wanted.scales in fusion.scales)
+        and all(
+            given is None or given in allowed for allowed, given in zip(fusion.epilogue_dtypes, added, strict=False)
+        )
     )
 
 
@@ -301,7 +341,7 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
     count = len(row.dtypes)
     if wanted.dtypes[:count] != row.dtypes:
         reasons.append(Refusal(Kind.DTYPES, row.dtypes, wanted.dtypes[:count]))
-    for allowed, given in zip(row.extra, wanted.dtypes[count:], strict=False):
+    for allowed, given in zip(row.epilogue_dtypes, wanted.dtypes[count:], strict=False):
         if given is not None and given not in allowed:
             reasons.append(Refusal(Kind.EPILOGUE_DTYPE, allowed, given))
     if wanted.compute is not row.compute and (wanted.compute is not None or row.compute in FAST):

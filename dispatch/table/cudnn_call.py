@@ -14,7 +14,7 @@ from typing import Any
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute, Epilogue
+from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute
 from dispatch.ops.activation import cudnn_activation, numpy_activation
 from dispatch.ops.activation.rules import elu_above_0, five_axes, one_layout
 from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
@@ -32,7 +32,6 @@ from dispatch.ops.softmax.rules import four_axes, one_dense_layout
 
 __all__ = ["ROWS"]
 
-NONE, UNSCALED = (Epilogue.NONE,), ((None, None),)
 COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32
 SM75, SM80 = Arch(75), Arch(80)  # cuDNN 9 for CUDA 13 runs on nothing older; bf16 and TF32 came with sm_80
 V9 = (9, 0)
@@ -57,66 +56,66 @@ CTC             = ("cudnn", "cudnnCTCLoss_v8",            cudnn_ctc)
 NETWORK = (dense_sequences, bytes_by_16, two_or_none)
 
 TRIED_ROWS = (
-#       op                  first   result     extra, compute  epilogue, scales  rules                           arch
-#       until since calls             run on
-    Row("softmax_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_FWD,      H200),
-    Row("softmax_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM75, None, V9, *SOFTMAX_BWD,      H200),
-    Row("softmax_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (four_axes, one_dense_layout),  SM80, None, V9, *SOFTMAX_BWD,      H200),
-    Row("activation_fwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
-    Row("activation_fwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
-    Row("activation_fwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM75, None, V9, *ACTIVATION_FWD,   H200),
-    Row("activation_fwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes,),                   SM80, None, V9, *ACTIVATION_FWD,   H200),
-    Row("activation_bwd",  (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^53"),
-    Row("activation_bwd",  (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
-    Row("activation_bwd",  (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,   H200),
-    Row("activation_bwd",  (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (five_axes, one_layout, elu_above_0), SM80, None, V9, *ACTIVATION_BWD,   H200, note="SWISH: 0 for an x above 2^24"),
-    Row("pooling_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM75, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_fwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images,),                      SM80, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_fwd",     (I8,   I8)   , (), None,       NONE, UNSCALED, (images, whole_max),            SM75, None, V9, *POOLING_FWD,      H200),
-    Row("pooling_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM75, None, V9, *POOLING_BWD,      H200),
-    Row("pooling_bwd",     (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, (images, pairs),                SM80, None, V9, *POOLING_BWD,      H200),
-    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
-    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
-    Row("reduce",          (BF16, F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines),        SM80, None, V9, *SUMS, H200, variant="sums"),
-    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, sums, lines, partial), SM80, None, V9, *SUMS, H200, variant="sums"),
-    Row("reduce",          (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("reduce",          (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("reduce",          (F32,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("reduce",          (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("reduce",          (F16,  F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("reduce",          (I8,   F32)  , (), COMP_32F,   NONE, UNSCALED, (shrinks, eight_axes),          SM75, None, V9, *REDUCE,           H200),
-    Row("dropout_states",  (U8,   U8)   , (), None,       NONE, UNSCALED, (),                             SM75, None, V9, *DROPOUT_STATES,   H200),
-    Row("dropout_fwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
-    Row("dropout_fwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
-    Row("dropout_fwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_FWD,      H200),
-    Row("dropout_bwd",     (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
-    Row("dropout_bwd",     (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
-    Row("dropout_bwd",     (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, (one_axis,),                    SM75, None, V9, *DROPOUT_BWD,      H200),
-    Row("rnn_fwd",         (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
-    Row("rnn_fwd",         (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
-    Row("rnn_fwd",         (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_FWD,          H200),
-    Row("rnn_fwd",         (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_FWD,          H200),
-    Row("rnn_fwd",         (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_FWD,          H200),
-    Row("rnn_bwd_data",    (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
-    Row("rnn_bwd_data",    (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
-    Row("rnn_bwd_data",    (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_DATA,     H200),
-    Row("rnn_bwd_data",    (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_DATA,     H200),
-    Row("rnn_bwd_data",    (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_DATA,     H200),
-    Row("rnn_bwd_weights", (F64,  F64)  , (), COMP_64F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
-    Row("rnn_bwd_weights", (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
-    Row("rnn_bwd_weights", (F32,  F32)  , (), FAST_TF32,  NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
-    Row("rnn_bwd_weights", (F16,  F16)  , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM75, None, V9, *RNN_BWD_WEIGHTS,  H200),
-    Row("rnn_bwd_weights", (BF16, BF16) , (), COMP_32F,   NONE, UNSCALED, NETWORK,                        SM80, None, V9, *RNN_BWD_WEIGHTS,  H200),
-    Row("ctc_loss",        (F32,  F32)  , (), COMP_32F,   NONE, UNSCALED, (dense_logits, at_most_255),    SM75, None, V9, *CTC,              H200),
+#       op                 first result   compute    rules
+#                                                                                          min_arch, max_arch, min_version, calls, run_on
+    Row("softmax_fwd",     (F64,  F64),   COMP_64F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax_fwd",     (F32,  F32),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax_fwd",     (F16,  F16),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax_fwd",     (BF16, BF16),  COMP_32F,  (four_axes, one_dense_layout),        SM80, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax_bwd",     (F64,  F64),   COMP_64F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
+    Row("softmax_bwd",     (F32,  F32),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
+    Row("softmax_bwd",     (F16,  F16),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
+    Row("softmax_bwd",     (BF16, BF16),  COMP_32F,  (four_axes, one_dense_layout),        SM80, None, V9, *SOFTMAX_BWD,     H200),
+    Row("activation_fwd",  (F64,  F64),   COMP_64F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation_fwd",  (F32,  F32),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation_fwd",  (F16,  F16),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation_fwd",  (BF16, BF16),  COMP_32F,  (five_axes,),                         SM80, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation_bwd",  (F64,  F64),   COMP_64F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^53"),
+    Row("activation_bwd",  (F32,  F32),   COMP_32F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^24"),
+    Row("activation_bwd",  (F16,  F16),   COMP_32F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200),
+    Row("activation_bwd",  (BF16, BF16),  COMP_32F,  (five_axes, one_layout, elu_above_0), SM80, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^24"),
+    Row("pooling_fwd",     (F64,  F64),   COMP_64F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling_fwd",     (F32,  F32),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling_fwd",     (F16,  F16),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling_fwd",     (BF16, BF16),  COMP_32F,  (images,),                            SM80, None, V9, *POOLING_FWD,     H200),
+    Row("pooling_fwd",     (I8,   I8),    None,      (images, whole_max),                  SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling_bwd",     (F64,  F64),   COMP_64F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
+    Row("pooling_bwd",     (F32,  F32),   COMP_32F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
+    Row("pooling_bwd",     (F16,  F16),   COMP_32F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
+    Row("pooling_bwd",     (BF16, BF16),  COMP_32F,  (images, pairs),                      SM80, None, V9, *POOLING_BWD,     H200),
+    Row("reduce",          (F32,  F32),   COMP_32F,  (shrinks, sums, lines, partial),      SM80, None, V9, *SUMS,            H200, variant="sums"),
+    Row("reduce",          (F16,  F32),   COMP_32F,  (shrinks, sums, lines, partial),      SM80, None, V9, *SUMS,            H200, variant="sums"),
+    Row("reduce",          (BF16, F32),   COMP_32F,  (shrinks, sums, lines),               SM80, None, V9, *SUMS,            H200, variant="sums"),
+    Row("reduce",          (I8,   F32),   COMP_32F,  (shrinks, sums, lines, partial),      SM80, None, V9, *SUMS,            H200, variant="sums"),
+    Row("reduce",          (F64,  F64),   COMP_64F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("reduce",          (F32,  F32),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("reduce",          (F32,  F16),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("reduce",          (F16,  F16),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("reduce",          (F16,  F32),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("reduce",          (I8,   F32),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
+    Row("dropout_states",  (U8,   U8),    None,      (),                                   SM75, None, V9, *DROPOUT_STATES,  H200),
+    Row("dropout_fwd",     (F64,  F64),   COMP_64F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout_fwd",     (F32,  F32),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout_fwd",     (F16,  F16),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout_bwd",     (F64,  F64),   COMP_64F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
+    Row("dropout_bwd",     (F32,  F32),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
+    Row("dropout_bwd",     (F16,  F16),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
+    Row("rnn_fwd",         (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn_fwd",         (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn_fwd",         (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
+    Row("rnn_fwd",         (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn_fwd",         (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
+    Row("rnn_bwd_data",    (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_BWD_DATA,    H200),
+    Row("rnn_bwd_data",    (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_DATA,    H200),
+    Row("rnn_bwd_data",    (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_BWD_DATA,    H200),
+    Row("rnn_bwd_data",    (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_DATA,    H200),
+    Row("rnn_bwd_data",    (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_BWD_DATA,    H200),
+    Row("rnn_bwd_weights", (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_BWD_WEIGHTS, H200),
+    Row("rnn_bwd_weights", (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_WEIGHTS, H200),
+    Row("rnn_bwd_weights", (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_BWD_WEIGHTS, H200),
+    Row("rnn_bwd_weights", (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_WEIGHTS, H200),
+    Row("rnn_bwd_weights", (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_BWD_WEIGHTS, H200),
+    Row("ctc_loss",        (F32,  F32),   COMP_32F,  (dense_logits, at_most_255),          SM75, None, V9, *CTC,             H200),
 )
 # fmt: on
 # Networks of one bias take the same calls.
@@ -144,9 +143,9 @@ ROWS = stated(
         *(
             replace(
                 row,
-                arch=HOST,
-                until=HOST,
-                since=(),
+                min_arch=HOST,
+                max_arch=HOST,
+                min_version=(),
                 library="numpy",
                 function=row.op,
                 call=NUMPY[row.call],

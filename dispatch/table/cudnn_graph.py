@@ -13,8 +13,8 @@ from typing import Any
 
 from dispatch.core.layouts import at_16_bytes
 from dispatch.core.nonfinite import stated
-from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute, Epilogue
+from dispatch.core.row import Fusion, Row
+from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute
 from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import (
     dense_filter,
@@ -52,7 +52,6 @@ from dispatch.ops.sdpa.rules import (
 
 __all__ = ["ROWS"]
 
-NONE, UNSCALED = (Epilogue.NONE,), ((None, None),)  # none of cuBLASLt's: what is fused here is in the request
 COMP_64F, COMP_32F, COMP_32I, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I, Compute.COMPUTE_32F_FAST_TF32
 SM75, SM80, SM90 = Arch(75), Arch(80), Arch(90)
 V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attention has known faults
@@ -67,62 +66,62 @@ NORM = ("cudnn", "cudnnBackendExecute", cudnn_norm)
 H200 = ("H200",)
 
 GPU_ROWS = (
-#       op                 x | dy   w | x   result     bias     z                     compute    epilogue, scales  rules
-#       arch  until since  calls  run on
-    Row("conv_fwd",        (F64,    F64,    F64)    , ((F64,),  (F64,)),            COMP_64F,  NONE, UNSCALED, (at_16_bytes, dense_filter, fixed_epilogue, sound_tanh), SM75, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (F32,    F32,    F32)    , ((F32,),  (F32,)),            FAST_TF32, NONE, UNSCALED, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (F16,    F16,    F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (BF16,   BF16,   BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (I8,     I8,     I8)     , ((),      ()),                COMP_32I,  NONE, UNSCALED, (at_16_bytes, dense_filter, plain),          SM75, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (I8,     I8,     F32)    , ((),      ()),                COMP_32I,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, plain),            SM75, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (I8,     I8,     I8)     , ((F32,),  (I8, F32)),         COMP_32I,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, fuses),            SM80, None, V9,   *CONV, H200, variant="fused"),
-    Row("conv_fwd",        (I8,     I8,     F32)    , ((F32,),  (I8, F32)),         COMP_32I,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, fuses),            SM80, None, V9,   *CONV, H200, variant="fused"),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16)   , ((BF16,), (BF16,)),           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F16)    , ((F16,),  (F16,)),            COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F32)    , ((F32,),  (F32,)),            COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_nhwc, fp8_form),   SM90, None, V9,   *CONV, H200),
-    Row("conv_bwd_data",   (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_data",   (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (at_16_bytes, dense_filter),                SM80, None, V9,   *CONV, H200),
-    Row("conv_bwd_data",   (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_data",   (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM80, None, V9,   *CONV, H200),
-    Row("conv_bwd_filter", (F64,    F64,    F64)    , (),                           COMP_64F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_filter", (F32,    F32,    F32)    , (),                           FAST_TF32, NONE, UNSCALED, (at_16_bytes, dense_filter),                SM80, None, V9,   *CONV, H200),
-    Row("conv_bwd_filter", (F16,    F16,    F16)    , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM75, None, V9,   *CONV, H200),
-    Row("conv_bwd_filter", (BF16,   BF16,   BF16)   , (),                           COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_filter),                SM80, None, V9,   *CONV, H200),
-#                          q       k       out        bias
-    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, PADDED,           SM80, None, V9_10, *SDPA, H200),
-    Row("sdpa_fwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, PACKED,           SM90, None, V9_10, *SDPA, H200, variant="packed"),
-    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PADDED,           SM80, None, V9_10, *SDPA, H200),
-    Row("sdpa_fwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, PACKED,           SM90, None, V9_10, *SDPA, H200, variant="packed"),
-    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3) , ((),),                        COMP_32F,  NONE, UNSCALED, (scale_above_0, at_16_bytes, heads_by_16_alone), SM90, None, V9_10, *SDPA, H200),
-    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PADDED, *GRADIENT), SM80, None, V9_16, *SDPA, H200),
-    Row("sdpa_bwd",        (F16,    F16,    F16)    , ((F16,),),                    COMP_32F,  NONE, UNSCALED, (*PACKED, *GRADIENT), SM90, None, V9_16, *SDPA, H200, variant="packed"),
-    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PADDED, *GRADIENT), SM80, None, V9_16, *SDPA, H200),
-    Row("sdpa_bwd",        (BF16,   BF16,   BF16)   , ((BF16,),),                   COMP_32F,  NONE, UNSCALED, (*PACKED, *GRADIENT), SM90, None, V9_16, *SDPA, H200, variant="packed"),
-#                          x       y                scale, bias
-    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_fwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
-    Row("norm_fwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_fwd",        (F16,    F16)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
-    Row("norm_fwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*EACH, bias_by_channel, last_by_running), SM80, None, V9, *NORM, H200),
-    Row("norm_fwd",        (BF16,   BF16)           , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
-    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (F32,    F32)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
-    Row("norm_bwd",        (F16,    F16)            , ((F32, F16),),                COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (F16,    F16)            , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
-    Row("norm_bwd",        (BF16,   BF16)           , ((F32, BF16),),               COMP_32F,  NONE, UNSCALED, (*EACH, instance_first), SM80, None, V9, *NORM, H200),
-    Row("norm_bwd",        (BF16,   BF16)           , ((F32,),),                    COMP_32F,  NONE, UNSCALED, (at_16_bytes, dense_order, grouped), SM80, None, V9, *NORM, H200, variant="groups"),
+#       op                 x | dy   w | x   result   compute    rules                                                                                     fusion: bias, z
+#                                                                                                                        min_arch, max_arch, min_version, calls, run_on
+    Row("conv_fwd",        (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter, fixed_epilogue, sound_tanh), SM75, None, V9,    *CONV,  H200, Fusion(((F64,), (F64,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
+    Row("conv_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (at_16_bytes, dense_filter, plain),                      SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (at_16_bytes, dense_nhwc, plain),                        SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (at_16_bytes, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (at_16_bytes, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16),   COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F16),    COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F32),    COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_bwd_data",   (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+#                          q       k       out                                                                                                            fusion: bias
+    Row("sdpa_fwd",        (F16,    F16,    F16),    COMP_32F,  PADDED,                                                  SM80, None, V9_10, *SDPA,  H200, Fusion(((F16,),))),
+    Row("sdpa_fwd",        (F16,    F16,    F16),    COMP_32F,  PACKED,                                                  SM90, None, V9_10, *SDPA,  H200, Fusion(((F16,),)),           variant="packed"),
+    Row("sdpa_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  PADDED,                                                  SM80, None, V9_10, *SDPA,  H200, Fusion(((BF16,),))),
+    Row("sdpa_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  PACKED,                                                  SM90, None, V9_10, *SDPA,  H200, Fusion(((BF16,),)),          variant="packed"),
+    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3), COMP_32F,  (scale_above_0, at_16_bytes, heads_by_16_alone),         SM90, None, V9_10, *SDPA,  H200, Fusion(((),))),
+    Row("sdpa_bwd",        (F16,    F16,    F16),    COMP_32F,  (*PADDED, *GRADIENT),                                    SM80, None, V9_16, *SDPA,  H200, Fusion(((F16,),))),
+    Row("sdpa_bwd",        (F16,    F16,    F16),    COMP_32F,  (*PACKED, *GRADIENT),                                    SM90, None, V9_16, *SDPA,  H200, Fusion(((F16,),)),           variant="packed"),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*PADDED, *GRADIENT),                                    SM80, None, V9_16, *SDPA,  H200, Fusion(((BF16,),))),
+    Row("sdpa_bwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*PACKED, *GRADIENT),                                    SM90, None, V9_16, *SDPA,  H200, Fusion(((BF16,),)),          variant="packed"),
+#                          x       y                                                                                                                      fusion: scale, bias
+    Row("norm_fwd",        (F32,    F32),            COMP_32F,  (*EACH, bias_by_channel, last_by_running),               SM80, None, V9,    *NORM,  H200, Fusion(((F32,),))),
+    Row("norm_fwd",        (F32,    F32),            COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
+    Row("norm_fwd",        (F16,    F16),            COMP_32F,  (*EACH, bias_by_channel, last_by_running),               SM80, None, V9,    *NORM,  H200, Fusion(((F32, F16),))),
+    Row("norm_fwd",        (F16,    F16),            COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
+    Row("norm_fwd",        (BF16,   BF16),           COMP_32F,  (*EACH, bias_by_channel, last_by_running),               SM80, None, V9,    *NORM,  H200, Fusion(((F32, BF16),))),
+    Row("norm_fwd",        (BF16,   BF16),           COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
+    Row("norm_bwd",        (F32,    F32),            COMP_32F,  (*EACH, instance_first),                                 SM80, None, V9,    *NORM,  H200, Fusion(((F32,),))),
+    Row("norm_bwd",        (F32,    F32),            COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
+    Row("norm_bwd",        (F16,    F16),            COMP_32F,  (*EACH, instance_first),                                 SM80, None, V9,    *NORM,  H200, Fusion(((F32, F16),))),
+    Row("norm_bwd",        (F16,    F16),            COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
+    Row("norm_bwd",        (BF16,   BF16),           COMP_32F,  (*EACH, instance_first),                                 SM80, None, V9,    *NORM,  H200, Fusion(((F32, BF16),))),
+    Row("norm_bwd",        (BF16,   BF16),           COMP_32F,  (at_16_bytes, dense_order, grouped),                     SM80, None, V9,    *NORM,  H200, Fusion(((F32,),)),           variant="groups"),
 #                          compute
-    Row("cudnn_graph",     (F32,)                   , (),                           COMP_32F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, H200, note="SIN, COS and TAN of huge arguments (1e10) are those of 0"),
-    Row("cudnn_graph",     (F64,)                   , (),                           COMP_64F,  NONE, UNSCALED, (),               SM75, None, V9,   *DRAWN, H200),
+    Row("cudnn_graph",     (F32,),                   COMP_32F,  (),                                                      SM75, None, V9,    *DRAWN, H200,                              note="SIN, COS and TAN of huge arguments (1e10) are those of 0"),
+    Row("cudnn_graph",     (F64,),                   COMP_64F,  (),                                                      SM75, None, V9,    *DRAWN, H200),
 )
 
 NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_graph: numpy_graph, cudnn_norm: numpy_norm, cudnn_sdpa: numpy_sdpa}
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(row, arch=HOST, until=HOST, since=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",), note="")
+    replace(row, min_arch=HOST, max_arch=HOST, min_version=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",), note="")
     for row in GPU_ROWS
 )
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch.core.nonfinite import stated
-from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.core.row import Fusion, Row
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute
 from dispatch.ops.cutlass_conv import cutlass_plan as conv_plan
 from dispatch.ops.cutlass_conv import multistage_plan as conv_multistage
 from dispatch.ops.cutlass_conv import numpy_plan as conv_numpy
@@ -41,8 +41,6 @@ from dispatch.ops.cutlass_grouped_gemm.rules import some_elements as some_groups
 __all__ = ["ROWS"]
 
 TF32 = Compute.COMPUTE_32F_FAST_TF32
-TREE = (Epilogue.NONE,)  # the epilogue is a tree, and any tree
-PLAIN = ((None, None),)
 ANY  = (some_elements, one_batch_axis, by_16_bytes, dense_vectors, buildable, no_fast_accum)
 K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum)
 K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum, whole_numbers)
@@ -59,61 +57,61 @@ CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_plan)
 H200 = ("H200",)
 
 GPU_ROWS = (
-#       op              a       b       c     d               extra compute epilogues scales rules arch   since, calls
-#       run on
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  F8E4M3) ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  I8)     ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, I8)     ,       (),   None,   TREE,    PLAIN,  ANY,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  K_I,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (I8,     I8,     F32,  F32)    ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (I8,     I8,     BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (I8,     I8,     I8,   I8)     ,       (),   None,   TREE,    PLAIN,  K,    SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3) ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  FP8,  SM90, SM90, ANY_VERSION, *CUT, H200),
-    Row("cutlass_gemm", (F64,    F64,    F64,  F64)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F32,    F32,    F32,  F32)    ,       (),   TF32,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  M_S,  SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (I8,     I8,     I32,  I32)    ,       (),   None,   TREE,    PLAIN,  M_I,  SM80, None, ANY_VERSION, *CUT80, H200),
+#       op              a       b       c     d         compute   rules
+#                                                                      min_arch, max_arch, min_version, calls, run_on
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F16,    F16,    F16,  F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F16,    F16,    F16,  I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16),   None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F32,    F32,    F32,  F32),    TF32,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (I8,     I8,     I32,  I32),    None,     K_I, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (I8,     I8,     F32,  F32),    None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (I8,     I8,     BF16, BF16),   None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (I8,     I8,     I8,   I8),     None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3), None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
+    Row("cutlass_gemm", (F64,    F64,    F64,  F64),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (F32,    F32,    F32,  F32),    TF32,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16),   None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
+    Row("cutlass_gemm", (I8,     I8,     I32,  I32),    None,     M_I, SM80, None, ANY_VERSION, *CUT80, H200),
 )
 
 # Compiled for Blackwell in tests, for sm_100 and, of fp8, for sm_120, whose operands of 16 bits the rows of sm_80 read.
 BLACKWELL_ROWS = (
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B,    SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32)    ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16)   ,       (),   None,   TREE,    PLAIN,  B_8,  SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F16,    F16,    F16,  F16),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F16,    F16,    F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16), None, B,   SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32),  None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
+    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
 )
 
 GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
 GROUPED_8 = (by_16, rows_dense, some_groups, b_k_dense)
 GROUPED_CUT = ("cutlass", "GemmUniversal", grouped_plan)
 GROUPED_ROWS = (
-    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16)   , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32)    , (), None, TREE, PLAIN, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16)   , (), None, TREE, PLAIN, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16), None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16), None, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
 )
 
 # Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.
@@ -125,33 +123,33 @@ CONV_MG  = (conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage
 CONV_CUT = ("cutlass", "CollectiveConv", conv_plan)
 CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", conv_multistage)
 CONV_ROWS = (
-#       op                        x | dy  w | x  result    c           compute epilogues scales rules     arch  until
-#       since        calls      run on
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT, H200),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16)  , ((F16,),),  None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16) , ((BF16,),), None, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
-    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32)  , ((F32,),),  TF32, TREE, PLAIN, CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200),
+#       op                         x | dy w | x result compute   rules                                                 fusion: c
+#                                                                          min_arch, max_arch, min_version, calls, run_on
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16),  None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16), None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32),  TF32,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F32,),))),
+    Row("cutlass_conv_fwd",        (F16,  F16,  F16),  None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
+    Row("cutlass_conv_fwd",        (BF16, BF16, BF16), None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_fwd",        (F32,  F32,  F32),  TF32,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16),  None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16), None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
+    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16),  None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16), None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
+    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
+    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
     replace(
         row,
-        arch=HOST,
-        until=HOST,
-        library={SM80: "numpy-multistage", SM90: "numpy", SM100: "numpy-blackwell"}[row.arch],
+        min_arch=HOST,
+        max_arch=HOST,
+        library={SM80: "numpy-multistage", SM90: "numpy", SM100: "numpy-blackwell"}[row.min_arch],
         function="matmul",
         call=numpy_plan,
         run_on=("host",),
@@ -159,15 +157,15 @@ HOST_ROWS = tuple(
     for row in (*BLACKWELL_ROWS, *GPU_ROWS)
 )
 GROUPED_HOST_ROWS = tuple(
-    replace(row, arch=HOST, until=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
+    replace(row, min_arch=HOST, max_arch=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
     for row in GROUPED_ROWS
 )
 CONV_HOST_ROWS = tuple(
     replace(
         row,
-        arch=HOST,
-        until=HOST,
-        library="numpy" if row.arch == SM90 else "numpy-multistage",
+        min_arch=HOST,
+        max_arch=HOST,
+        library="numpy" if row.min_arch == SM90 else "numpy-multistage",
         function="convolve",
         call=conv_numpy,
         run_on=("host",),

@@ -45,10 +45,10 @@ def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> l
 
 def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
     if not row.on(arch):
-        return [Refusal(Kind.ARCH, (row.arch, row.until), arch)]
-    version = versions.get(row.library) if row.since else None
-    if version is not None and version < row.since:
-        return [Refusal(Kind.VERSION, (row.library, row.since), version)]
+        return [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
+    version = versions.get(row.library) if row.min_version else None
+    if version is not None and version < row.min_version:
+        return [Refusal(Kind.VERSION, (row.library, row.min_version), version)]
     return []
 
 
@@ -95,13 +95,13 @@ class Explanation:
 
     def __str__(self) -> str:
         row = self.row
-        since = ".".join(map(str, row.since))
+        since = ".".join(map(str, row.min_version))
         run_on = ", ".join(row.run_on) or "no machine yet"
         lines = [
             self.request,
             f"-> {row.name}",
             f"   calls cudabind.sys.{row.library}.{row.function}"
-            if row.since
+            if row.min_version
             else f"   calls {row.library}.{row.function}",
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",

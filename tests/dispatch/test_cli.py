@@ -62,14 +62,19 @@ def test_table_json_holds_every_row_in_order():
     rows = told("table --json")
     assert [row["name"] for row in rows] == [row.name for row in dp.TABLE]
     kinds = {
-        "op": str, "dtypes": list, "epilogues": list, "arch": str, "library": str, "function": str,
-        "min_version": str | None, "run_on": list | None, "compute": str | None, "scales": list, "rules": list,
-        "until": str | None, "note": str | None, "nonfinite": str | None,
+        "op": str, "dtypes": list, "min_arch": str, "library": str, "function": str,
+        "min_version": str | None, "run_on": list | None, "compute": str | None, "rules": list,
+        "max_arch": str | None, "note": str | None, "nonfinite": str | None,
     }  # fmt: skip
     for row, source in zip(rows, dp.TABLE, strict=True):
         assert all(isinstance(row[key], kind) for key, kind in kinds.items())
         assert row["dtypes"] == [dtype.name for dtype in source.dtypes]
-        assert row["epilogues"] == [epilogue.name for epilogue in source.epilogues]
+        assert row.get("epilogues", ["NONE"]) == [epilogue.name for epilogue in source.epilogues]
+        pairs = [[None if mode is None else mode.name for mode in pair] for pair in source.scales]
+        assert row.get("scales", [[None, None]]) == pairs
+        assert row.get("epilogue_dtypes", []) == [[dtype.name for dtype in each] for each in source.epilogue_dtypes]
+        if source.fusion is None:
+            assert not row.keys() & {"epilogues", "epilogue_dtypes", "scales"}
         assert row["run_on"] != []
         assert row["note"] == (source.note or None)
         assert row["nonfinite"] == source.nonfinite
@@ -80,15 +85,15 @@ def test_table_json_says_what_a_row_says():
         row for row in told("table --json --arch sm_100") if row["dtypes"] == ["f4e2m1", "f4e2m1", "bf16", "bf16"]
     ]
     assert row["scales"] == [["VEC16_UE4M3", "VEC16_UE4M3"]]
-    assert (row["arch"], row["until"], row["compute"], row["run_on"]) == ("sm_100", None, "COMPUTE_32F", None)
+    assert (row["min_arch"], row["max_arch"], row["compute"], row["run_on"]) == ("sm_100", None, "COMPUTE_32F", None)
     assert (row["library"], row["function"], row["min_version"]) == ("cublasLt", "cublasLtMatmul", "12.9")
     assert row["rules"]
     assert not any("\n" in rule for rule in row["rules"])
 
 
 def test_table_json_of_an_architecture_has_the_rows_that_run_on_it():
-    assert {row["arch"] for row in told("table --json --arch sm_90 --op matmul")} == {"sm_80", "sm_90"}
-    assert {row["arch"] for row in told("table --json --arch host")} == {"host"}
+    assert {row["min_arch"] for row in told("table --json --arch sm_90 --op matmul")} == {"sm_80", "sm_90"}
+    assert {row["min_arch"] for row in told("table --json --arch host")} == {"host"}
 
 
 def test_table_is_aligned():
@@ -99,6 +104,14 @@ def test_table_is_aligned():
         column = head.index(title)
         assert all(row[column - 1] == " " and row[column] != " " for row in rows)
     assert "[1] NONE RELU" in "\n".join(lines)
+
+
+def test_table_shows_a_column_only_where_a_row_has_it():
+    fused = {"epilogue dtypes", "epilogues", "scales of a, b"}
+    for words, shown in (("--op matmul", fused), ("--op norm_bwd", {"epilogue dtypes"}), ("--op ctc_loss", set())):
+        lines = call(f"table {words}").stdout.splitlines()
+        assert {title for title in fused if title in lines[0]} == shown
+        assert ("Epilogues:" in "\n".join(lines)) == ("epilogues" in shown)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +248,8 @@ from dataclasses import replace
 from dispatch.__main__ import main
 from dispatch.keys import F16, F32, HOST
 
-row = next(row for row in dp.TABLE if row.arch == HOST)
-dp.register(replace(row, op="norm", dtypes=(F32, F16), extra=(), library="mine", function="norm"))
+row = next(row for row in dp.TABLE if row.min_arch == HOST)
+dp.register(replace(row, op="norm", dtypes=(F32, F16), fusion=None, library="mine", function="norm"))
 sys.exit(main(sys.argv[1:]))
 """
 

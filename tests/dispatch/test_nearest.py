@@ -119,7 +119,7 @@ def test_of_rows_as_near_the_first_is_named() -> None:
 
 
 def test_a_row_of_another_machine_is_never_the_nearest() -> None:
-    other = dataclasses.replace(ROWS[0], arch=HOST, until=HOST)
+    other = dataclasses.replace(ROWS[0], min_arch=HOST, max_arch=HOST)
     assert nearest([(other, [ORDER]), (ROWS[1], [LIBRARY, LIBRARY])], H100).startswith(ROWS[1].name)
     assert nearest([(other, [ORDER])], H100) == "no row is for sm_90"
 

@@ -19,7 +19,8 @@ from dispatch.keys import F32, HOST, Epilogue
 from dispatch.refusal import Kind, Refusal
 
 ROOT = Path(__file__).parents[2]
-BUILT_IN = next(row for row in dp.TABLE if row.arch == HOST and row.dtypes == (F32,) * 4)
+BUILT_IN = next(row for row in dp.TABLE if row.min_arch == HOST and row.dtypes == (F32,) * 4)
+NONE = dataclasses.replace(BUILT_IN.fusion, epilogues=(Epilogue.NONE,))
 
 
 class Answer(Plan):
@@ -37,7 +38,7 @@ class Answer(Plan):
 
 def mine(number: float, **columns: Any) -> Row:
     """A host row for f32 products without an epilogue whose answer is a number."""
-    row = dataclasses.replace(BUILT_IN, epilogues=(Epilogue.NONE,), library=f"mine{number}", function="answer")
+    row = dataclasses.replace(BUILT_IN, fusion=NONE, library=f"mine{number}", function="answer")
     return dataclasses.replace(row, call=lambda *arguments: Answer(arguments[2], number), **columns)
 
 
@@ -108,7 +109,7 @@ def test_a_rule_that_breaks_where_the_row_refuses_anyway_hides_nothing(product):
         """Relies on a bias."""
         return "" if request.bias.shape else "needs a bias"
 
-    dp.register(mine(10, rules=(fragile,), epilogues=(Epilogue.BIAS,)))
+    dp.register(mine(10, rules=(fragile,), fusion=dataclasses.replace(NONE, epilogues=(Epilogue.BIAS,))))
     assert dp.explain(product).refusals[0][1] == (Refusal(Kind.EPILOGUE, (Epilogue.BIAS,), Epilogue.NONE),)
 
 
@@ -131,8 +132,8 @@ def test_watchers_are_told():
     [
         (BUILT_IN, "stands in the table already"),
         ("matmul", "a str, not a Row"),
-        (mine(1, epilogues=()), "needs a function to call, an epilogue"),
-        (mine(1, scales=()), "pair of scale modes"),
+        (mine(1, fusion=dataclasses.replace(NONE, epilogues=())), "needs a function to call, an epilogue"),
+        (mine(1, fusion=dataclasses.replace(NONE, scales=())), "pair of scale modes"),
         (dataclasses.replace(mine(1), call=None), "needs a function to call"),
     ],
     ids=["twice", "no row", "no epilogue", "no scales", "no function"],
@@ -144,7 +145,7 @@ def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
 
 
 def test_a_row_that_can_never_be_reached_is_refused_when_the_table_is_made():
-    narrow = dataclasses.replace(BUILT_IN, epilogues=(Epilogue.NONE,))
+    narrow = dataclasses.replace(BUILT_IN, fusion=NONE)
     with pytest.raises(BadRow, match="can never be reached"):
         Table([BUILT_IN, narrow])
     assert len(Table([narrow, BUILT_IN])) == 2
@@ -161,7 +162,7 @@ PACKAGE = """
     import dispatch as dp
     from dispatch.keys import F64, HOST
 
-    BUILT_IN = next(row for row in dp.TABLE.of("matmul") if row.arch == HOST and row.dtypes == (F64,) * 4)
+    BUILT_IN = next(row for row in dp.TABLE.of("matmul") if row.min_arch == HOST and row.dtypes == (F64,) * 4)
     ROW = replace(BUILT_IN, library="packaged")
     ROWS = [ROW, replace(BUILT_IN, library="packaged too")]
     WRONG = [ROW, ROW]

@@ -13,7 +13,7 @@ from dispatch.keys import HOST, Arch
 from dispatch.table.table import ROOMS
 
 ROWS = list(dp.TABLE)
-GPU_ROWS = [row for row in ROWS if row.arch != HOST]
+GPU_ROWS = [row for row in ROWS if row.min_arch != HOST]
 BOUND_ROWS = [row for row in GPU_ROWS if row.library in cudabind.LIBRARIES]  # CUTLASS is templates, and no library
 RULES = list(dict.fromkeys(rule for row in ROWS for rule in row.rules))
 name = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -32,10 +32,10 @@ def test_no_row_stands_twice_and_none_is_out_of_reach():
 def test_every_op_has_gpu_rows_and_the_same_on_the_host():
     for op in dp.TABLE.ops:
         columns = {
-            kind: [(row.dtypes, row.extra, row.compute, row.epilogues, row.scales, row.rules) for row in rows]
+            kind: [(row.dtypes, row.epilogue_dtypes, row.compute, row.epilogues, row.scales, row.rules) for row in rows]
             for kind, rows in {
-                "gpu": [row for row in dp.TABLE.of(op) if row.arch != HOST],
-                "host": [row for row in dp.TABLE.of(op) if row.arch == HOST],
+                "gpu": [row for row in dp.TABLE.of(op) if row.min_arch != HOST],
+                "host": [row for row in dp.TABLE.of(op) if row.min_arch == HOST],
             }.items()
         }
         assert columns["gpu"]
@@ -48,7 +48,7 @@ def test_a_gpu_row_ends_in_a_function_of_its_library(row: Row):
     function = getattr(module, row.function)
     assert callable(function)
     assert function.__name__ == row.function
-    assert row.since > (0,)
+    assert row.min_version > (0,)
 
 
 @name
@@ -56,11 +56,11 @@ def test_columns_are_sound(row: Row):
     assert callable(row.call)
     assert row.call.__doc__
     assert row.run_on == () or all(isinstance(machine, str) and machine for machine in row.run_on)
-    assert row.until is None or row.until >= row.arch
+    assert row.max_arch is None or row.max_arch >= row.min_arch
     assert len(set(row.epilogues)) == len(row.epilogues)
     assert len(set(row.scales)) == len(row.scales)
-    assert row.on(row.arch)
-    assert row.on(HOST) == (row.arch == HOST)
+    assert row.on(row.min_arch)
+    assert row.on(HOST) == (row.min_arch == HOST)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -72,8 +72,8 @@ def test_a_rule_is_a_named_function_with_a_docstring(rule):
 
 
 def test_rows_for_newer_gpus_say_that_no_machine_has_run_them():
-    assert all(row.run_on == () for row in ROWS if row.arch >= Arch(100))
-    assert any(row.arch >= Arch(100) for row in ROWS)
+    assert all(row.run_on == () for row in ROWS if row.min_arch >= Arch(100))
+    assert any(row.min_arch >= Arch(100) for row in ROWS)
 
 
 def test_issue_dtypes_are_all_there():

@@ -20,7 +20,9 @@ from dispatch.row_check import cases_of
 
 N = 64
 MODES = ["global", "thread_local", "relaxed"]
-OPS = sorted({row.op for row in dp.TABLE if row.arch != HOST and row.library != "cutlass" and row.op != "cudnn_graph"})
+OPS = sorted(
+    {row.op for row in dp.TABLE if row.min_arch != HOST and row.library != "cutlass" and row.op != "cudnn_graph"}
+)
 
 
 def capture(stream, work):

@@ -22,7 +22,7 @@ spec.loader.exec_module(the_host_s)
 ROWS = [
     row
     for row in dp.TABLE
-    if row.arch != HOST and row.run_on and row.nonfinite != NONE
+    if row.min_arch != HOST and row.run_on and row.nonfinite != NONE
     if row.op not in the_host_s.WITHOUT_CASES and not row.op.startswith("cutlass")
 ]
 # Not held to the host: draws of their own; V of a key that a mask hides, which is read or not; gradients of infinities.
@@ -47,7 +47,7 @@ def kinds(array):
 def test_a_row_does_with_nan_and_infinities_as_it_says(row, gpu):
     """No result that reads an element hides its NaN; where a row is as IEEE 754 has it, the host does the same."""
     if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.arch}, this GPU is {gpu.arch}")
+        pytest.skip(f"needs {row.min_arch}, this GPU is {gpu.arch}")
     host = dp.device("host")
     alike = row.nonfinite.startswith(IEEE) and row.op not in DRAWN and not row.dtypes[0].is_complex  # whose parts mix
     assert alike or row.nonfinite.startswith((ENGINE, IEEE))

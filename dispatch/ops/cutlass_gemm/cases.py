@@ -259,7 +259,7 @@ def cases(row: Row) -> list[Case]:
     dtypes = (a, b, c, d)
     if row.function == "DefaultGemmUniversal" or row.library == "numpy-multistage":
         return _multistage(dtypes, row.compute)
-    if row.arch > HOPPER or row.library == "numpy-blackwell":
+    if row.min_arch > HOPPER or row.library == "numpy-blackwell":
         return _blackwell(dtypes)
     # Which configuration a row is tried with is its own, and all are of the stated set.
     config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]

@@ -29,7 +29,7 @@ __all__ = ["BlackwellPlan", "plan", "spec_of"]
 def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, learn its parameters."""
     arch = executor.device.arch
-    if arch not in ARCHES or arch < row.arch:
+    if arch not in ARCHES or arch < row.min_arch:
         raise Refused(f"needs sm_100 or sm_120, whose own instructions the kernel is made of, has {arch}")
     return BlackwellPlan(request, executor, row)
 

@@ -326,7 +326,7 @@ def _fit(form: Form, epilogue: Epilogue) -> bool:
 def _case(row: Row, form: Form, epilogue: Epilogue, turn: int) -> Case:
     takes_bias = epilogue.adds_bias or epilogue.writes_bgrad
     takes_aux = epilogue.activation == "gelu" and (epilogue.writes_aux or epilogue.is_gradient)
-    bias, aux = row.extra[0] or row.dtypes[2:3], row.extra[1] or row.dtypes[2:3]
+    bias, aux = row.epilogue_dtypes[0] or row.dtypes[2:3], row.epilogue_dtypes[1] or row.dtypes[2:3]
     return Case(
         form=_with_c(form, row.dtypes),
         dtypes=row.dtypes,

@@ -233,7 +233,7 @@ def cases(row: Row) -> list[NormCase]:
     forms = [form for form in FORMS if (ungrouped if form.mode is GROUP else grouped) not in row.rules]
     for number, form in enumerate(forms):
         for training in (True,) if row.op == "norm_bwd" else (True, False):
-            parameters = row.extra[0][(number + training) % len(row.extra[0])]
+            parameters = row.epilogue_dtypes[0][(number + training) % len(row.epilogue_dtypes[0])]
             if form.mode in (BATCH, INSTANCE, GROUP):
                 parameters = F32
             found.append(NormCase(row.op, form, dtype, parameters, training))

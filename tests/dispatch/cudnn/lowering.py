@@ -55,7 +55,7 @@ def check(target):
     for row in dp.TABLE:
         name = row.call.__module__.rpartition(".")[2]
         if (
-            row.arch == HOST
+            row.min_arch == HOST
             or row.function != "cudnnBackendExecute"
             or name not in ROOMS
             or (FEW and row.dtypes[0] not in (BF16, I8))

@@ -13,7 +13,7 @@ PLAIN = {(8192, 8192, 64), (2048, 1536, 1024), (128, 512, 16384), (16, 512, 512)
 
 
 def test_there_is_a_kernel_for_each_row_and_each_choice():
-    rows = [row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal" and row.arch == 90]
+    rows = [row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal" and row.min_arch == 90]
     labels = [label for label, _ in warm.specs()]
     assert labels == [f"{row.name} {config}" for row in rows for config in CHOSEN]
     assert not list(warm.specs("matmul"))

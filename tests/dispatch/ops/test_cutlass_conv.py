@@ -17,7 +17,7 @@ from dispatch.row_check import check_row
 from dispatch.table.select import select
 
 OPS = ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
-ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.arch == HOST]
+ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 TF32 = Compute.COMPUTE_32F_FAST_TF32
 

@@ -15,7 +15,7 @@ from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
 from dispatch.ops.cutlass_gemm.cases import cases, quantized_cases, tree_cases
 from dispatch.ops.cutlass_gemm.reference import reference
 
-ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.arch == HOST]
+ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

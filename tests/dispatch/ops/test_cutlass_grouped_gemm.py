@@ -15,7 +15,7 @@ from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS, LARGE, MEDIUM, SMA
 from dispatch.ops.cutlass_grouped_gemm.cutlass import chunks, spec_of
 from dispatch.ops.cutlass_grouped_gemm.reference import reference
 
-ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == HOST]
+ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

@@ -54,7 +54,7 @@ def test_cases_cover_what_a_row_lists(row):
     assert {case.modes for case in found} == set(row.scales)
     assert len({case.id for case in found}) == len(found)
     vectors = [{case.bias for case in found} - {None}, {case.aux for case in found} - {None}]
-    for allowed, seen in zip(row.extra, vectors, strict=True):
+    for allowed, seen in zip(row.epilogue_dtypes, vectors, strict=True):
         assert seen <= set(allowed)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
+from dispatch.core.row import Fusion
 from dispatch.device.device import HostDevice
 from dispatch.execute.executor import CudaExecutor, Executor
 from dispatch.keys import Arch, Epilogue
@@ -456,7 +457,7 @@ def test_a_library_that_refuses_a_first_row_is_asked_again_for_other_extents(dev
             raise dp.errors.Refused("not these extents")
         return real(request, executor_, row)
 
-    first = replace(TABLE[1], variant="first", epilogues=(Epilogue.NONE,), call=refuse_once)
+    first = replace(TABLE[1], variant="first", fusion=Fusion(), call=refuse_once)
     dp.register(first)
     try:
         for rows in (32, 40):

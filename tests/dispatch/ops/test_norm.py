@@ -16,7 +16,7 @@ from dispatch.ops.norm.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
-ROWS = [row for row in dp.TABLE if row.op.startswith("norm_") and row.arch == HOST]
+ROWS = [row for row in dp.TABLE if row.op.startswith("norm_") and row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 SHAPES = {
     NormMode.LAYER_NORM: ((3, 4, 6), (4, 6), (1, 2)),

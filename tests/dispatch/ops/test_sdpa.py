@@ -19,7 +19,7 @@ from dispatch.ops.sdpa.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
-ROWS = [row for row in dp.TABLE if row.op.startswith("sdpa_") and row.arch == HOST]
+ROWS = [row for row in dp.TABLE if row.op.startswith("sdpa_") and row.min_arch == HOST]
 SMALL = (
     "ones",
     "primes",

@@ -47,7 +47,7 @@ def convolutions() -> Iterator[Made]:
 
 
 def _cases() -> Iterator[Made]:
-    for row in (row for op in OPS for row in dp.TABLE.of(op) if row.arch != HOST):
+    for row in (row for op in OPS for row in dp.TABLE.of(op) if row.min_arch != HOST):
         for case in cases(row):
             request = case.request(DEV, np.random.default_rng(0))
             label = f"{row.name} {case.id}"

@@ -63,7 +63,7 @@ def rows(arches: tuple[int, ...] = (SM90,)) -> Iterator[Kernel]:
     """Those of each row's cases on GPUs of these architectures."""
     for row in dp.TABLE.of("cutlass_gemm"):
         # Hopper runs the rows of sm_80, too; of the newer ones, those of Blackwell's own kernels are meant.
-        on = [Arch(arch) for arch in arches if row.on(Arch(arch)) and (row.arch > SM90) == (arch > SM90)]
+        on = [Arch(arch) for arch in arches if row.on(Arch(arch)) and (row.min_arch > SM90) == (arch > SM90)]
         for case in trials.cases(row) if on else ():
             request = case.request(DEV, np.random.default_rng(0))
             for arch in on:
@@ -86,7 +86,7 @@ def trees() -> Iterator[Kernel]:
 def groups() -> Iterator[Kernel]:
     """Those of the grouped products."""
     for row in dp.TABLE.of("cutlass_grouped_gemm"):
-        if row.arch == HOST:
+        if row.min_arch == HOST:
             continue
         for case in grouped_cases(row):
             request = case.request(DEV, np.random.default_rng(0))
@@ -124,7 +124,7 @@ def bench() -> Iterator[Kernel]:
     operands = {"bias": DEV.zeros(32, "bf16"), "residual": DEV.zeros((16, 32), "bf16")}
     request = plain("bf16", evt.reduce(residual, "top", "amax", over="n"), operands=operands)
     yield from raced(request, (4096,) * 3)
-    row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch == SM90 and row.dtypes == (BF16,) * 4)
+    row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch == SM90 and row.dtypes == (BF16,) * 4)
     case = grouped_cases(row)[0]
     for config in grouped_config.CONFIGS:
         spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90, config)
@@ -171,7 +171,7 @@ def kernel_of(request: CutlassGemmRequest, row: dp.Row, arch: Arch, label: str) 
     if row.function == "DefaultGemmUniversal":
         multistage_spec = multistage.spec_of(request, arch, PROCESSORS)
         source, target = emit80.emit(multistage_spec), multistage_spec.target
-    elif row.arch > SM90:
+    elif row.min_arch > SM90:
         blackwell_spec = blackwell.spec_of(request, arch)
         source, target = emit100.emit(blackwell_spec), blackwell_spec.target
     else:

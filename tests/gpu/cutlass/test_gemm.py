@@ -14,7 +14,7 @@ from dispatch.ops.cutlass_gemm.cases import Trial, cases, quantized_cases, tree_
 from dispatch.ops.cutlass_gemm.reference import reference
 
 HOPPER, BLACKWELL = (
-    [row for row in dp.TABLE.of("cutlass_gemm") if row.arch != HOST and (row.arch > 90) is newer]
+    [row for row in dp.TABLE.of("cutlass_gemm") if row.min_arch != HOST and (row.min_arch > 90) is newer]
     for newer in (False, True)
 )
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in HOPPER for case in cases(row)]
@@ -52,7 +52,7 @@ def test_a_row_passes_its_cases(row, case, gpu, rng):
 def test_a_row_of_blackwell_passes_its_cases(row, case, rng):
     device = dp.device("cuda:0")
     if device.arch not in ARCHES or not row.on(device.arch):
-        pytest.skip(f"needs {row.arch} to {row.until}, this GPU is {device.arch}")
+        pytest.skip(f"needs {row.min_arch} to {row.max_arch}, this GPU is {device.arch}")
     trial = case.trial(device, rng)
     call = dp.prepare(trial.request)
     assert call.row is row

@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.cutlass_grouped_gemm import cutlass_grouped_gemm
 from dispatch.ops.cutlass_grouped_gemm.cases import GroupedTrial, cases, several_cases
 
-ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.arch != HOST]
+ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

@@ -21,7 +21,7 @@ def try_row(gpu: dispatch.Device, rng: np.random.Generator) -> Callable[[Any, An
 
     def attempt(row: Any, case: Any) -> None:
         if not row.on(gpu.arch):
-            pytest.skip(f"needs {row.arch} or newer, this GPU is {gpu.arch}")
+            pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
         check_row(row, case, gpu, rng)
 
     return attempt

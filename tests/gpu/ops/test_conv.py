@@ -14,7 +14,7 @@ from dispatch.ops.conv import Activation, ConvFwdRequest
 from dispatch.ops.conv.cases import cases
 from dispatch.row_check import check_row
 
-ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -25,7 +25,7 @@ def gpu():
 
 def skip_unless_for(row, gpu):
     if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.arch}, this GPU is {gpu.arch}")
+        pytest.skip(f"needs {row.min_arch}, this GPU is {gpu.arch}")
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)

@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.ctc import CtcRequest, ctc_loss
 from dispatch.ops.ctc.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op == "ctc_loss" and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op == "ctc_loss" and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

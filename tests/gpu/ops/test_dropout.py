@@ -9,7 +9,7 @@ from dispatch.ops.dropout import DropoutRequest, dropout, dropout_bwd, dropout_s
 from dispatch.ops.dropout.cases import cases
 
 OPS = ("dropout_states", "dropout_fwd", "dropout_bwd")
-ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

@@ -12,7 +12,7 @@ from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.matmul.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -23,8 +23,8 @@ def gpu():
 
 def skip_unless_for(row, gpu):
     if not row.on(gpu.arch):
-        newest = "" if row.until is None else f" to {row.until}"
-        pytest.skip(f"needs {row.arch}{newest}, this GPU is {gpu.arch}")
+        newest = "" if row.max_arch is None else f" to {row.max_arch}"
+        pytest.skip(f"needs {row.min_arch}{newest}, this GPU is {gpu.arch}")
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)

@@ -12,7 +12,7 @@ from dispatch.ops.norm import NormMode
 from dispatch.ops.norm.cases import cases
 from dispatch.row_check import check_row
 
-ROWS = [row for row in dispatch.TABLE if row.op.startswith("norm_") and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op.startswith("norm_") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -23,7 +23,7 @@ def gpu():
 
 def skip_unless_for(row, gpu):
     if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.arch}, this GPU is {gpu.arch}")
+        pytest.skip(f"needs {row.min_arch}, this GPU is {gpu.arch}")
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)

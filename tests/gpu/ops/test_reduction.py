@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.reduction import ReduceOp, reduce
 from dispatch.ops.reduction.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op == "reduce" and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op == "reduce" and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

@@ -23,7 +23,7 @@ from dispatch.ops.rnn import (
 from dispatch.ops.rnn.cases import cases
 
 OPS = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")
-ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 M = RnnMode
 NETWORKS = {

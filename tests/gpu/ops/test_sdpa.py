@@ -16,7 +16,7 @@ from dispatch.ops.sdpa.cases import cases
 from dispatch.ops.sdpa.reference import evaluate
 from dispatch.row_check import check_row
 
-ROWS = [row for row in dispatch.TABLE if row.op.startswith("sdpa_") and row.arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op.startswith("sdpa_") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -27,7 +27,7 @@ def gpu():
 
 def skip_unless_for(row, gpu):
     if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.arch}, this GPU is {gpu.arch}")
+        pytest.skip(f"needs {row.min_arch}, this GPU is {gpu.arch}")
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)
