@@ -37,13 +37,13 @@ def test_the_host_says_what_the_gpu_says():
 
 
 def test_an_op_without_a_statement_is_no_row_of_this_library():
-    like = {name: getattr(ROWS[0], name) for name in ("dtypes", "extra", "compute", "epilogues", "scales", "call")}
+    like = {name: getattr(ROWS[0], name) for name in ("dtypes", "compute", "fusion", "call")}
     like |= {
         "op": "hadamard",
         "rules": (),
-        "arch": HOST,
-        "until": HOST,
-        "since": (),
+        "min_arch": HOST,
+        "max_arch": HOST,
+        "min_version": (),
         "library": "numpy",
         "function": "f",
     }
