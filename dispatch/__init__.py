@@ -23,7 +23,9 @@ from dispatch import errors
 from dispatch.bind.prepare import BoundCall, prepare, prepare_all
 from dispatch.core.request import Request, run
 from dispatch.core.row import Fusion, Row
-from dispatch.device.device import Device, device, from_cuda_array_interface, from_dlpack
+from dispatch.device.device import Device
+from dispatch.device.external_memory import from_cuda_array_interface, from_dlpack
+from dispatch.device.registry import device
 from dispatch.device.stream import Stream
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Arch, Compute, Dtype, Epilogue, ScaleMode

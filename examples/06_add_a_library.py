@@ -1,8 +1,9 @@
 """Add a library: nvJPEG, from the headers on the package index to a call, in a temporary folder.
 
-A library is one row in each of three tables: WHEELS and ROWS of cudabind/gen/libraries.py (which headers, and what is
-special about them) and LIBRARIES of cudabind/__init__.py (how the file is found). In the repository, write them there
-and run `python -m cudabind.gen nvjpeg`. Here they are added at run time, and all that is made is gone in the end.
+A library is one row in each of three tables: WHEELS of cudabind/gen/pins.py and ROWS of cudabind/gen/libraries.py
+(which headers, and what is special about them), and LIBRARIES of cudabind/__init__.py (how the file is found). In the
+repository, write them there and run `python -m cudabind.gen nvjpeg`. Here they are added at run time, and all that is
+made is gone in the end.
 
 Needs libclang and gcc (`pip install 'cudabind[gen]'`), and the network for the headers and for nvJPEG itself (4 MB).
 
@@ -26,7 +27,8 @@ from cudabind.__main__ import describe
 from cudabind.errors import CudaError
 from cudabind.gen import __main__ as command
 from cudabind.gen import sources
-from cudabind.gen.libraries import ROWS, WHEELS, Pins, Row
+from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.pins import WHEELS, Pins
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -29,6 +29,7 @@ from differential_specs import OPS, Spec
 from differential_suspects import find, replay
 
 import dispatch as dp
+from dispatch.execute import cuda_executor
 from dispatch.execute import executor as executor_module
 from dispatch.ops.matmul import shortcut as shortcut_module
 
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from differential_compare import Live
     from typing_extensions import Self
 
-    from dispatch.device.tensor import Storage
+    from dispatch.device.storage import Storage
 
 device_module = sys.modules["dispatch.device.device"]  # the package's name `device` is the function
 
 LIMITS = (  # what is remembered at most, and how little of it in every other wave
     (executor_module, "MAX_PLANS", 64),
-    (executor_module, "MAX_REPLAYS", 32),
-    (executor_module, "MAX_SEEN", 4),
+    (cuda_executor, "MAX_REPLAYS", 32),
+    (cuda_executor, "MAX_SEEN", 4),
     (shortcut_module, "MAX_SHORTCUTS", 24),
     (shortcut_module, "MAX_PATTERNS", 8),
     (device_module, "MAX_LAYOUTS", 512),

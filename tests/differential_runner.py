@@ -21,8 +21,8 @@ from differential_specs import GUARD, POISON, Slot, Spec
 import dispatch as dp
 from cudabind import driver
 from cudabind.errors import CudaError, LibraryNotFound
-from dispatch.device.device import HostDevice
-from dispatch.device.tensor import Storage
+from dispatch.device.host import HostDevice
+from dispatch.device.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

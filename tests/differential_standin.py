@@ -21,10 +21,10 @@ import numpy as np
 from cudabind import driver
 from cudabind.sys import cublasLt as lt
 from dispatch.bind import refit
-from dispatch.device.device import HostDevice
+from dispatch.device.host import HostDevice
 from dispatch.device.stream import Stream
 from dispatch.errors import Refused
-from dispatch.execute.executor import CudaExecutor
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import Arch, Dtype
 from dispatch.ops.matmul import cublaslt
 
@@ -320,10 +320,10 @@ DRIVER = SimpleNamespace(
 
 def install(patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-in where the real libraries are called; `patch` is pytest's `monkeypatch.setattr`, or `setattr`."""
-    from dispatch.execute import executor
+    from dispatch.execute import cuda_executor
 
     patch(cublaslt, "heuristic", heuristic)
     patch(cublaslt, "handle_of", lambda _: None)
     patch(cublaslt, "_bare_matmul", lambda: product)
-    for room in (cublaslt, refit, executor):
+    for room in (cublaslt, refit, cuda_executor):
         patch(room, "driver", DRIVER)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import cudabind
-from cudabind.gen.libraries import RELEASES, WHEELS
+from cudabind.gen.pins import RELEASES, WHEELS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cudabind", "dispatch")

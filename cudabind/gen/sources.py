@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen.libraries import BASE, RELEASES, ROWS, TOLD, WHEELS, Row
+from cudabind.gen.libraries import ROWS, Row
 from cudabind.gen.merge import Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
+from cudabind.gen.pins import BASE, RELEASES, TOLD, WHEELS
 from cudabind.gen.wheels import Wheel, fetch, include
 
 if TYPE_CHECKING:

@@ -13,9 +13,12 @@ from dispatch.bind import bind  # noqa: F401  # gives executors the table
 from dispatch.bind.refit import refit
 from dispatch.core.request import check_request
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import HostDevice, live_devices
+from dispatch.device.host import HostDevice
+from dispatch.device.registry import live_devices
 from dispatch.device.stream import order
-from dispatch.execute.executor import Bound, CudaExecutor, HostExecutor, executor_on
+from dispatch.execute.bound import Bound
+from dispatch.execute.cuda_executor import CudaExecutor, executor_on
+from dispatch.execute.host_executor import HostExecutor
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ import numpy as np
 from cudabind import driver
 from dispatch.checks import as_array
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.execute.executor import CudaExecutor
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import Dtype
 
 if TYPE_CHECKING:

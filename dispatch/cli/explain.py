@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Explain one request; 1 where no row takes it."""
     arch = options.arch
     if arch is None:
-        from dispatch.device.device import device
+        from dispatch.device.registry import device
 
         arch = device().arch
     refusal: NoRow | None = None

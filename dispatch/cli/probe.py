@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.request import Signature
 from dispatch.core.row import Row, refusals
-from dispatch.device.device import device
+from dispatch.device.registry import device
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import FP8, Arch, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import shown
 from dispatch.cli import complain, print_json, say
-from dispatch.device.device import device as find_device
+from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, DeadlineExceeded, DeviceUnavailable, DispatchError
 from dispatch.supervise.journal import read, row_of
 from dispatch.supervise.request_json import Memory, Reader

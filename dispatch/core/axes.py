@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
 
 __all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "merge"]
 

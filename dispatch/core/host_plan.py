@@ -17,7 +17,8 @@ from dispatch.keys import F64
 if TYPE_CHECKING:
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
 __all__ = [

@@ -11,7 +11,7 @@ from dispatch.keys import I32, I64
 
 if TYPE_CHECKING:
     from dispatch.core.request import Request
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
 
 __all__ = ["ALIGNED", "at_16_bytes", "dense_strides", "lies_dense"]
 

@@ -14,12 +14,13 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_enum, check_int, check_kinds
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, Request, Signature, Use
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
 __all__ = ["Made", "OperandRequest", "chosen", "dense", "like", "same_as", "whole"]

@@ -12,7 +12,7 @@ from dispatch.keys import F8E4M3, F8E5M2, I8, Dtype
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 
 __all__ = ["EXACT", "FP8_MAX", "Precision", "as_is", "to_tf32"]

@@ -1,7 +1,8 @@
-"""The GPU as a device: primary context, stream-ordered memory pool, copies, and what a driver status means.
+"""The GPU as a device: primary context, streams, stream-ordered memory, and what a driver status means.
 
 `device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
-them. Memory comes from a pool of this device's own; releases.py frees it behind every stream that used it.
+them. Memory comes from a pool of this device's own (memory_pool.py); releases.py frees it behind every stream that used
+it.
 """
 
 from __future__ import annotations
@@ -9,57 +10,40 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import defaultdict, deque
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from cudabind import driver
-from cudabind.errors import CudaError, SymbolNotFound
-from dispatch.checks import converted
+from cudabind.errors import SymbolNotFound
 from dispatch.device.callers_graph import CallersGraphs
 from dispatch.device.context import Context
 from dispatch.device.device import Device, array_kind
 from dispatch.device.dlpack import lent, take_back
 from dispatch.device.external import ExternalStream, ExternalStreams
-from dispatch.device.pinned import Copy, PinnedPool
+from dispatch.device.gpus import FORKED, count_gpus
+from dispatch.device.host_copies import HostCopies
+from dispatch.device.memory_pool import MemoryPool
 from dispatch.device.recordings import LOST, Recordings
 from dispatch.device.releases import Releases
+from dispatch.device.storage import Storage
 from dispatch.device.stream import RELAXED, QuietStream, Stream, current, exchange_mode, relaxed
-from dispatch.device.strided_copy import pieces, whole
-from dispatch.device.tensor import Array, Storage, Tensor, check_dense, unpacked
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CudaDevice", "device_of_pointer", "is_available"]
+    from dispatch.device.async_copy import Copy
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+
+__all__ = ["CudaDevice"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 STUCK = 8  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
-NOT_INITIALIZED = 3  # what cuInit says in a process that was forked from one that uses CUDA
-FORKED = (
-    "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
-    " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
-)
 _of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
-
-
-@cache
-def is_available() -> bool:
-    """Whether there is a driver and at least one GPU that it can use."""
-    try:
-        driver.cuInit(0)
-        return int(driver.cuDeviceGetCount()) > 0
-    except CudaError as error:
-        return error.status == NOT_INITIALIZED  # there is one: `device()` says why this process cannot use it
-
-
-def device_of_pointer(ptr: int) -> int:
-    """The number of the GPU that a device pointer belongs to."""
-    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(driver.cuPointerGetAttribute(attribute, ptr))
 
 
 class CudaDevice(Device):
@@ -69,17 +53,7 @@ class CudaDevice(Device):
     here: Context
 
     def __init__(self, ordinal: int, generation: int) -> None:
-        try:
-            driver.cuInit(0)
-            count = int(driver.cuDeviceGetCount())
-        except CudaError as error:
-            if error.status == NOT_INITIALIZED:
-                raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
-            raise DeviceUnavailable(
-                f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without"
-            ) from error
-        if ordinal >= count:
-            raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
+        count = count_gpus(ordinal)
         self.handle = driver.cuDeviceGet(ordinal)
         self.is_alone = count == 1
         self.here = Context(self)
@@ -90,11 +64,11 @@ class CudaDevice(Device):
         super().__init__(f"cuda:{ordinal}", ordinal, Arch(major * 10 + minor), generation)
         self.model = driver.cuDeviceGetName(96, self.handle).split(b"\0")[0].decode()
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
-        self._pool = self._make_pool(ordinal)
+        self._pool = MemoryPool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # that were made here
         self._retained = deque([self.handle])  # until `close` has given its hold on the primary context back
-        self._pinned = PinnedPool(self)
+        self._copies = HostCopies(self)
         self.recordings = Recordings()
         self.externals = ExternalStreams(self)
         self.releases = Releases(self, self.stream())
@@ -107,18 +81,6 @@ class CudaDevice(Device):
     def attribute(self, kind: Any) -> int:
         """One `CUdevice_attribute` of the GPU."""
         return int(driver.cuDeviceGetAttribute(kind, self.handle))
-
-    def _make_pool(self, ordinal: int) -> ctypes.c_void_p:
-        """A pool that keeps what is freed: the driver's default gives it back at every synchronization."""
-        props = driver.CUmemPoolProps()
-        props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        props.location.id = ordinal
-        with relaxed():
-            pool = driver.cuMemPoolCreate(props)
-            threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-            driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
-        return ctypes.c_void_p(int(pool))
 
     def activate(self) -> None:
         self.here.provide()
@@ -237,16 +199,12 @@ class CudaDevice(Device):
         return stream is not None and stream.foreign and not stream.closed and stream.is_capturing()
 
     def bytes_in_use(self) -> int | None:
-        used = ctypes.c_uint64()
-        kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         if not self.alive or self.fault is not None:
             return None
         take_back(everything=True)
         with relaxed():
             self.releases.collect()
-            if driver.cuMemPoolGetAttribute.unchecked(self._pool, int(kind), ctypes.byref(used)):
-                return None  # counting raises nothing: a fault is told to those who wait for results
-        return used.value
+            return self._pool.bytes_in_use()
 
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
@@ -283,7 +241,9 @@ class CudaDevice(Device):
         exchange(mode)
         try:
             self.releases.collect()
-            status = driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle)
+            status = driver.cuMemAllocFromPoolAsync.unchecked(
+                ctypes.byref(ptr), size, self._pool.c_handle, stream.c_handle
+            )
         finally:
             exchange(mode)
         if status == OUT_OF_MEMORY:
@@ -299,7 +259,9 @@ class CudaDevice(Device):
             return OUT_OF_MEMORY  # to wait for the device would end the caller's capture
         self.trim()
         with relaxed():
-            return int(driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool, stream.c_handle))
+            return int(
+                driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool.c_handle, stream.c_handle)
+            )
 
     def _allocate_for(self, stream: Stream, nbytes: int) -> Storage:
         """Memory for a stream that the caller captures: it is there at once, and no part of his graph."""
@@ -317,8 +279,8 @@ class CudaDevice(Device):
             self.synchronize()
             self.releases.side.synchronize()
             self.releases.collect()
-            driver.cuMemPoolTrimTo(int(self._pool.value or 0), 0)
-            self._pinned.trim()
+            self._pool.trim()
+            self._copies.pinned.trim()
 
     def park(self, storage: Storage) -> None:
         self.releases.give_back(storage)
@@ -328,52 +290,15 @@ class CudaDevice(Device):
 
     # -- copies ---------------------------------------------------------------------------------------------------
     def copy_in(self, tensor: Tensor, array: Array) -> None:
-        self.check_written(tensor, array)
-        stream = self.executor().stream
-        self.refuse_capture("to copy from the host", stream)
-        array = self.packed(tensor, array)
-        tensor.storage.use(stream, write=True)
-        for ptr, part, pitch in pieces(tensor, array):
-            dense = np.ascontiguousarray(part)
-            self._copy(stream, ptr, pitch, dense, into=True)
-            if self._is_locked(dense.ctypes.data):
-                stream.synchronize()  # of other memory the driver has made a copy by now
-
-    def _is_locked(self, address: int) -> bool:
-        """Whether the driver knows the memory at an address, and copies from it later: ours, or another library's."""
-        kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        with self.here:
-            status = driver.cuPointerGetAttribute.unchecked(
-                ctypes.byref(kind), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
-            )
-        return bool(status == 0)
+        self._copies.copy_in(tensor, array)
 
     def copy_out(self, tensor: Tensor) -> Array:
-        broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
-        if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
-            one = self.copy_out(tensor[broadcast])
-            return np.array(np.broadcast_to(one, tensor.shape))
-        stream = self.executor().stream
-        self.refuse_capture("to copy to the host", stream)
-        tensor.storage.use(stream, write=False)
-        array = np.empty(tensor.shape, tensor.dtype.numpy)
-        target = array
-        if tensor.dtype.bits == 4:
-            check_dense(tensor)
-            target = np.empty((tensor.size + 1) // 2, np.uint8)
-        for ptr, part, pitch in pieces(tensor, target):
-            dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
-            self._copy(stream, ptr, pitch, dense, into=False)
-            stream.synchronize()
-            if dense is not part:
-                part[...] = dense
-        stream.synchronize()
-        return array if target is array else unpacked(tensor, target)
+        return self._copies.copy_out(tensor)
 
     def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         self.check()
         self._collect()
-        return self._pinned.array(*array_kind(shape, dtype))
+        return self._copies.pinned.array(*array_kind(shape, dtype))
 
     def _collect(self) -> None:
         with relaxed():
@@ -383,69 +308,12 @@ class CudaDevice(Device):
         self.check_written(tensor)
         self.refuse_capture("to copy from the host")
         self._collect()
-        pool, kind = self._pinned, tensor.dtype.numpy
-        source = array
-        if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
-            source = pool.array(array.shape, kind)
-            source[...] = converted("source", array, tensor.dtype)
-        piece = whole(tensor, source)
-        if piece is None:
-            self.copy_in(tensor, source)
-            return Copy(None, None, tensor)
-        stream = self.executor().stream
-        tensor.storage.use(stream, write=True)
-        try:
-            self._copy(stream, *piece, into=True)
-            return Copy(self, self.recorded(stream), tensor, source)
-        except BaseException:  # no event, or Ctrl-C: its memory would be another array's while it is under way
-            stream.synchronize()
-            raise
+        return self._copies.copy_in_async(tensor, array)
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
         self.refuse_capture("to copy to the host")
         self._collect()
-        pool = self._pinned
-        direct = out is not None and pool.holds(out.ctypes.data)
-        target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)
-        piece = whole(tensor, target)
-        if piece is None:
-            return super().copy_out_async(tensor, out)
-        stream = self.executor().stream
-        tensor.storage.use(stream, write=False)
-        finish = None if direct or out is None else partial(np.copyto, out, target)
-        try:
-            self._copy(stream, *piece, into=False)
-            return Copy(self, self.recorded(stream), target if out is None else out, (tensor, target), finish)
-        except BaseException:  # as above
-            stream.synchronize()
-            raise
-
-    def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
-        """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
-        if array.size == 0:
-            return
-        with self.here:
-            self._copy_here(stream, ptr, pitch, array, into=into)
-
-    def _copy_here(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
-        host = array.ctypes.data
-        if pitch == 0:
-            device_side, host_side, size = ctypes.c_uint64(ptr), ctypes.c_void_p(host), ctypes.c_size_t(array.nbytes)
-            if into:
-                status = driver.cuMemcpyHtoDAsync.unchecked(device_side, host_side, size, stream.c_handle)
-            else:
-                status = driver.cuMemcpyDtoHAsync.unchecked(host_side, device_side, size, stream.c_handle)
-            if status:
-                self.fail(status, "cuMemcpyHtoDAsync" if into else "cuMemcpyDtoHAsync")
-            return
-        copy = driver.CUDA_MEMCPY2D()
-        kinds = driver.CUmemorytype
-        for side, is_device in (("dst", into), ("src", not into)):
-            setattr(copy, f"{side}MemoryType", kinds.CU_MEMORYTYPE_DEVICE if is_device else kinds.CU_MEMORYTYPE_HOST)
-            setattr(copy, f"{side}Device" if is_device else f"{side}Host", ptr if is_device else host)
-            setattr(copy, f"{side}Pitch", pitch if is_device else array.shape[1] * array.itemsize)
-        copy.WidthInBytes, copy.Height = array.shape[1] * array.itemsize, array.shape[0]
-        driver.cuMemcpy2DAsync(copy, int(stream.c_handle.value or 0))
+        return self._copies.copy_out_async(tensor, out) or super().copy_out_async(tensor, out)
 
     def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
         stream = self.executor().stream
@@ -473,7 +341,7 @@ class CudaDevice(Device):
         except BaseException:
             self._retained.append(handle)
             raise
-        if not self._pinned.in_use:  # else arrays of the users would go with the context
+        if not self._copies.pinned.in_use:  # else arrays of the users would go with the context
             driver.cuDevicePrimaryCtxRelease(handle)
 
     def _give_back(self) -> None:
@@ -487,7 +355,7 @@ class CudaDevice(Device):
                 self.fail(status, "cuCtxSynchronize")
             self.releases.abandon()
             self._destroy_handles()
-            driver.cuMemPoolDestroy(int(self._pool.value or 0))  # its memory goes with it: the tensors are stale
+            self._pool.destroy()  # its memory goes with it: the tensors are stale
             self._destroy_events()
 
     def _destroy_handles(self) -> None:

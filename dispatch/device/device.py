@@ -1,16 +1,14 @@
-"""Devices, `cuda:N` and `host`: each owns its context, its memory and its tensors' layouts, for one generation.
+"""Device: what `cuda:N` (cuda.py) and `host` (host.py) have in common.
 
-Everybody asks `device()` for one. Closing or losing a device ends its generation: its tensors are stale and the next
-`device()` is another one. This module never runs a kernel; copies go on the current stream of the calling thread.
+Each owns its context, its memory and its tensors' layouts, for one generation. Closing or losing a device ends that:
+its tensors are stale, and the next `device()` (registry.py) is another one. Nothing here runs a kernel; copies go on
+the current stream of the calling thread.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import math
 import os
-import sys
 import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext
@@ -19,18 +17,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from cudabind._fork import anew
-from dispatch.checks import as_array, check_dtype, check_shape, check_type, check_unmasked, converted, shown
+from dispatch.checks import as_array, check_dtype, check_shape, check_type, converted
 from dispatch.device import dlpack
-from dispatch.device.pinned import Copy
+from dispatch.device.async_copy import Copy
+from dispatch.device.layout import Array, Layout, c_strides
 from dispatch.device.stream import ExecutorLike, Stream, current
-from dispatch.device.tensor import Array, Layout, Storage, Tensor, c_strides, check_dense, packed, unpacked
-from dispatch.errors import BadRequest, DeviceUnavailable, DispatchError, OutOfMemory, StaleTensor
-from dispatch.keys import HOST, U8, Arch, Dtype
+from dispatch.device.tensor import Tensor, packed
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory, StaleTensor
+from dispatch.keys import U8, Arch, Dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import ctypes
+    from collections.abc import Callable
 
-__all__ = ["Device", "HostDevice", "array_kind", "device", "from_cuda_array_interface", "from_dlpack", "live_devices"]
+    from dispatch.device.storage import Storage
+
+__all__ = ["Device", "array_kind", "host_memory"]
 
 MAX_LANES = 32  # of one thread on streams of ours, and as many
 MAX_EXTERNAL_LANES = 16  # on those of other libraries; each has handles, plans and a workspace
@@ -45,6 +47,8 @@ class Device:
     open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
     here: AbstractContextManager[None] = nullcontext()  # `with device.here:` its CUDA context is the current one
     is_alone = True  # this process sees no other GPU
+    live: ClassVar[dict[str, Device]] = {}  # what `device()` gives (registry.py)
+    opening: ClassVar[Any] = threading.RLock()  # held while that changes
 
     def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
         self.name, self.ordinal, self.arch, self.generation = name, ordinal, arch, generation
@@ -94,7 +98,7 @@ class Device:
         On a GPU it is page-locked memory, from a pool; on the host it is an array like any other.
         """
         self.check()
-        return _host_memory(*array_kind(shape, dtype))
+        return host_memory(*array_kind(shape, dtype))
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         """Begin `copy_in`, of an array of any dtype."""
@@ -136,6 +140,10 @@ class Device:
 
     def recycle(self, event: ctypes.c_void_p) -> None:
         """Take an event back."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
+    def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
+        """Keep something until the GPU has passed an event, which is taken back then."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def activate(self) -> None:
@@ -184,12 +192,12 @@ class Device:
         dlpack.take_back(everything=True)
         for supervisor in list(self.supervisors):
             supervisor.finish()
-        with _registry:
+        with Device.opening:
             if not self.alive:
                 return
             self.alive = False
-            if _live.get(self.name) is self:
-                del _live[self.name]
+            if self.live.get(self.name) is self:
+                del self.live[self.name]
         for executor in self.executors():
             executor.close()
 
@@ -301,6 +309,9 @@ class Device:
         return f"<{self.name} ({self.arch}), generation {self.generation}{state}>"
 
 
+anew(Device, "opening", threading.RLock)
+
+
 def _forget_closed_devices() -> None:
     """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
     for device in [device for device in current.homes if not device.alive]:
@@ -328,214 +339,12 @@ def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
 
 
-def _host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
+def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """An uninitialized NumPy array; OutOfMemory where there is not enough."""
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError, OverflowError) as error:  # the latter two where no address space has so much
         raise OutOfMemory(f"the host is out of memory: {error}") from error
-
-
-class HostDevice(Device):
-    """The host as a device: NumPy memory, one stream that is always done, the same requests and rows."""
-
-    is_host = True
-
-    def __init__(self, generation: int) -> None:
-        super().__init__("host", 0, HOST, generation)
-        self._stream = Stream(self, 0, owned=False)
-
-    def stream(self) -> Stream:
-        return self._stream
-
-    def external(self, handle: int) -> Stream:
-        return self._stream
-
-    def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        if dlpack.lent:
-            dlpack.take_back()
-        # 256 bytes of slack so that host tensors are aligned as device memory is.
-        memory = _host_memory(nbytes + 256, np.uint8)
-        base = (memory.ctypes.data + 255) // 256 * 256
-        return Storage(self, base, nbytes, stream, _let_go, memory)
-
-    def view(self, tensor: Tensor) -> Array:
-        self.check(tensor)
-        layout = tensor.layout
-        if layout.dtype.bits < 8:
-            raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
-        window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
-        # A ctypes array takes attributes. What the memory lives in may be taken from the storage, but not from a view.
-        window.keep = tensor.storage, tensor.storage.keep  # type: ignore[attr-defined]
-        dtype = layout.dtype.numpy
-        steps = tuple(s * dtype.itemsize for s in layout.strides)
-        view: Array = np.ndarray(layout.shape, dtype, memoryview(window), -layout.low, steps)
-        view.flags.writeable = not layout.readonly
-        return view
-
-    def copy_in(self, tensor: Tensor, array: Array) -> None:
-        self.check_written(tensor, array)
-        if tensor.dtype.bits < 8:
-            pairs = self.packed(tensor, array)
-            ctypes.memmove(tensor.ptr, pairs.ctypes.data, pairs.nbytes)
-        else:
-            self.view(tensor)[...] = array
-
-    def copy_out(self, tensor: Tensor) -> Array:
-        if tensor.dtype.bits >= 8:
-            copy: Array = self.view(tensor).copy()
-            return copy
-        check_dense(tensor)
-        return unpacked(tensor, np.frombuffer(ctypes.string_at(tensor.ptr, tensor.nbytes), np.uint8))
-
-    def clear(self, ptr: int, nbytes: int, tensor: Tensor) -> None:
-        ctypes.memset(ptr, 0, nbytes)
-
-    def synchronize(self) -> None:
-        self.check()
-
-
-def _let_go(storage: Storage) -> None:
-    """The memory lives in `storage.keep`, which dies with it."""
-
-
-def _hand_back(storage: Storage) -> None:
-    """Let another library have its memory back, once our streams are done with it."""
-    if storage.device.alive and storage.device.fault is None:
-        storage.device.park(storage)
-
-
-# -- the live devices ---------------------------------------------------------------------------------------------
-_registry = threading.RLock()
-anew(sys.modules[__name__], "_registry", threading.RLock)
-_live: dict[str, Device] = {}
-_generations: dict[str, Iterator[int]] = {}
-
-
-def device(name: str | None = None) -> Device:
-    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
-
-    DeviceUnavailable says what is missing: the driver, or a GPU of that number.
-    """
-    if name is None:
-        from dispatch.device.cuda import is_available
-
-        name = "cuda:0" if is_available() else "host"
-    if not isinstance(name, str):
-        raise BadRequest("device", shown(name), "its name: 'cuda:0' (any number) or 'host'")
-    name = "cuda:0" if name == "cuda" else name
-    found = _live.get(name)
-    if found is not None:
-        if found.fault is not None:
-            raise found.fault
-        return found
-    with _registry:
-        return _live.get(name) or _start(name)
-
-
-def _start(name: str) -> Device:
-    generation = next(_generations.setdefault(name, itertools.count(1)))
-    kind, _, number = name.partition(":")
-    made: Device
-    if name == "host":
-        made = HostDevice(generation)
-    elif kind == "cuda" and number.isascii() and number.isdigit():
-        from dispatch.device.cuda import CudaDevice
-
-        made = CudaDevice(int(number), generation)
-    else:
-        raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
-    _live[name] = made
-    return made
-
-
-def live_devices() -> list[Device]:
-    """The devices that are open now."""
-    return list(_live.values())
-
-
-def from_dlpack(source: Any) -> Tensor:
-    """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
-
-    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
-    device that has no place here.
-    """
-    check_unmasked("from_dlpack", source)
-    if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
-        return _foreign(
-            device("host"),
-            source,
-            source.ctypes.data,
-            source.dtype,
-            source.shape,
-            source.strides,
-            not source.flags.writeable,
-        )
-    if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
-        raise BadRequest(
-            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
-        )
-    kind, number = dlpack.place_of(source)
-    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
-        home = device(f"cuda:{number}")
-        with home.here:  # torch gives memory of its current GPU only
-            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
-    elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
-        home = device("host")
-        taken = dlpack.take(source, None)
-    else:
-        raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
-    strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
-    storage = Storage(home, taken.ptr, 0, home.executor().stream, _hand_back, taken)
-    return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
-
-
-def from_cuda_array_interface(source: Any) -> Tensor:
-    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
-    face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
-    if face is None:
-        raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
-    from dispatch.device.cuda import device_of_pointer
-
-    try:
-        (ptr, readonly), shape, typestr = face["data"], face["shape"], face["typestr"]
-        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), face.get("strides")
-        is_sound = isinstance(ptr, int) and (steps is None or len(steps) == len(shape))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface", str(error)) from None
-    if not is_sound:
-        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface")
-    home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
-    stream = face.get("stream")
-    if stream:
-        theirs: Any = home.external(stream)
-        with theirs.claimed():
-            home.executor().stream.wait_for_uses(theirs)
-    return _foreign(home, source, ptr, dtype, shape, steps, bool(readonly))
-
-
-def _foreign(
-    home: Device,
-    source: Any,
-    ptr: int,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    readonly: bool,
-) -> Tensor:
-    kind = check_dtype("dtype", dtype)
-    if kind.bits < 8:
-        raise BadRequest(
-            "dtype", f"{kind} with one element to a byte", "whole bytes, or two to a byte", "dev.array(x) packs a copy"
-        )
-    steps = c_strides(shape)
-    if strides is not None:
-        if any(stride % kind.numpy.itemsize for stride in strides):
-            raise BadRequest(
-                "strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first"
-            )
-        steps = tuple(stride // kind.numpy.itemsize for stride in strides)
-    storage = Storage(home, ptr, 0, home.executor().stream, _hand_back, source)
-    return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))
 
 
 def _after_fork() -> None:

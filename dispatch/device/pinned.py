@@ -1,7 +1,6 @@
 """Page-locked host memory, which a GPU copies from and to at full speed and while the host does something else.
 
-`Device.pinned` gives NumPy arrays over it, from a pool; `Tensor.copy_from_async` and `Tensor.numpy_async` give Copies.
-Pageable memory goes through a staging array of the pool. This module knows events and addresses, not streams' order.
+`Device.pinned` gives NumPy arrays over it, from a pool; pageable memory goes through a staging array of that.
 """
 
 from __future__ import annotations
@@ -9,28 +8,23 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudabind import driver
 from dispatch.device.block_allocator import BlockAllocator
-from dispatch.device.stream import NOT_READY, relaxed
+from dispatch.device.stream import relaxed
 from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from dispatch.device.block_allocator import Block
     from dispatch.device.cuda import CudaDevice
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
-__all__ = ["Copy", "PinnedPool"]
+__all__ = ["PinnedPool"]
 
 PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
-SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks at a copy that is waited for with a timeout
 
 
 class _Page:
@@ -105,86 +99,3 @@ class PinnedPool:
         """Free what no array is in."""
         for number in self.arena.empty_chunks():
             del self._pages[number]
-
-
-class Copy:
-    """A copy between a tensor and the host that is under way; `result()` waits for it and gives what was copied to.
-
-    Until then neither side may be written, and what is copied to may not be read by the host. Work that is enqueued on
-    the device meanwhile is ordered behind it. It may be awaited in asyncio. Dropping it does not end the copy.
-    """
-
-    __slots__ = ("_device", "_ending", "_event", "_finish", "_keep", "_result")
-
-    def __init__(
-        self,
-        device: CudaDevice | None,
-        event: ctypes.c_void_p | None,
-        result: Any,
-        keep: Any = None,
-        finish: Callable[[], object] | None = None,
-    ) -> None:
-        self._device, self._event = device, event  # none where it is done
-        self._result, self._keep, self._finish = result, keep, finish
-        self._ending = threading.RLock()  # several threads may wait; a signal's handler may come in between
-
-    def done(self) -> bool:
-        """Whether it has ended; raises what the stream ended in."""
-        event = self._event
-        if event is None or self._device is None:
-            return True
-        with relaxed():
-            status = driver.cuEventQuery.unchecked_holding_gil(event)
-        if status == NOT_READY:
-            return False
-        if status:
-            self._device.fail(status, "cuEventQuery")
-        self._end()
-        return True
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait, and return the array or tensor that was copied to; TimeoutError after `timeout` seconds."""
-        event = self._event
-        if event is not None and self._device is not None:
-            if timeout is None:
-                with relaxed():
-                    status = driver.cuEventSynchronize.unchecked(event)
-                if status:
-                    self._device.fail(status, "cuEventSynchronize")
-                self._end()
-            else:
-                self._wait(timeout)
-        return self._result
-
-    def _wait(self, timeout: float) -> None:
-        begun = time.monotonic()
-        while not self.done():
-            waited = time.monotonic() - begun
-            if waited >= timeout:
-                raise TimeoutError(f"the copy has not ended after {timeout:g} s; it goes on")
-            time.sleep(min(max(waited / 4, SHORTEST), LONGEST))
-
-    def _end(self) -> None:
-        with self._ending:
-            if self._finish is not None:
-                self._finish()  # before the event goes: who finds none reads what was copied to
-            event, self._event = self._event, None
-            if event is not None and self._device is not None:
-                self._device.recycle(event)
-            self._keep = self._finish = None
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in asyncio, on a thread of the loop's own pool."""
-        import asyncio
-
-        if not self.done():
-            yield from asyncio.get_running_loop().run_in_executor(None, self.result).__await__()
-        return self._result
-
-    def __del__(self) -> None:
-        device = self._device
-        if self._event is not None and device is not None and device.alive and not sys.is_finalizing():
-            device.keep_until(self._event, (self._keep, self._result))
-
-    def __repr__(self) -> str:
-        return f"<Copy {'done' if self._event is None else 'under way'}>"

@@ -18,8 +18,8 @@ from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import CudaError
 from dispatch.device.external import ExternalStream
+from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream, relaxed
-from dispatch.device.tensor import Storage
 from dispatch.errors import DispatchError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.tensor import c_strides
+from dispatch.device.layout import c_strides
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["pieces", "whole"]
 

@@ -1,225 +1,27 @@
 """Tensor: a typed, strided view of device or host memory that knows whether its memory is still there.
 
-Storage owns memory and knows which streams use it; Layout is the interned shape of a view, which plans are keyed by;
-Tensor is a pointer, a layout and a storage. Nothing here launches work; copies are enqueued on the current stream.
+It is a pointer, a layout (layout.py) and a storage (storage.py). Nothing here launches work; copies are enqueued on
+the current stream.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from cudabind._fork import anew
 from dispatch.checks import as_array, converted, shown
 from dispatch.device import dlpack
-from dispatch.device.stream import order
 from dispatch.errors import BadIndex, BadRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
-
+    from dispatch.device.async_copy import Copy
     from dispatch.device.device import Device
-    from dispatch.device.external import ExternalStream
-    from dispatch.device.pinned import Copy
-    from dispatch.device.stream import Stream
+    from dispatch.device.layout import Array, Layout
+    from dispatch.device.storage import Storage
     from dispatch.keys import Dtype
 
-__all__ = ["Layout", "Storage", "Tensor"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
-COUNTED = 1 << 16  # elements of a view whose axes are woven into one another, each of which is looked at
-
-
-class Layout:
-    """Device, dtype, shape and strides (in elements) of a view, and the alignment of its pointer in bytes, up to 256.
-
-    Interned by its device: equal layouts are nearly always one object, so a plan is found by identity. `low` and
-    `high` bound the view in bytes around its pointer: it touches [ptr + low, ptr + high).
-    """
-
-    __slots__ = ("_meets", "alignment", "device", "dtype", "high", "low", "readonly", "shape", "size", "strides")
-
-    def __init__(
-        self,
-        device: Device,
-        dtype: Dtype,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        alignment: int,
-        readonly: bool,
-    ) -> None:
-        self.device, self.dtype, self.shape, self.strides = device, dtype, shape, strides
-        self.alignment, self.readonly = alignment, readonly
-        self._meets: bool | None = None
-        reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        self.size = math.prod(shape)
-        self.low = sum(r for r in reach if r < 0) * dtype.bits // 8 if self.size else 0
-        self.high = (sum(r for r in reach if r > 0) * dtype.bits + dtype.bits + 7) // 8 if self.size else 0
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the view is dense in C order."""
-        return self.size == 0 or all(
-            extent == 1 or stride == dense
-            for extent, stride, dense in zip(self.shape, self.strides, c_strides(self.shape), strict=True)
-        )
-
-    @property
-    def fills_bytes(self) -> bool:
-        """Whether its elements, in whatever order, are all there is in the bytes that they lie in."""
-        axes = [(abs(stride), extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
-        step = 1
-        for stride, extent in sorted(axes):
-            if stride != step:
-                return self.size == 0
-            step *= extent
-        return step * self.dtype.bits % 8 == 0
-
-    @property
-    def meets_itself(self) -> bool:
-        """Whether two of its elements lie at one address, as in broadcast views and windows that overlap.
-
-        Exact up to `COUNTED` elements; of larger ones those count whose axes are woven into one another, too.
-        """
-        if self._meets is None:
-            self._meets = self._do_meet()
-        return self._meets
-
-    def _do_meet(self) -> bool:
-        axes = [(abs(stride), extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
-        reach, is_nested = 0, True
-        for stride, extent in sorted(axes):
-            is_nested = is_nested and stride > reach
-            reach += (extent - 1) * stride
-        if is_nested or self.size == 0:
-            return False
-        if self.size > COUNTED or any(stride == 0 for stride, _ in axes):
-            return True
-        places = np.zeros(1, np.int64)
-        for stride, extent in axes:
-            places = np.add.outer(places, stride * np.arange(extent)).ravel()
-        return len(np.unique(places)) < len(places)
-
-    def frame(self) -> Array:
-        """A NumPy array of this shape and these strides over no memory: NumPy's indexing rules without the data."""
-        item = self.dtype.numpy.itemsize  # a packed 4-bit element counts as one byte here
-        blank = np.empty(1, f"V{item}")  # as_strided knows no ml_dtypes
-        return as_strided(blank, self.shape, tuple(s * item for s in self.strides))
-
-    def __str__(self) -> str:
-        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        return text if self.is_contiguous else f"{text} strides ({', '.join(map(str, self.strides))})"
-
-    __repr__ = __str__
-
-
-def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a dense C-order array."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def packed(tensor: Tensor, array: Array) -> Array:
-    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
-    if tensor.dtype.bits != 4:
-        return array
-    check_dense(tensor)
-    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
-    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
-    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
-
-
-def unpacked(tensor: Tensor, pairs: Array) -> Array:
-    """The elements of a 4-bit tensor from its bytes."""
-    nibbles = np.stack([pairs & 0xF, pairs >> 4], axis=-1).ravel()[: tensor.size]
-    return np.asarray(nibbles.view(tensor.dtype.numpy).reshape(tensor.shape))
-
-
-def check_dense(tensor: Tensor) -> None:
-    """BadRequest unless a tensor of packed elements can be copied whole."""
-    if not tensor.layout.is_contiguous:
-        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")
-
-
-NOBODY: AbstractSet[Stream] = frozenset()
-
-
-class Storage:
-    """Owner of one piece of memory, and of the order in which streams use it.
-
-    Guarantees: `owner` is the one stream that has used the memory since its last writer, or None when several have;
-    then `writer` is the last that wrote it and `readers` those that already wait for that write. A use on another
-    stream enqueues the event waits it needs, and the memory is freed only behind all its users.
-    """
-
-    __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
-    # Held while uses are noted, and ordered behind streams that must not be destroyed meanwhile. What is collected in
-    # between may be a user's, and use tensors as it goes.
-    ordering = threading.RLock()
-
-    def __init__(
-        self, device: Device, base: int, nbytes: int, stream: Stream, free: Callable[[Storage], None], keep: Any = None
-    ) -> None:
-        self.device, self.base, self.nbytes, self.free = device, base, nbytes, free
-        self.keep = keep  # what the memory lives in, where that is not the device's pool
-        self.owner: Stream | None = stream
-        self.writer = stream
-        self.readers: AbstractSet[Stream] = NOBODY
-        self.lent: dict[ExternalStream | None, int] | None = None  # to consumers on these streams; None: one not named
-
-    def use(self, stream: Stream, *, write: bool) -> None:
-        """Order a use on `stream` behind the uses on other streams it conflicts with."""
-        if self.owner is stream or (not write and self.is_behind(stream)):
-            return
-        with self.ordering:
-            if write:
-                for other in self.users():
-                    stream.wait_for_uses(other)
-                self.owner = self.writer = stream
-                self.readers = NOBODY
-            elif stream is not self.writer and stream not in self.readers:
-                stream.wait_for_uses(self.writer)
-                self.readers = {*self.readers, stream}
-                self.owner = None
-            order.epoch += 1
-
-    def is_behind(self, stream: Stream) -> bool:
-        """Whether what is enqueued on `stream` is behind the last write already."""
-        return stream is self.writer or stream in self.readers
-
-    def users(self) -> set[Stream]:
-        """The streams that the memory may still be in use on."""
-        return {self.writer, *self.readers}
-
-    def lend(self, stream: ExternalStream | None) -> None:
-        """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
-        with self.ordering:
-            lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity
-            if lent.get(stream, identity) != identity:
-                lent[None] = 0  # the handle meant another stream then, which has work and no name any more
-            self.lent = {**lent, stream: identity}
-
-    def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        try:
-            free = self.free
-        except AttributeError:  # Ctrl-C has come before the first line of __init__
-            return
-        free(self)
-
-
-anew(Storage, "ordering", threading.RLock)
+__all__ = ["Tensor", "check_dense", "packed", "unpacked"]
 
 
 class Tensor:
@@ -423,3 +225,25 @@ class Tensor:
     def __repr__(self) -> str:
         state = "" if self.device.alive else ", stale"
         return f"Tensor({self.layout} on {self.device}{state})"
+
+
+def packed(tensor: Tensor, array: Array) -> Array:
+    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
+    if tensor.dtype.bits != 4:
+        return array
+    check_dense(tensor)
+    nibbles = np.ascontiguousarray(array).view(np.uint8).ravel() & 0xF
+    nibbles = np.append(nibbles, np.uint8(0)) if nibbles.size % 2 else nibbles
+    return np.asarray(nibbles[0::2] | nibbles[1::2] << 4)
+
+
+def unpacked(tensor: Tensor, pairs: Array) -> Array:
+    """The elements of a 4-bit tensor from its bytes."""
+    nibbles = np.stack([pairs & 0xF, pairs >> 4], axis=-1).ravel()[: tensor.size]
+    return np.asarray(nibbles.view(tensor.dtype.numpy).reshape(tensor.shape))
+
+
+def check_dense(tensor: Tensor) -> None:
+    """BadRequest unless a tensor of packed elements can be copied whole."""
+    if not tensor.layout.is_contiguous:
+        raise BadRequest("tensor", str(tensor.layout), "a dense tensor, for 4-bit elements are copied whole")

@@ -1,37 +1,28 @@
-"""Choosing an algorithm by timing it: the measurement, and the memory of its outcome on disk.
+"""Choosing an algorithm by timing it.
 
-Plans ask here when a request says `autotune`. Candidates run in turns over rotating copies of the operands, so that
-neither the L2 cache nor a drifting clock answers for them. The file is private to the user, written atomically, keyed
-by GPU and library version, and ignored and rebuilt where it is corrupt.
+Plans ask here when a request says `autotune`; algorithm_cache.py remembers the outcome. Candidates run in turns over
+rotating copies of the operands, so that neither the L2 cache nor a drifting clock answers for them.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 import statistics
 import sys
-import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from cudabind._fork import anew
 from dispatch.errors import OutOfMemory
-from dispatch.execute import private_files as private
-from dispatch.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from dispatch.core.request import Argument, Request
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Algorithm", "AlgorithmCache", "OperandCopies", "fastest", "steadiest"]
+__all__ = ["OperandCopies", "fastest", "steadiest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
 FINALISTS = 4  # of the first race that run in the others
@@ -41,78 +32,6 @@ BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far runs no further
 NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up to this much
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A library's algorithm in its own serialized form, and the workspace it was measured with."""
-
-    blob: bytes
-    workspace: int
-
-
-class AlgorithmCache:
-    """What autotune found for one GPU model and one library version, in memory and on disk.
-
-    Guarantees: only a file of this user's is believed. What several processes find at once is all kept. Where nothing
-    can be written, what was found is known until the process ends.
-    """
-
-    def __init__(self, gpu: str, library: str, folder: Path | None = None) -> None:
-        name = "".join(c if c.isalnum() else "-" for c in f"{gpu}-{library}")
-        self.path = (folder or private.cache_folder()) / f"autotune-{name}.json"
-        self._stamp = {"format": FORMAT, "gpu": gpu, "library": library}
-        self._lock = threading.Lock()
-        anew(self, "_lock", threading.Lock)
-        self._known: dict[str, Algorithm] | None = None
-        self._found: dict[str, Algorithm] = {}  # by this process
-
-    def get(self, op: str, key: str) -> Algorithm | None:
-        with self._lock:
-            if self._known is None:
-                self._known = self._read()
-            return self._known.get(f"{op} {key}")
-
-    def put(self, op: str, key: str, algorithm: Algorithm) -> None:
-        """Remember an outcome; what other processes have written meanwhile is kept."""
-        with self._lock:
-            self._found[f"{op} {key}"] = algorithm
-            try:
-                with private.locked(self.path.parent):
-                    self._known = {**self._read(), **self._found}
-                    private.write(self.path, self._text(self._known).encode())
-            except OSError as error:
-                self._known = {**(self._known or {}), **self._found}
-                log("not cached", {"path": str(self.path), "cause": error})
-
-    def _read(self) -> dict[str, Algorithm]:
-        try:
-            stored = json.loads(private.read(self.path))
-            if stored["stamp"] != self._stamp:
-                return {}
-            entries = dict(stored["algorithms"].items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}  # absent, somebody else's, or damaged: it is rebuilt by the next outcome
-        found = ((key, _algorithm(entry)) for key, entry in entries.items())
-        return {key: algorithm for key, algorithm in found if algorithm is not None}
-
-    def _text(self, known: dict[str, Algorithm]) -> str:
-        entries = {key: [base64.b64encode(a.blob).decode(), a.workspace] for key, a in known.items()}
-        return json.dumps({"stamp": self._stamp, "algorithms": entries}, indent=1, sort_keys=True)
-
-
-def _algorithm(entry: object) -> Algorithm | None:
-    """One entry of the file; None where it is damaged, which costs the others nothing."""
-    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and type(entry[1]) is int):
-        return None
-    blob, workspace = entry
-    if not 0 <= workspace < 1 << 62:
-        return None
-    try:
-        return Algorithm(base64.b64decode(blob, validate=True), workspace)
-    except ValueError:
-        return None
 
 
 class OperandCopies:

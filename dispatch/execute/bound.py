@@ -1,7 +1,7 @@
 """A request's plan on one executor of a GPU, and its runs: what an executor remembers of a request between two calls.
 
-executor.py makes one for each request that runs, and prepare.py for each prepared call. Nothing is chosen or launched
-here.
+cuda_executor.py makes one for each request that runs, and prepare.py for each prepared call. Nothing is chosen or
+launched here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Operands, Request
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.executor import Executor
 
 __all__ = ["Bound"]
 
@@ -20,7 +20,7 @@ class Bound:
 
     __slots__ = ("arguments", "executor", "plan", "plans", "reads", "result", "writes")
 
-    def __init__(self, executor: CudaExecutor, request: Request, outputs: Operands | None = None) -> None:
+    def __init__(self, executor: Executor, request: Request, outputs: Operands | None = None) -> None:
         self.executor, self.plans = executor, executor.plans
         self.plan = executor.plan(request)
         operands = list(request.tensors())

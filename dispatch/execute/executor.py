@@ -1,52 +1,32 @@
-"""Executors: what one thread holds to run requests on one stream.
+"""Executor: what one thread holds to run requests on one stream.
 
-The request functions, bound calls and workers enqueue here. An executor owns its library handles, workspace, plans and
-captured graphs, and never crosses threads. The first run of a plan at some addresses calls the library; the second
-records that call as a graph, and from then on the graph is launched.
+The request functions, bound calls and workers enqueue here. An executor owns its library handles, plans and what it
+remembers of calls, and never crosses threads. host_executor.py and cuda_executor.py say how a plan runs.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections import deque
-from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from cudabind import driver
-from dispatch.device.stream import NULL_CONTEXT, RELAXED, QuietStream, exchange_mode, order, relaxed
-from dispatch.device.tensor import NOBODY, Storage, Tensor
-from dispatch.errors import BadRequest, Closed, OutOfMemory
-from dispatch.execute.bound import Bound
-from dispatch.execute.cuda_graph import GraphExec, capture
-from dispatch.execute.installed import ANY_VERSION, Versions, algorithms, installed
-from dispatch.execute.workspace import Workspace
-from dispatch.keys import C128, U8
+from dispatch.device.stream import NULL_CONTEXT, order
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, Closed
+from dispatch.execute.installed import ANY_VERSION, Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from dispatch.core.request import Argument, Operands, Plan, Request
     from dispatch.core.row import Row
-    from dispatch.device.cuda import CudaDevice
     from dispatch.device.device import Device
-    from dispatch.device.external import ExternalStream
     from dispatch.device.stream import Stream
-    from dispatch.execute.autotune import AlgorithmCache
+    from dispatch.execute.cuda_graph import GraphExec
     from dispatch.keys import Dtype
 
-__all__ = ["Bound", "CudaExecutor", "Executor", "ExternalExecutor", "HostExecutor", "algorithms", "executor_on"]
+__all__ = ["Executor"]
 
 MAX_PLANS = 4096  # on one executor; the oldest goes first
-MAX_REPLAYS = 1024  # on one executor; the oldest goes first
-MAX_SEEN = 1024  # arguments of one plan that wait for their second run
-SCALARS_PER_PAGE = 1024
-MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
-APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
 
 
 class Executor:
@@ -144,6 +124,16 @@ class Executor:
         """Enqueue a request with memory for the outputs that it leaves open."""
         raise Closed("an executor without a device")
 
+    def launch(self, replay: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+        """Launch a recorded call behind all uses of its tensors on other streams."""
+        raise Closed("an executor without a GPU")
+
+    def enqueue(
+        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
+    ) -> None:
+        """Run a plan at some addresses, behind all uses of its tensors on other streams."""
+        raise Closed("an executor without a GPU")
+
     def failed(self, status: int) -> NoReturn:
         """Raise what a launch ended in."""
         raise Closed(f"an executor without a GPU was given status {status}")
@@ -151,314 +141,3 @@ class Executor:
     def run(self, request: Request) -> Any:
         """Enqueue a request and return its outputs."""
         raise Closed("an executor without a device")
-
-
-class HostExecutor(Executor):
-    """Runs requests with NumPy, at once, on the calling thread."""
-
-    def run(self, request: Request) -> Any:
-        outputs = self.outputs(request)
-        self.run_into(request, outputs)
-        return request.result(outputs)
-
-    def run_into(self, request: Request, outputs: Operands) -> None:
-        try:
-            self.plan(request).run(request, outputs)
-        except MemoryError as error:  # of NumPy, for what is passed on from step to step
-            raise OutOfMemory(f"the host is out of memory: {error}") from error
-
-
-class CudaExecutor(Executor):
-    """Runs requests on a stream of a GPU."""
-
-    device: CudaDevice
-    holding = False  # whether launches keep the interpreter's lock
-    _is_preparing = False  # for a call that the caller captures
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(stream)
-        # Plans enqueue on the stream that this names: the executor's own, and during a recording the recorder's.
-        self.target = ctypes.c_void_p(stream.c_handle.value)
-        self._recorder: Stream | None = None
-        self._workspace: Workspace | None = None
-        self._replays: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
-        self._scalars: dict[tuple[complex, int], int] = {}
-        self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
-        self._outgrown: list[Tensor] = []
-        self._zeros: list[Tensor] = []
-
-    def _make(self, request: Request) -> Plan:
-        # What rows make, handles and events and modules, belongs to the current context.
-        with self.device.here, relaxed(), self.preparing():
-            return super()._make(request)
-
-    # -- running ------------------------------------------------------------------------------------------------
-    def run(self, request: Request) -> Any:
-        bound = request.bound
-        if bound is None or bound.plans is not self.plans:
-            bound = self._bind(request)
-        return bound.run(request)
-
-    def _bind(self, request: Request) -> Bound:
-        self.check()
-        bound = Bound(self, request)
-        object.__setattr__(request, "bound", bound)
-        return bound
-
-    def run_into(self, request: Request, outputs: Operands) -> None:
-        bound = request.bound
-        if bound is None or bound.plans is not self.plans:
-            bound = self._bind(request)
-        arguments = request.arguments(outputs)
-        self.enqueue(bound.plan, arguments, bound.reads, (*bound.writes, *outputs.values()))
-
-    def launch(self, replay: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
-        """Launch a recorded call behind all uses of its tensors on other streams."""
-        stream = self.stream
-        for tensor in reads:
-            storage = tensor.storage
-            if storage.owner is not stream and stream not in storage.readers:
-                storage.use(stream, write=False)
-        for tensor in writes:
-            if tensor.storage.owner is not stream:
-                tensor.storage.use(stream, write=True)
-        status = replay.launch()
-        if status:
-            self.failed(status)
-
-    def failed(self, status: int) -> NoReturn:
-        """Raise what a launch ended in."""
-        self.device.fail(status, "cuGraphLaunch")
-
-    def enqueue(
-        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
-    ) -> None:
-        """Run a plan at some addresses: by its library the first time, from the second on as a recorded call."""
-        if self.captured:
-            self._enqueue_captured(plan, arguments, reads, writes)
-            return
-        replay = plan.replays.get(arguments)
-        if replay is None and plan.capture_safe and arguments in plan.seen:
-            replay = self.record(plan, arguments)
-        if replay is not None:
-            self.launch(replay, reads, writes)
-            return
-        for tensor in reads:
-            tensor.storage.use(self.stream, write=False)
-        for tensor in writes:
-            tensor.storage.use(self.stream, write=True)
-        if len(plan.seen) >= MAX_SEEN:
-            plan.seen.clear()
-        plan.seen[arguments] = None
-        self._call(plan, arguments)
-
-    def _call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
-        if len(self._scalars) > MAX_SCALARS:
-            self._renew_scalars()
-        here, mode = self.device.here, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
-        status = here.push()
-        if status:
-            self.device.fail(status, "cuCtxPushCurrent")
-        exchange = exchange_mode()
-        exchange(mode)
-        try:
-            plan.enqueue(arguments)
-        finally:
-            exchange(mode)
-            here.pop()
-
-    def _enqueue_captured(
-        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
-    ) -> None:
-        """Make a call part of the graph that the caller captures, which keeps what of ours the call uses.
-
-        Nothing is recorded meanwhile, or launched: it is the library's own call that he captures.
-        """
-        if not (plan.capture_safe or plan.is_bare):
-            what, hint = "a call that waits for the GPU, or writes memory of its own", "run it outside of the capture"
-            raise BadRequest("stream", "a stream under capture", f"another for {plan.row.name}: {what}", hint)
-        storages = {tensor.storage for tensor in (*reads, *writes)}
-        with Storage.ordering:  # a use on another stream between the two would be forgotten
-            for storage in storages:
-                for user in storage.users():
-                    self.stream.wait_for_uses(user)
-            for storage in storages:
-                storage.owner = storage.writer = self.stream
-                storage.readers = NOBODY
-            order.epoch += 1
-        ours = [storage for storage in storages if storage.keep is None]
-        made = (self._workspace, *self._pages, *self._zeros)
-        self.device.graphs.keep(self.stream, plan, *made, *ours)
-        self._call(plan, arguments)
-        if made != (self._workspace, *self._pages, *self._zeros):  # a number or zeros that the call was first to need
-            self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
-
-    def _renew_scalars(self) -> None:
-        """Begin with numbers anew: before a call, for one may find several.
-
-        What is enqueued reads the old ones before their memory is another's, and what was recorded keeps them. A call
-        that a finalizer comes in between has found some already, so the last ones stay once more.
-        """
-        self._outgrown, self._pages, self._scalars = self._pages, [], {}
-
-    @property
-    def captured(self) -> bool:
-        """Whether the caller records this stream into a graph of its own: then only plain calls may go on it."""
-        return self.stream.foreign and self.stream.is_capturing()
-
-    def refuse_capture(self, what: str) -> None:
-        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph."""
-        if self._is_preparing or self.captured:
-            hint = "run the request once before the capture"
-            raise BadRequest("stream", "a stream under capture", f"none for the first run of {what}", hint)
-
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Prepare a call in here: on another stream where the caller captures the executor's, and wait for that one
-        then.
-
-        What is written in here is there before his graph runs, and is no part of it.
-        """
-        if self._is_preparing or not self.captured:
-            yield
-            return
-        stream, target = self.stream, self.target.value
-        quiet = QuietStream(self.device, self.device.quiet.c_handle.value or 0, stream)
-        self._is_preparing = True
-        self.stream, self.target.value = quiet, quiet.c_handle.value
-        try:
-            with relaxed():
-                yield
-                quiet.synchronize()
-        finally:
-            self.stream, self.target.value = stream, target
-            self._is_preparing = False
-
-    def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
-        """Record what plans of this executor enqueue; None where others ended each recording of it."""
-        device, replay = self.device, None
-        with device.here, relaxed():
-            recorder = self._recorder or device.stream()
-            self._recorder = None  # unless it ends well
-            replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holding=self.holding)
-        if replay is None:
-            return None
-        self._recorder = recorder
-        if self.stream.here is not NULL_CONTEXT:
-            replay.launch = partial(_launch_on_default, self.stream.here, replay.launch)
-        return replay
-
-    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
-        """Record a plan at some addresses; the oldest record of the executor goes where there are too many.
-
-        None where recordings are lost again and again: it is tried anew once the call has been seen twice more.
-        """
-        if len(self._scalars) > MAX_SCALARS:
-            self._renew_scalars()
-        replay = self.capture(lambda: plan.enqueue(arguments))
-        plan.seen.pop(arguments, None)
-        if replay is None:
-            return None
-        replay.keep = self._outgrown, self._pages  # those that are there, and come until the executor begins anew
-        plan.replays[arguments] = replay
-        self._replays.append((plan, arguments))
-        if len(self._replays) > MAX_REPLAYS:
-            oldest, gone = self._replays.popleft()
-            oldest.replays.pop(gone, None)
-        return replay
-
-    @property
-    def versions(self) -> Versions:
-        return installed
-
-    # -- what plans take from their executor ------------------------------------------------------------------------
-    @property
-    def workspace(self) -> Workspace:
-        if self._workspace is None:
-            with self.preparing():
-                self._workspace = Workspace(self.device, self.stream)
-        return self._workspace
-
-    def algorithms(self, library: str) -> AlgorithmCache:
-        """What autotune has found for this GPU and the installed version of a library."""
-        return algorithms(self.device.model, library, ".".join(map(str, self.versions[library])))
-
-    def scalar(self, value: complex, dtype: Dtype) -> int:
-        """The address of a number in device memory, for one call: `_pages` is another list once it may be elsewhere."""
-        key = (value, dtype.cuda)
-        address = self._scalars.get(key)
-        if address is None:
-            with self.preparing():
-                slot = len(self._scalars) % SCALARS_PER_PAGE
-                if slot == 0:
-                    self._pages.append(self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
-                page = self._pages[-1]
-                address = page.ptr + slot * 16
-                self.write(address, value, dtype)
-            self._scalars[key] = address
-        return address
-
-    def write(self, address: int, value: complex, dtype: Dtype) -> None:
-        """Write one number to device memory, on this executor's stream."""
-        number = np.array(value, dtype.numpy)
-        with self.device.here:
-            driver.cuMemcpyHtoDAsync(address, number.ctypes.data, number.nbytes, self.stream.c_handle.value)
-            self.stream.synchronize()
-
-    def zeros(self, nbytes: int) -> int:
-        """The address of so many bytes of zeros, which nobody may write."""
-        if not self._zeros or self._zeros[-1].nbytes < nbytes:
-            with self.preparing(), self.device.here:
-                self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
-                driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
-        return self._zeros[-1].ptr
-
-    def twin(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor in memory of its own: of the same strides, and as far from a multiple of `APART` bytes."""
-        layout = tensor.layout
-        size, beside = layout.high - layout.low, (tensor.ptr + layout.low) % APART
-        storage = self.device.allocate(size + beside, self.stream)
-        ptr = storage.base + beside - layout.low
-        copy = Tensor(storage, ptr, self.device.layout(layout.dtype, layout.shape, layout.strides, ptr))
-        tensor.storage.use(self.stream, write=False)
-        if size:
-            with self.device.here:
-                driver.cuMemcpyDtoDAsync(ptr + layout.low, tensor.ptr + layout.low, size, self.stream.c_handle.value)
-        return copy
-
-    def release(self) -> None:
-        super().release()
-        self._replays.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
-        if not self.prepared:
-            self._workspace = None
-            self._scalars, self._pages, self._outgrown, self._zeros = {}, [], [], []
-
-    def close(self) -> None:
-        super().close()
-        self._replays.clear()
-        self._workspace = None
-
-    def __del__(self) -> None:
-        if not self.closed and self.device.alive and not sys.is_finalizing():
-            self.close()
-
-
-class ExternalExecutor(CudaExecutor):
-    """Runs requests on another library's stream, which is alive in `with` blocks of it and while a call is made."""
-
-    stream: ExternalStream
-
-    def claimed(self) -> AbstractContextManager[None]:
-        return NULL_CONTEXT if self.stream.is_current else self.stream.claimed()
-
-
-def executor_on(stream: Stream) -> CudaExecutor:
-    """An executor on a stream of a GPU."""
-    return CudaExecutor(stream) if stream.is_ours else ExternalExecutor(stream)
-
-
-def _launch_on_default(here: AbstractContextManager[None], launch: Callable[[], int]) -> int:
-    """Launch on a default stream, which is the executor's only in its device's context."""
-    with here:
-        return launch()

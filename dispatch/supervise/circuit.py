@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from dispatch.errors import DispatchError
     from dispatch.supervise.future import LateFuture
     from dispatch.supervise.limits import RestartLimit
-    from dispatch.supervise.queue import WorkerQueue
-    from dispatch.supervise.worker import Worker
+    from dispatch.supervise.queue import WorkerLike, WorkerQueue
 
 __all__ = ["Circuit"]
 
@@ -49,7 +48,7 @@ class Circuit:
     end: Callable[[int, DispatchError], None]
     open_gates: Callable[[], None]
 
-    def replace(self, worker: Worker, defect: BaseException) -> bool:
+    def replace(self, worker: WorkerLike, defect: BaseException) -> bool:
         """Put a new worker where one broke; False where it ended anyway, or broke once too often."""
         with self.lock:
             if self.ending >= CANCELLING:
@@ -63,7 +62,8 @@ class Circuit:
         with self.lock:
             if self.ending >= CANCELLING:
                 return False
-            successor = type(worker)(worker.seat, self)  # type: ignore[arg-type]  # as above
+            make: Any = type(worker)
+            successor = make(worker.seat, self)
             try:
                 successor.start()
             except RuntimeError:  # the system gives no more threads: this one goes on

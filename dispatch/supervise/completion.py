@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from dispatch.device.cuda import CudaDevice
     from dispatch.device.stream import Stream
+    from dispatch.supervise.batch import Batch
     from dispatch.supervise.queue import WorkerQueue
-    from dispatch.supervise.worker import Batch
 
 __all__ = ["COMPLETIONS", "Blocking", "Callback", "Completion", "Polling"]
 

@@ -11,7 +11,7 @@ import math
 from _thread import allocate_lock
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
 from dispatch.supervise.limits import check_seconds
@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Request
     from dispatch.errors import DispatchError
-    from dispatch.supervise.queue import WorkerQueue
 
 __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
 
 MISSED = object()  # what `claim` gives to those who come too late
+
+
+class QueueLike(Protocol):
+    """What a future knows of the queue that it was placed in (queue.py)."""
+
+    index: int
+    worker: Any
+
+    def attend(self, future: Future, timeout: float | None) -> float | None: ...
 
 
 class Future:
@@ -46,7 +54,7 @@ class Future:
 
     __slots__ = ("__weakref__", "_number", "_request", "_seat", "_status", "_value", "_waiting")
     _number: int  # with process isolation, in the order of sending
-    _seat: WorkerQueue  # where it was placed
+    _seat: QueueLike  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
     _request: Request  # until it is claimed
     _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it

@@ -14,11 +14,11 @@ blocks. The threads of the project are never interrupted; a system call of their
     a full queue            who waits for room leaves; what was about to be dropped is dropped, or stays
     sending (processes)     the next who sends goes on where that was, the monitor thread at its next tick (sending.py)
     result, exception       the request goes on; who reads for it leaves the rest to the monitor thread
-    (isolate/seat.py) await                   as asyncio has it: the task is cancelled, and with it what has not started
-    cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it a
-    callback, here        the others are called, then the interrupt goes on close, leaving a block  nothing more is
-    taken, what is queued runs, the threads end; call it again to wait a destructor            the interpreter reports
-    the interrupt and passes over it; at worst a block of memory is held
+    await                   as asyncio has it: the task is cancelled, and with it what has not started
+    cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it
+    a callback, here        the others are called, then the interrupt goes on
+    close, leaving a block  nothing more is taken, what is queued runs, the threads end; call it again to wait
+    a destructor            the interpreter reports the interrupt and passes over it; at worst a block of memory is held
 
     cannot be had           what holds
     a first thread          WorkerFailed, and nothing is left: a supervisor is made whole or not at all
@@ -28,8 +28,8 @@ blocks. The threads of the project are never interrupted; a system call of their
     a child, as it starts   it counts as a restart and is tried again after 0.05 s, then ever later, up to 2 s
     a child to stand by     it is tried again later
     memory for a request    OutOfMemory, after caches were freed; that request's future alone
-    a descriptor, a poll    as for what needs it: a child, memory, or the monitor thread, whose end fails what is in
-    flight
+    a descriptor, a poll    as for what needs it: a child, memory, or the monitor thread; the end of that one fails what
+                            is in flight
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, Undelivered, WorkerFailed
+from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, WorkerFailed
 from dispatch.logs import log
 from dispatch.supervise.admission import Room
 from dispatch.supervise.circuit import Circuit
-from dispatch.supervise.future import DELIVERED, DONE, FAILED, LateFuture
+from dispatch.supervise.cuda_worker import CudaWorker
+from dispatch.supervise.failures import Failures
+from dispatch.supervise.future import DELIVERED, DONE, LateFuture
+from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.priority_queue import PRIORITIES, PriorityQueue
 from dispatch.supervise.queue import BROKEN, CANCELLING, CLOSING, OPEN, WorkerQueue, again
-from dispatch.supervise.worker import CudaWorker, HostWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
 __all__ = ["WorkerPool"]
 
 SAMPLES = 1024  # latencies that are kept
-PRUNE = 1024  # failures, from which on those that were asked for are sorted out
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC)
 UNDO_STEP = 0.05  # seconds between looks at whether what was begun has come to its end, so that it can be undone
 AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that nobody closed
@@ -80,7 +81,7 @@ class WorkerPool(Room, Circuit):
     Guarantees: `ending` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
     who submits looks at `WorkerQueue.vacant` after adding to it: what comes too late is ended by whoever sees that it
     did. Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
-    What a main thread does here may be interrupted anywhere (see supervisor.py): so it holds `lock` by `with` only,
+    What a main thread does here may be interrupted anywhere (see above): so it holds `lock` by `with` only,
     waits in plain locks, and leaves nothing that is not done again by the next who comes.
     """
 
@@ -116,9 +117,7 @@ class WorkerPool(Room, Circuit):
         self._starter: threading.Thread | None = None  # the one that does it for that
         self._is_up = False
         self._start_error: BaseException | None = None
-        self._failures: list[Future] = []
-        self._prune_at = PRUNE
-        self._errors: list[BaseException] = []  # of callbacks
+        self.failures = Failures()
         self.seats = self.make_seats(streams, queue_size)
         _crews.add(self)
         device.supervisors.add(self)
@@ -185,36 +184,7 @@ class WorkerPool(Room, Circuit):
             self._up.acquire(True, UNDO_STEP)
         self.join()
 
-    # -- placing --------------------------------------------------------------------------------------------------
-    def place(self, ticket: int, seats: list[WorkerQueue]) -> WorkerQueue:
-        """The seat with the least to do; in turn among equals."""
-        best = seats[ticket % len(seats)]
-        least = len(best.items) + best.busy
-        if least:
-            for seat in seats:
-                load = len(seat.items) + seat.busy
-                if load < least:
-                    best, least = seat, load
-        return best
-
-    def shares(self, count: int, seats: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
-        """How many of `count` requests go where, so that all have as much to do as they can; no more than fit."""
-        loads = {seat: len(seat.items) + seat.busy for seat in seats}
-        lower = [seat for seat in seats if len(seat.items) < seat.limit]  # one that is full may have the least to do
-        while lower:
-            level = -(-(count + sum(loads[seat] for seat in lower)) // len(lower))
-            below = [seat for seat in lower if loads[seat] <= level]
-            if len(below) == len(lower):
-                break
-            lower = below
-        shares = []
-        for seat in lower:
-            share = min(level - loads[seat], count, max(seat.limit - len(seat.items), 0))
-            count -= share
-            if share:
-                shares.append((seat, share))
-        return shares
-
+    # -- requests that are not as others ---------------------------------------------------------------------------
     def rank(self, seat: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
         """Add futures that have a priority or wait for others; those of a seat that never had any cost nothing."""
         if not isinstance(priority, int) or priority not in PRIORITIES:
@@ -249,31 +219,16 @@ class WorkerPool(Room, Circuit):
             self.homes = {**_without(self.homes, seat), executor: seat}
 
     def keep(self, future: Future) -> None:
-        """Keep a future that is about to fail, until somebody asks it; for those that can be interrupted after it."""
-        with self.lock:
-            self._failures.append(future)
-            if len(self._failures) >= self._prune_at:
-                self._failures = _unread(self._failures)
-                self._prune_at = max(PRUNE, 2 * len(self._failures))
+        self.failures.keep(future)
 
     def failed(self, future: Future, errors: list[BaseException]) -> None:
-        """Keep a failed future, and what its callbacks raised, until somebody asks."""
         error = future._value
         log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
-        self.keep(future)
-        self.callbacks_failed(errors)
+        self.failures.keep(future)
+        self.failures.add_errors(errors)
 
     def callbacks_failed(self, errors: list[BaseException]) -> None:
-        """Keep what callbacks raised, until the end; an interrupt of the main thread goes on there, at once."""
-        if not errors:
-            return
-        is_main = threading.current_thread() is threading.main_thread()
-        interrupts = [error for error in errors if is_main and not isinstance(error, Exception)]
-        kept = [error for error in errors if error not in interrupts]
-        with self.lock:
-            self._errors += kept
-        for error in interrupts:
-            raise error
+        self.failures.add_errors(errors)
 
     def lost(self) -> None:
         """The device is lost: nothing more is taken, and what is queued fails."""
@@ -359,17 +314,6 @@ class WorkerPool(Room, Circuit):
             2,
         )
 
-    def undelivered(self) -> Undelivered | None:
-        """What failed and nobody asked for, which is delivered herewith."""
-        with self.lock:
-            failures, errors = self._failures, self._errors
-            self._failures, self._errors = [], []
-        futures = [future for future in dict.fromkeys(failures) if future._status == FAILED]
-        errors = [future._value for future in futures] + errors
-        for future in futures:
-            future._status = DELIVERED
-        return Undelivered(errors) if errors else None
-
     def after_fork(self) -> None:
         """In a forked child: its threads are not there, and a CUDA context does not survive a fork."""
         self.lock = threading.Lock()
@@ -386,17 +330,13 @@ class WorkerPool(Room, Circuit):
             for future in left:
                 future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
                 future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
-        self._failures, self._errors = [], []
+        self.failures = Failures()
 
 
 # Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
 # their beginning by no handler, so that Ctrl-C there would leave the block without its end.
 def _without(homes: dict[Any, WorkerQueue], seat: WorkerQueue) -> dict[Any, WorkerQueue]:
     return {executor: other for executor, other in homes.items() if other is not seat}
-
-
-def _unread(failures: list[Future]) -> list[Future]:
-    return [kept for kept in failures if kept._status in (0, FAILED)]
 
 
 def is_exhausted(error: BaseException) -> bool:

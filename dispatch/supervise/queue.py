@@ -15,15 +15,28 @@ from dispatch.supervise.future import CANCELLED
 from dispatch.supervise.priority_queue import PriorityQueue
 
 if TYPE_CHECKING:
+    import threading
+
     from dispatch.device.device import Device
     from dispatch.errors import DispatchError
     from dispatch.supervise.future import Future
-    from dispatch.supervise.worker import Worker
 
-__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerOwner", "WorkerQueue", "again"]
+__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerLike", "WorkerOwner", "WorkerQueue", "again"]
 
 # `WorkerOwner.ending`, in the order in which it may change.
 OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; cancels it; fails it
+
+
+class WorkerLike(Protocol):
+    """What its queue, and who keeps it, know of a worker (worker.py)."""
+
+    seat: WorkerQueue
+    thread: threading.Thread
+    executor: Any
+    successor: Any  # one that goes on with this one's thread
+
+    def start(self) -> None: ...
+    def in_hand(self) -> list[Future]: ...
 
 
 class WorkerOwner(Protocol):
@@ -41,7 +54,7 @@ class WorkerOwner(Protocol):
     def failed(self, future: Future, errors: list[BaseException]) -> None: ...
     def callbacks_failed(self, errors: list[BaseException]) -> None: ...
     def lost(self) -> None: ...
-    def replace(self, worker: Worker, defect: BaseException) -> bool: ...
+    def replace(self, worker: WorkerLike, defect: BaseException) -> bool: ...
     def reason(self) -> DispatchError: ...
     def make_room(self) -> None: ...
     def launched(self) -> None: ...
@@ -73,7 +86,7 @@ class WorkerQueue:
         self.asleep = False
         self.vacant = False  # no worker will come any more
         self.busy = self.done = self.failed = self.cancelled = 0
-        self.worker: Worker | None = None
+        self.worker: WorkerLike | None = None
 
     def wake(self) -> None:
         try:

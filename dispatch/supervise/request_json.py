@@ -20,14 +20,15 @@ import numpy as np
 from dispatch.checks import check_shape, shown
 from dispatch.core.request import Request
 from dispatch.device.device import Device
-from dispatch.device.tensor import Storage, Tensor
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory
 from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
+    from dispatch.device.storage import Storage
 
 __all__ = ["Memory", "Reader", "Writer"]
 

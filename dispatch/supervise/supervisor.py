@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from dispatch.checks import shown
 from dispatch.device.device import Device
-from dispatch.device.device import device as find_device
+from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
 from dispatch.supervise import trace
-from dispatch.supervise.future import Future, LateFuture, TimedFuture
+from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, late_future
+from dispatch.supervise.future import Future, LateFuture
 from dispatch.supervise.limits import RestartLimit, check_seconds
+from dispatch.supervise.placement import place, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, again
 from dispatch.supervise.stats import Stats, count
@@ -97,15 +99,15 @@ class Supervisor:
         journal: str | PathLike[str] | None = None,
         cooldown: float | None = None,
     ) -> None:
-        _one_of("isolation", isolation, ("thread", "process"))
-        _one_of("when_full", when_full, ("block", "raise", "drop_oldest"))
-        _one_of("completion", completion, ("poll", "block", "callback"))
-        _one_of("placement", placement, ("affine", "fair"))
-        _at_least("streams", streams, 1)
-        _at_least("queue_size", queue_size, 1)
-        _at_least("max_restarts", max_restarts, 0)
-        _at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True for one
-        _names("setup", setup)
+        check_choice("isolation", isolation, ("thread", "process"))
+        check_choice("when_full", when_full, ("block", "raise", "drop_oldest"))
+        check_choice("completion", completion, ("poll", "block", "callback"))
+        check_choice("placement", placement, ("affine", "fair"))
+        check_at_least("streams", streams, 1)
+        check_at_least("queue_size", queue_size, 1)
+        check_at_least("max_restarts", max_restarts, 0)
+        check_at_least("spare", int(spare) if isinstance(spare, bool) else spare, 0)  # True for one
+        check_names("setup", setup)
         max_seconds = check_seconds("max_seconds", max_seconds)
         hang_seconds = check_seconds("hang_seconds", hang_seconds, above=True)
         if cooldown is not None:
@@ -177,12 +179,12 @@ class Supervisor:
             is_first_come = not (priority or after)
         except Exception as error:
             raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
-        future = Future(request) if is_plain else _late(request, deadline, after)
+        future = Future(request) if is_plain else late_future(request, deadline, after)
         try:
             ticket = next(crew.tickets)
             seat = None
             if worker is not None:
-                seat = crew.place(ticket, self._pool(worker))
+                seat = place(ticket, self._pool(worker))
             elif self._affine:
                 bound = getattr(request, "bound", None)
                 if bound is not None:
@@ -190,7 +192,7 @@ class Supervisor:
                     if seat is not None and len(seat.items) > NEAR:
                         seat = None
             if seat is None:
-                seat = crew.place(ticket, crew.seats)
+                seat = place(ticket, crew.seats)
             if len(seat.items) >= self._limit:
                 seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
             future._seat = seat
@@ -231,7 +233,7 @@ class Supervisor:
         if crew.refusal is not None:
             crew.check()
         futures: list[Future] = list(map(Future, requests := list(requests)))
-        others = _futures(after) if after else ()
+        others = check_futures(after) if after else ()
         if others:
             futures = [LateFuture(future.claim(), others) for future in futures]
         seats = self._pool(worker)
@@ -254,7 +256,7 @@ class Supervisor:
             futures[-1].add_done_callback(Sample(crew.sample, perf_counter()))
         start = 0
         while start < len(futures):
-            for seat, share in crew.shares(len(futures) - start, seats):
+            for seat, share in shares(len(futures) - start, seats):
                 part = futures[start : start + share]
                 for future in part:
                     future._seat = seat
@@ -291,7 +293,7 @@ class Supervisor:
         for future in futures:
             failure = again(error)
             failure.__cause__ = error
-            self._crew.keep(future)
+            self._crew.failures.keep(future)
             is_mine, errors = future.withdraw(failure)
             if is_mine:
                 self._crew.failed(future, errors)
@@ -340,8 +342,8 @@ class Supervisor:
         try:
             self._unwatch(wait=not self._crew.is_own_thread())
         except DispatchError as error:
-            self._crew.callbacks_failed([error])
-        return None if self._crew.is_own_thread() else self._crew.undelivered()
+            self._crew.failures.add_errors([error])
+        return None if self._crew.is_own_thread() else self._crew.failures.take()
 
     def _unwatch(self, *, wait: bool) -> None:
         _unwatch(self._board, self._journal, wait=wait)
@@ -378,24 +380,6 @@ def _attach(error: BaseException, undelivered: Undelivered) -> None:
         end.__context__ = undelivered
 
 
-def _late(request: Request, deadline: float | None, after: Any) -> LateFuture:
-    """A future with a deadline, or with others that must come first."""
-    others = _futures(after)
-    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
-
-
-def _futures(after: Any) -> tuple[Future, ...]:
-    """Those that must come first."""
-    try:
-        others = (after,) if isinstance(after, Future) else tuple(after)
-    except Exception as error:
-        raise BadRequest("after", shown(after), "futures of requests that were submitted before") from error
-    for other in others:
-        if not isinstance(other, Future):
-            raise BadRequest("after", shown(other), "futures of requests that were submitted before")
-    return others
-
-
 def _drop(crew: WorkerPool) -> None:
     """End what a supervisor left that was not closed. Ctrl-C in here is heard of by nobody, and must cost no thread."""
     try:
@@ -411,18 +395,3 @@ def _unwatch(board: StatusServer | None, journal: Journal | None, *, wait: bool)
         board.close(wait)
     if journal is not None:
         journal.close(wait)
-
-
-def _one_of(name: str, given: Any, accepted: tuple[str, ...]) -> None:
-    if not isinstance(given, str) or given not in accepted:
-        raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
-
-
-def _at_least(name: str, given: Any, least: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise BadRequest(name, shown(given), f"an integer of {least} or more")
-
-
-def _names(name: str, given: Any) -> None:
-    if not isinstance(given, (list, tuple)) or not all(isinstance(module, str) and module for module in given):
-        raise BadRequest(name, shown(given), "names of modules, in a list or tuple")

@@ -12,13 +12,12 @@ import weakref
 from _thread import allocate_lock
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from dispatch.supervise.future import Future
 
 __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Bell", "Sample", "Signal", "Waiting", "open_waiting"]
 
@@ -26,6 +25,13 @@ __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Bell", "Sample", "Signal
 DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
 
 _making = threading.Lock()  # for the moment in which a future gets its `Waiting`
+
+
+class FutureLike(Protocol):
+    """What this module knows of a future."""
+
+    _status: int
+    _waiting: Waiting | None
 
 
 class Waiting:
@@ -43,7 +49,7 @@ class Waiting:
         self.lock = allocate_lock()
         self.told = False
         self.gates: list[Any] = []  # locks, each with a thread that waits for its release
-        self.callbacks: deque[Callable[[Future], object]] = deque()
+        self.callbacks: deque[Callable[[Any], object]] = deque()
         self.waiters: list[Any] = []  # of concurrent.futures
         # One entry once the future was withdrawn: its second item is what it fails with, None where it is cancelled.
         self.withdrawn: list[tuple[None, BaseException | None]] = []
@@ -63,7 +69,7 @@ class Waiting:
         """Whether only threads wait, and samples are taken: nobody whom an interrupted call could tell by half."""
         return not self.waiters and all(type(callback) is Sample for callback in tuple(self.callbacks))
 
-    def tell(self, future: Future) -> list[BaseException]:
+    def tell(self, future: FutureLike) -> list[BaseException]:
         """Wake all who wait and run the callbacks; returns what these raised."""
         with self.lock:
             if not self.told:
@@ -78,7 +84,7 @@ class Waiting:
             self.gates.clear()
         return self._call_back(future) if self.callbacks else []
 
-    def _call_back(self, future: Future) -> list[BaseException]:
+    def _call_back(self, future: FutureLike) -> list[BaseException]:
         """Run the callbacks, each once; an interrupt between two of them is returned with what they raised."""
         errors: list[BaseException] = []
         while True:
@@ -128,7 +134,7 @@ class Sample(partial[object]):
     """A callback that measures, and does no harm where it is interrupted."""
 
 
-def _tell_waiter(waiter: Any, future: Future) -> None:
+def _tell_waiter(waiter: Any, future: FutureLike) -> None:
     if future._status == CANCELLED:
         waiter.add_cancelled(future)
     elif future._status == DONE:
@@ -137,7 +143,7 @@ def _tell_waiter(waiter: Any, future: Future) -> None:
         waiter.add_exception(future)
 
 
-def open_waiting(future: Future) -> Waiting:
+def open_waiting(future: FutureLike) -> Waiting:
     """The future's Waiting, made if it has none."""
     if future._waiting is None:
         with _making:
@@ -167,7 +173,7 @@ class Bell:
             bell = cls.bells[loop] = cls(loop)  # a loop has one thread, and only that comes here with it
         return bell
 
-    def ring(self, waiter: asyncio.Future[None], future: Future) -> None:
+    def ring(self, waiter: asyncio.Future[None], future: FutureLike) -> None:
         """From any thread: let the loop see that `future` has ended."""
         self.ended.append(waiter)
         if self.rung:

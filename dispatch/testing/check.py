@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.core.operands import OperandRequest
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = [
     "ROUNDOFF",

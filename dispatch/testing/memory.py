@@ -11,7 +11,8 @@ from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["POISON_BYTE", "Memory", "Mismatch", "poison"]
 

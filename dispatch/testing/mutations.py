@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dispatch.core.request import Operands
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
     Results = Mapping[str, Array]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["EXACT_STORES", "FP8_SUMS", "ROUNDOFF", "SUMS", "as_on_a_gpu", "by_numpy", "stored", "tf32_error"]
 

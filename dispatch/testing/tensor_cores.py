@@ -12,7 +12,7 @@ import numpy as np
 from dispatch.core.precision import Precision
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["CUT_OFF", "SCALED_CUT_OFF", "SPREAD"]
 

@@ -17,9 +17,10 @@ if shutil.which("gcc") is None:
 from cudabind.gen import __main__ as command
 from cudabind.gen import layout, sources
 from cudabind.gen.emit import EmitError, emit
-from cudabind.gen.libraries import HEADERS_LEFT_OUT, RELEASES, ROWS, WHEELS, Row
+from cudabind.gen.libraries import HEADERS_LEFT_OUT, ROWS, Row
 from cudabind.gen.merge import Before, Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
+from cudabind.gen.pins import RELEASES, WHEELS
 from cudabind.gen.wheels import WheelError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Probe: a request that runs a function of the test's own, through the table, a row and a worker like any other.
 
-And a stand-in for the driver, in the place of it in all rooms that call it for memory, streams and captures.
+And a stand-in for the driver, in the place of it in all modules that call it for memory, streams and captures.
 """
 
 import gc
@@ -17,12 +17,28 @@ import pytest
 import dispatch as dp
 from dispatch.bind import refit
 from dispatch.core.request import Plan, Request, Signature
-from dispatch.device import callers_graph, context, cuda, external, pinned, releases, stream
+from dispatch.device import (
+    async_copy,
+    callers_graph,
+    context,
+    cuda,
+    external,
+    gpus,
+    host_copies,
+    memory_pool,
+    pinned,
+    releases,
+    stream,
+)
 from dispatch.device.cuda import CudaDevice
-from dispatch.execute import cuda_graph as replay
-from dispatch.execute import executor
+from dispatch.execute import cuda_executor, cuda_graph
 from dispatch.keys import F32, HOST
 
+# The modules of dispatch/device that call the driver.
+DEVICE = (
+    *(async_copy, callers_graph, context, cuda, external, gpus),
+    *(host_copies, memory_pool, pinned, releases, stream),
+)
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
 
@@ -111,8 +127,8 @@ def stand_in(monkeypatch):
 
     def install(count):
         made = module.StandIn(count)
-        for room in (callers_graph, context, cuda, external, executor, pinned, refit, releases, replay, stream):
-            monkeypatch.setattr(room, "driver", made)
+        for caller in (*DEVICE, cuda_executor, cuda_graph, refit):
+            monkeypatch.setattr(caller, "driver", made)
         stream.exchange_mode.cache_clear()
         return made
 

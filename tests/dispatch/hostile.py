@@ -14,7 +14,7 @@ import numpy as np
 import dispatch
 import dispatch as dp
 from dispatch import Compute, Epilogue, ScaleMode, Scales
-from dispatch.device.device import HostDevice
+from dispatch.device.host import HostDevice
 from dispatch.device.tensor import Tensor
 from dispatch.keys import F32, HOST, Dtype
 from dispatch.libraries.cutlass import evt

@@ -11,7 +11,7 @@ import pytest
 
 from dispatch.core.request import Plan
 from dispatch.device.stream import Stream, current
-from dispatch.execute import executor as executor_module
+from dispatch.execute import cuda_executor
 from dispatch.keys import F32
 from dispatch.ops.matmul.cublaslt import CublasLtPlan
 from dispatch.ops.rnn import cudnn as rnn
@@ -21,8 +21,8 @@ SHAPE = (4, 8)
 
 @pytest.fixture
 def driver(stand_in, monkeypatch):
-    monkeypatch.setattr(executor_module, "MAX_SCALARS", 8)
-    monkeypatch.setattr(executor_module, "SCALARS_PER_PAGE", 4)
+    monkeypatch.setattr(cuda_executor, "MAX_SCALARS", 8)
+    monkeypatch.setattr(cuda_executor, "SCALARS_PER_PAGE", 4)
     return stand_in(1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.cli import bench
-from dispatch.execute.autotune import Algorithm, AlgorithmCache
+from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("table", "explain", "doctor", "cache", "bench")

@@ -18,19 +18,20 @@ import pytest
 import dispatch as dp
 from dispatch.core.request import Plan
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import _hand_back
 from dispatch.device.dlpack import _lend
+from dispatch.device.external_memory import _hand_back
 from dispatch.device.recordings import Recordings
+from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream, current
-from dispatch.device.tensor import Storage, Tensor
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
 from dispatch.keys import F32
 from dispatch.libraries.cublaslt import launched
 from dispatch.libraries.cudnn import handle
 from dispatch.ops.matmul import exact, exact_kernels
+from dispatch.supervise.cuda_worker import CudaWorker
 from dispatch.supervise.process.chunks import file_chunk
 from dispatch.supervise.process.shared_device import SharedCuda
-from dispatch.supervise.worker import CudaWorker
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
@@ -153,7 +154,7 @@ def test_a_device_that_is_closed_beside_a_capture_is_closed_by_the_next_call(dri
         assert (released, destroyed) == ([], [])
         dev.close()
         dev.close()
-        assert (released, destroyed) == ([0], [dev._pool.value])
+        assert (released, destroyed) == ([0], [dev._pool.handle])
 
     run(work, may_lose=True)  # the wait of a device that closes ends captures
 
@@ -172,7 +173,7 @@ def test_a_device_is_closed_once_by_two_threads(driver, run, monkeypatch):
         with ThreadPoolExecutor(2) as pool:
             for one in [pool.submit(dev.close) for _ in range(2)]:
                 one.result()
-        assert destroyed == [dev._pool.value]
+        assert destroyed == [dev._pool.handle]
 
     run(work)
 

@@ -16,9 +16,9 @@ import pytest
 from dispatch.device.stream import NOT_READY
 from dispatch.errors import DeviceFault
 from dispatch.supervise import completion as completion_module
+from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import COMPLETIONS, Blocking, Callback, Polling
 from dispatch.supervise.queue import WorkerQueue
-from dispatch.supervise.worker import Batch
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700

@@ -14,8 +14,8 @@ import pytest
 
 from dispatch.bind import refit
 from dispatch.device.cuda import CudaDevice
+from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream
-from dispatch.device.tensor import Storage
 from dispatch.keys import F32
 
 DEFAULTS = [0, 1, 2]

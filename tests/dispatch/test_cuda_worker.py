@@ -18,8 +18,8 @@ from dispatch.device.stream import NOT_READY
 from dispatch.errors import BadRequest, DeviceFault, OutOfMemory, WorkerFailed
 from dispatch.keys import Arch
 from dispatch.supervise import completion as completion_module
-from dispatch.supervise import worker as worker_module
-from dispatch.supervise.worker import BATCH, IN_FLIGHT
+from dispatch.supervise import cuda_worker as worker_module
+from dispatch.supervise.cuda_worker import BATCH, IN_FLIGHT
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
@@ -273,7 +273,7 @@ def test_a_fault_that_another_call_shows_first_is_no_success_either(gpu, call):
         futures = sup.submit_many([Work(), Work(launch), Work()])
         hold.set()
         assert {type(future.exception(PATIENCE)) for future in futures} == {DeviceFault}
-        sup._crew.undelivered()  # the first one's, which nobody holds
+        sup._crew.failures.take()  # the first one's, which nobody holds
 
 
 @pytest.mark.parametrize("faulty", [True, False], ids=["a context that ends", "a context that is well"])

@@ -17,7 +17,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.bind.refit import _copy
-from dispatch.execute.executor import CudaExecutor
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import F32
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, shortcut

@@ -8,8 +8,8 @@ import pytest
 
 from dispatch.core.request import Plan
 from dispatch.device.cuda import CudaDevice
-from dispatch.execute import executor as executors
-from dispatch.execute.executor import CudaExecutor
+from dispatch.execute import cuda_executor
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import F32
 
 
@@ -86,7 +86,7 @@ def test_reads_on_two_streams_do_not_wait_for_each_other(run):
 
 
 def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
-    monkeypatch.setattr(executors, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(cuda_executor, "MAX_REPLAYS", 2)
 
     def work(driver, dev):
         user = User(driver, dev)
@@ -100,7 +100,7 @@ def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(r
 
 
 def test_numbers_in_device_memory_are_right_and_apart_on_every_page(run, monkeypatch):
-    monkeypatch.setattr(executors, "SCALARS_PER_PAGE", 2)
+    monkeypatch.setattr(cuda_executor, "SCALARS_PER_PAGE", 2)
 
     def work(driver, dev):
         executor = dev.executor()

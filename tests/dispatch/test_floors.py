@@ -19,6 +19,7 @@ EXCEPTIONS = {  # at most three
     ("supervise.supervisor", "supervise.process.process_pool"): "the class that users name begins either kind of pool",
     ("supervise.supervisor", "supervise.process.shared_device"): "and such a pool's device is another one",
 }
+LONGEST = 400  # lines
 # Families that become rows of matmul, grouped_matmul and conv_*, and until then take parts of these.
 OF_CUTLASS = ("cutlass_gemm", "cutlass_grouped_gemm", "cutlass_conv")
 
@@ -55,6 +56,17 @@ def test_no_op_family_imports_another():
         if source[0] == target[0] == "ops" and len(source) > 1 and len(target) > 1 and source[1] != target[1]:
             crossed.add((source[1], target[1]))
     assert not [pair for pair in crossed if pair[0] not in OF_CUTLASS]
+
+
+def test_no_module_that_was_written_by_hand_is_too_long():
+    """`cudabind/sys` is generated."""
+    root = DRAW.parents[1]
+    found = [path for folder in ("cudabind", "dispatch") for path in (root / folder).rglob("*.py")]
+    lines = {
+        path: len(path.read_text().splitlines()) for path in found if root / "cudabind" / "sys" not in path.parents
+    }
+    assert len(lines) > 200, "the folders have moved"
+    assert not {str(path.relative_to(root)): count for path, count in lines.items() if count > LONGEST}
 
 
 def test_every_folder_stands_on_a_floor():

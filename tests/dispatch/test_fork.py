@@ -71,7 +71,7 @@ STORM = """
 from cudabind import _lazy
 from cudabind.sys import cublasLt, cudnn
 from dispatch.supervise.process.shared_device import SharedHost
-from dispatch.execute.autotune import AlgorithmCache, Algorithm
+from dispatch.execute.algorithm_cache import AlgorithmCache, Algorithm
 
 shared = SharedHost()
 sup = dp.Supervisor("host", streams=2)

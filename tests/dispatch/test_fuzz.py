@@ -9,11 +9,11 @@ import pytest
 
 import dispatch
 from dispatch import Epilogue, MatmulRequest, ScaleMode, Scales
-from dispatch.device.device import HostDevice
+from dispatch.device.host import HostDevice
 from dispatch.errors import BadRequest, DispatchError, NoRow, StaleTensor
-from dispatch.execute.executor import CudaExecutor
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import Compute
-from dispatch.ops.matmul import cublaslt
+from dispatch.ops.matmul import cublaslt, empty
 from dispatch.ops.matmul.host import NumpyMatmul
 
 E = Epilogue
@@ -423,7 +423,7 @@ def launches(monkeypatch):
 
     count(NumpyMatmul, "run")
     count(cublaslt.CublasLtPlan, "enqueue")
-    count(cublaslt.EmptyPlan, "enqueue")
+    count(empty.EmptyPlan, "enqueue")
     count(CudaExecutor, "launch")
     return counted
 

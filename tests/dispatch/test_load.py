@@ -11,6 +11,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, DependencyFailed, QueueFull
 from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.placement import shares
 from dispatch.supervise.priority_queue import ORDERS, PriorityQueue
 from dispatch.supervise.queue import WorkerQueue
 
@@ -287,12 +288,11 @@ def test_nothing_is_dropped_where_another_worker_has_room(probe):
 
 
 def test_a_batch_goes_where_there_is_room_though_others_have_less_to_do(probe):
-    with dp.Supervisor("host") as sup:
-        full, busy = WorkerQueue(0, 1), WorkerQueue(1, 1)
-        full.items.append(Future(probe()))
-        busy.busy = 5
-        assert sup._crew.shares(1, [full, busy]) == [(busy, 1)]
-        assert sup._crew.shares(1, [full]) == []
+    full, busy = WorkerQueue(0, 1), WorkerQueue(1, 1)
+    full.items.append(Future(probe()))
+    busy.busy = 5
+    assert shares(1, [full, busy]) == [(busy, 1)]
+    assert shares(1, [full]) == []
 
 
 def test_what_is_dropped_is_of_the_least_priority(probe):

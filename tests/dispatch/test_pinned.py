@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.device import pinned as pinned_module
+from dispatch.device import async_copy, pinned
+from dispatch.device.async_copy import Copy
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.pinned import Copy, PinnedPool
+from dispatch.device.pinned import PinnedPool
 from dispatch.device.stream import NOT_READY
 from dispatch.errors import BadRequest, OutOfMemory, StaleTensor
 
@@ -63,7 +64,8 @@ class Gpu:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(pinned_module, "driver", driver)
+    monkeypatch.setattr(async_copy, "driver", driver)
+    monkeypatch.setattr(pinned, "driver", driver)
     yield driver
     gc.collect()  # what a test leaves is freed by this driver, not by the machine's
 

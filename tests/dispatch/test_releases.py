@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
-import sys
 import threading
 import time
 import weakref
@@ -21,12 +20,14 @@ import pytest
 
 from dispatch.bind.refit import refit
 from dispatch.core.request import Plan
-from dispatch.device import callers_graph, cuda, dlpack
+from dispatch.device import callers_graph, dlpack, external_memory
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import MAX_LANES, _hand_back, from_cuda_array_interface
+from dispatch.device.device import MAX_LANES, Device
+from dispatch.device.external_memory import _hand_back, from_cuda_array_interface
 from dispatch.device.recordings import Recordings
+from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream, current, order, relaxed
-from dispatch.device.tensor import Storage, Tensor
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.cuda_graph import TRIES
 from dispatch.keys import F32
@@ -756,8 +757,8 @@ def test_an_array_of_another_stream_is_taken_beside_a_capture(driver, run, monke
         source = SimpleNamespace(__cuda_array_interface__=face)
         driver.begin_capture(here if captured == "ours" else there)
         with Stream.from_handle(dev, here), monkeypatch.context() as patch:
-            patch.setattr(cuda, "device_of_pointer", lambda _: 0)
-            patch.setitem(sys.modules["dispatch.device.device"]._live, "cuda:0", dev)
+            patch.setattr(external_memory, "device_of_pointer", lambda _: 0)
+            patch.setitem(Device.live, "cuda:0", dev)
             if captured == "ours":  # the host waits for the other
                 assert from_cuda_array_interface(source).ptr == memory.ptr
             else:

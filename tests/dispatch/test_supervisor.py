@@ -16,6 +16,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, Closed, DeviceFault, QueueFull, StaleTensor, Undelivered, WorkerFailed
+from dispatch.supervise import failures
 from dispatch.supervise import pool as crew_module
 from dispatch.supervise.future import MISSED, Future, LateFuture
 
@@ -543,12 +544,12 @@ def test_submitting_while_it_is_closed_leaves_no_future_behind(probe):
 
 
 def test_failures_that_were_asked_for_are_not_kept(probe, monkeypatch):
-    monkeypatch.setattr(crew_module, "PRUNE", 16)
+    monkeypatch.setattr(failures, "PRUNE", 16)
     with dp.Supervisor("host", streams=1) as sup:
-        sup._crew._prune_at = 16
+        sup._crew.failures._prune_at = 16
         for _ in range(100):
             assert sup.submit(probe(refuse)).exception(PATIENCE)
-        assert len(sup._crew._failures) < 20
+        assert len(sup._crew.failures) < 20
 
 
 # -- without close() ------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dispatch.execute.autotune import Algorithm, AlgorithmCache, steadiest
+from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
+from dispatch.execute.autotune import steadiest
 from dispatch.execute.private_files import cache_folder
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def test_a_reader_never_sees_half_a_file(cache):
 WRITER = """
 import sys
 from pathlib import Path
-from dispatch.execute.autotune import Algorithm, AlgorithmCache
+from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 who, folder = sys.argv[1:]
 cache = AlgorithmCache("GPU", "lib-1.2.3", Path(folder))
 sys.stdin.read()  # until all are here

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.device.device import HostDevice
+from dispatch.device.host import HostDevice
 from dispatch.device.strided_copy import pieces
 from dispatch.errors import BadIndex, BadRequest, StaleTensor
 from dispatch.supervise.process.shared_device import shared

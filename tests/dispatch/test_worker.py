@@ -9,11 +9,11 @@ import pytest
 
 import dispatch as dp
 from cudabind.errors import CublasLtError, CudaDriverError
+from dispatch.device.cuda import OUT_OF_MEMORY
 from dispatch.device.stream import current
 from dispatch.errors import BadRequest, DeadlineExceeded, NoRow, OutOfMemory, StaleTensor, WorkerFailed
-from dispatch.execute.executor import HostExecutor
+from dispatch.execute.host_executor import HostExecutor
 from dispatch.supervise.queue import WorkerQueue
-from dispatch.supervise.worker import OUT_OF_MEMORY
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 

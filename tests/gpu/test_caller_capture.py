@@ -132,9 +132,9 @@ def test_open_outputs_belong_to_the_graph(dev, rng):
 )
 def test_what_cannot_be_captured_is_refused_by_name(dev, rng, monkeypatch, tmp_path, what, work):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    from dispatch.execute import executor
+    from dispatch.execute import installed
 
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
     x, out = dev.array(rng.standard_normal((N, N)), "f32"), dev.empty((N, N))
     dev.synchronize()
     stream = dev.stream()
@@ -148,7 +148,7 @@ def test_what_cannot_be_captured_is_refused_by_name(dev, rng, monkeypatch, tmp_p
     try:
         _, executable = capture(stream, refused)
     finally:
-        executor.algorithms.cache_clear()
+        installed.algorithms.cache_clear()
     launch(stream, executable)
     assert np.allclose(out.numpy(), product(x, x), rtol=1e-3, atol=1e-2)
     driver.cuGraphExecDestroy(executable)

@@ -95,7 +95,7 @@ isolated.close()
 print("fine")
 """
 ASKED = """
-from dispatch.device.cuda import is_available
+from dispatch.device.gpus import is_available
 assert is_available()
 
 def work():
@@ -111,7 +111,7 @@ print("fine")
 TORCH = """
 import torch
 torch.ones(3, device="cuda").sum().item()
-""" + ASKED.replace("from dispatch.device.cuda import is_available\nassert is_available()\n", "")
+""" + ASKED.replace("from dispatch.device.gpus import is_available\nassert is_available()\n", "")
 BEFORE = """
 def work():
     dev = dp.device("cuda:0")

@@ -10,7 +10,7 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.execute import executor
+from dispatch.execute import cuda_executor
 from dispatch.execute.cuda_graph import GraphExec
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(executor, "MAX_REPLAYS", 4)
+    monkeypatch.setattr(cuda_executor, "MAX_REPLAYS", 4)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
     with dev.stream():
         bound = dp.prepare(dp.MatmulRequest(a, b, out=poisoned(dev, N, N)))

@@ -9,7 +9,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.execute import autotune as tuning
-from dispatch.execute import executor
+from dispatch.execute import installed
 from dispatch.ops.matmul import cublaslt
 
 EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
@@ -18,9 +18,9 @@ EPILOGUE = dp.Epilogue.RELU_AUX_BIAS
 @pytest.fixture
 def dev(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
     yield dp.device("cuda:0")
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_tuned_request_is_right_and_timed_once(dev, rng, races):
 def test_another_process_takes_the_outcome_without_timing(dev, rng, races):
     with dev.stream():
         dp.run(tuned(dev, rng))
-    executor.algorithms.cache_clear()  # what a new process would start with
+    installed.algorithms.cache_clear()  # what a new process would start with
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])
@@ -80,7 +80,7 @@ def test_an_outcome_that_is_no_algorithm_is_timed_anew(dev, rng, races, blob):
     stored = json.loads(file_of(dev).read_text())
     stored["algorithms"] = {key: [blob, 0] for key in stored["algorithms"]}
     file_of(dev).write_text(json.dumps(stored))
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
     with dev.stream():
         again = tuned(dev, rng)
         check(again, dp.run(again)[0])

@@ -11,7 +11,7 @@ import pytest
 import dispatch as dp
 from cudabind import driver
 from dispatch.errors import BadRequest, DeviceFault, NoRow
-from dispatch.execute import executor
+from dispatch.execute import installed
 from dispatch.keys import HOST
 from dispatch.row_check import cases_of
 
@@ -133,12 +133,12 @@ def test_operands_on_both_are_refused(first, second, rng):
 
 def test_a_product_is_tuned_on_the_second(second, rng, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
     request, right = product(second, rng)
     try:
         assert is_close(dp.run(request.replace(autotune=True)), right)
     finally:
-        executor.algorithms.cache_clear()
+        installed.algorithms.cache_clear()
 
 
 def test_weights_are_refitted_on_the_second(second, rng):

@@ -9,7 +9,7 @@ from cudabind.sys import cublasLt as lt
 
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["handle_of"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.device.stream import Stream
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cublaslt.problem import Problem
 
 __all__ = ["NARROW", "fuses", "kernels", "must_fuse", "must_not_accumulate"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cudabind._bind import StatusFunction
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
 __all__ = ["CallPlan", "NoOpPlan", "Operand", "number"]

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["Steps", "backward_data", "backward_filter", "forward", "output_shape"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dispatch.checks import check_int
-from dispatch.device.tensor import c_strides
+from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, F32, I32, Dtype
 from dispatch.libraries.cudnn.modes import ARITY, ATTRIBUTES, BACKWARD, COMPARE, REDUCTIONS

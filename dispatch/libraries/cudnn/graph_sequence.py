@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Request
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cudnn.engines import Policy
     from dispatch.libraries.cudnn.graph import Graph

@@ -21,8 +21,8 @@ from dispatch.device.stream import QuietStream, relaxed
 from dispatch.errors import DispatchError
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Storage
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.execute.workspace import Workspace
 
 __all__ = ["Handle", "Scratch", "handle_of", "last_error"]

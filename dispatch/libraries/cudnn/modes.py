@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["ARITY", "ATTRIBUTES", "BACKWARD", "COMPARE", "REDUCTIONS", "pointwise"]
 

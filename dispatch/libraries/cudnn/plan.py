@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
 from dispatch.core.request import Plan
-from dispatch.execute.autotune import Algorithm, fastest
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
 from dispatch.libraries.cudnn.engines import Engine, Policy, Target, engines, restored
 from dispatch.libraries.cudnn.handle import handle_of
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Request
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cudnn.graph import Graph, Wire
     from dispatch.libraries.cudnn.handle import Scratch

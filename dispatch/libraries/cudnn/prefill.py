@@ -20,8 +20,8 @@ from dispatch.keys import F32
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument
-    from dispatch.device.tensor import Layout
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cudnn.graph import Graph
 
 __all__ = ["Clear", "Fill", "clears_of", "filled", "fills_of"]

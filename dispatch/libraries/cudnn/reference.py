@@ -17,7 +17,7 @@ from dispatch.libraries.cudnn.modes import REDUCTIONS, pointwise
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.libraries.cudnn.graph import Graph, Node
 
 __all__ = ["evaluate"]

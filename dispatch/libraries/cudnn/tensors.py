@@ -10,13 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.device.tensor import c_strides
+from dispatch.device.layout import c_strides
 from dispatch.keys import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
 __all__ = ["DTYPES", "Descriptor", "scalar_type", "tensor", "tensor_3d"]

@@ -15,7 +15,7 @@ from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduc
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["evaluate"]
 

@@ -19,7 +19,7 @@ from dispatch.testing.tensor_cores import CUT_OFF
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
 __all__ = ["SUMS", "errors_of", "product_error"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dispatch.device.cuda import CudaDevice
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.visitors import Word
 
 __all__ = ["Launch", "Module", "module"]

@@ -17,7 +17,7 @@ from dispatch.ops.activation.rules import axes_of
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.activation.request import ActivationRequest
 
 __all__ = ["plan"]

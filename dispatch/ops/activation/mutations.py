@@ -11,7 +11,7 @@ from dispatch.ops.activation.request import WITH_COEF, ActivationMode
 from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
 
     Results = dict[str, Array]

@@ -10,7 +10,7 @@ from dispatch.core.host_plan import EXACT, Results, sigmoid, values
 from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.activation.request import ActivationRequest
 
 __all__ = ["evaluate", "passes", "reference"]

@@ -13,7 +13,7 @@ from dispatch.ops.activation.request import ActivationMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.ops.activation.request import ActivationBwdRequest, ActivationRequest
 
 __all__ = ["axes_of", "elu_above_0", "five_axes", "one_layout"]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor, Executor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.execute.executor import Executor
     from dispatch.keys import Compute
 
 __all__ = [

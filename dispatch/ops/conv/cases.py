@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["ConvCase", "Form", "bound", "cases"]

@@ -15,7 +15,7 @@ from dispatch.ops.conv.graph import describe
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["plan", "policy_of"]

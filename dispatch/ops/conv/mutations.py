@@ -15,7 +15,8 @@ from dispatch.testing.mutations import changed, lines_out, made, neighbour, typi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
     Results = dict[str, Array]
 

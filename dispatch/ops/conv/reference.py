@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.host_plan import Results
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["evaluate", "exact", "magnitude", "product", "reference"]

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor, Executor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.execute.executor import Executor
 
 __all__ = ["CtcRequest", "ctc_loss", "cudnn_ctc", "numpy_ctc"]
 

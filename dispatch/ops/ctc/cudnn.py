@@ -17,7 +17,7 @@ from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.ctc.request import CtcRequest
 
 __all__ = ["plan"]

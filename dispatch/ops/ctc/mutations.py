@@ -12,7 +12,7 @@ from dispatch.ops.ctc.reference import evaluate
 from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.ctc.request import CtcRequest
 
     Results = dict[str, Array]

@@ -13,7 +13,7 @@ from dispatch.core.host_plan import EXACT, Results, values
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.ctc.request import CtcRequest
 
 __all__ = ["evaluate", "reference"]

@@ -17,7 +17,8 @@ from dispatch.checks import NO_NUMBERS
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operands import Made
 from dispatch.core.request import Signature
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk

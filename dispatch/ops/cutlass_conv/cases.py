@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
     from dispatch.ops.cutlass_conv.base import TreedConvRequest

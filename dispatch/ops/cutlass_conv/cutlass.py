@@ -23,7 +23,7 @@ from dispatch.ops.cutlass_gemm.cutlass import START, CutlassPlan, _float
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.ops.cutlass_conv.base import TreedConvRequest
 

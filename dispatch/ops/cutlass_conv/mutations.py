@@ -12,7 +12,7 @@ from dispatch.ops.cutlass_gemm.mutations import node_out
 from dispatch.testing.mutations import changed, lines_out, made
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
     Results = dict[str, Array]
 

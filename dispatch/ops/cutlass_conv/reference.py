@@ -20,7 +20,7 @@ from dispatch.ops.cutlass_gemm.reference import rounded
 if TYPE_CHECKING:
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.cutlass_conv.base import TreedConvRequest
 
 __all__ = ["NumpyCutlassConv", "convolved", "image", "matrix", "plan", "reference", "tree_operands"]

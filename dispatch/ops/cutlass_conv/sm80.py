@@ -17,7 +17,7 @@ from dispatch.ops.cutlass_gemm.sm80 import MultistagePlan
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Arch, Dtype
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_conv.base import TreedConvRequest

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
     from dispatch.libraries.cutlass.evt import Node
 

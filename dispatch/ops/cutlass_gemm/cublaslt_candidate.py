@@ -16,7 +16,7 @@ from dispatch.libraries.cutlass.evt import Binary, Leaf, Node, Unary, accumulato
 from dispatch.ops.matmul.request import MatmulRequest
 
 if TYPE_CHECKING:
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
 __all__ = ["RivalPlan", "arguments_of", "matmul_of", "plan"]

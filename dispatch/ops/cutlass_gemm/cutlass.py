@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest

@@ -12,7 +12,8 @@ from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.testing.mutations import changed, lines_out, neighbour, typical
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
     Results = dict[str, Array]

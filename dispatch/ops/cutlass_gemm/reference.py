@@ -16,7 +16,8 @@ from dispatch.libraries.cutlass.arithmetic import evaluate
 if TYPE_CHECKING:
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 

@@ -16,7 +16,8 @@ from dispatch.checks import NO_NUMBERS, check_kinds, check_number
 from dispatch.core.operand_checks import check_extents
 from dispatch.core.overlap import broadcast, overlap
 from dispatch.core.request import Argument, Operands, Request, Signature, Use
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, HALF, I8, I32, Compute, Dtype
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk

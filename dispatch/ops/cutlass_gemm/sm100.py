@@ -19,7 +19,7 @@ from dispatch.ops.cutlass_gemm.layout import order_of
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Arch
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 

@@ -18,7 +18,7 @@ from dispatch.ops.cutlass_gemm.layout import alignment, order_of
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest

@@ -10,7 +10,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from dispatch.execute.autotune import Algorithm, fastest
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
 from dispatch.libraries.cutlass.compile import CompileFailed
 from dispatch.libraries.cutlass.config import CONFIGS, Config, candidates
 from dispatch.ops.cutlass_gemm import cublaslt_candidate as rival
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
 __all__ = ["contenders", "outcome", "plan", "recall", "store_key"]

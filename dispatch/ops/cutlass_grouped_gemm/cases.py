@@ -25,7 +25,8 @@ from dispatch.testing.roundoff import by_numpy
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
 

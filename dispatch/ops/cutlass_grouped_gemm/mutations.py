@@ -12,7 +12,8 @@ from dispatch.ops.cutlass_grouped_gemm.reference import reference, several
 from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
 
     Results = dict[str, Array]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
     from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 

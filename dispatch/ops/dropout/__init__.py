@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor, Executor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.execute.executor import Executor
 
 __all__ = [
     "DropoutBwdRequest",

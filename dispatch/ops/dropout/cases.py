@@ -25,7 +25,8 @@ from dispatch.testing.check import Memory, Mismatch, Trial, by_numpy, normal, pl
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
 __all__ = ["DropoutCase", "cases"]

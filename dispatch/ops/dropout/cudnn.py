@@ -19,7 +19,7 @@ from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutStatesRequest
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.dropout.request import DropoutRequest
 
 __all__ = ["plan"]

@@ -9,7 +9,8 @@ import numpy as np
 from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
     Results = dict[str, Array]
 

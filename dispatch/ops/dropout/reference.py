@@ -10,7 +10,7 @@ from dispatch.core.host_plan import EXACT, Results, draw, values
 from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutStatesRequest, reserve_bytes
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.dropout.request import DropoutRequest
 
 __all__ = ["evaluate", "mask_of", "reference"]

@@ -14,7 +14,8 @@ from dispatch.ops.graph.request import GraphRequest
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor, Executor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.execute.executor import Executor
 
 __all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
 

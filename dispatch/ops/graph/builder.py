@@ -27,7 +27,8 @@ from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.graph.request import GraphRequest
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.libraries.cudnn.graph import Wire
 
 __all__ = ["Graph", "Node"]

@@ -19,7 +19,8 @@ from dispatch.testing.roundoff import ROUNDOFF, SUMS, by_numpy, stored
 from dispatch.testing.tensor_cores import CUT_OFF, SCALED_CUT_OFF, SPREAD
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["SPREAD", "Trial", "bounds"]

@@ -21,7 +21,8 @@ from dispatch.testing.memory import Memory, poison
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["Case", "Form", "cases"]
 

@@ -9,32 +9,33 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from functools import cache, partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
 from cudabind.sys import cublasLt as lt
 from dispatch.core.request import Argument, Plan
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
-from dispatch.execute.autotune import Algorithm, fastest
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
 from dispatch.keys import F32, Compute
 from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic
 from dispatch.libraries.cublaslt.handle import handle_of
 from dispatch.libraries.cublaslt.launched import fuses, kernels, must_fuse, must_not_accumulate
+from dispatch.ops.matmul.arguments import ALPHA, AUX, BGRAD, BIAS, FIRST_FACTOR, OUT, A, B, C
+from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, lower
-from dispatch.ops.matmul.scales import AMAX, FACTORS_AND_AMAX, scale_dtype
+from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, scale_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cublaslt.problem import Problem
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["CublasLtPlan", "EmptyPlan", "NotFused", "plan", "vectors_of", "workspace_limit"]
+__all__ = ["CublasLtPlan", "NotFused", "plan", "vectors_of", "workspace_limit"]
 
 CANDIDATES = 32  # that autotune asks the heuristic for
 ALGO = 12  # its place among the arguments of cublasLtMatmul
@@ -43,8 +44,6 @@ SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
 HINT = "reduced_precision=True takes one that rounds twice"
 ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
 
-# Where the addresses and numbers stand in MatmulRequest.arguments().
-A, B, C, BIAS, AUX, BGRAD, OUT, ALPHA, BETA, FIRST_FACTOR = range(10)
 POINTERS = {
     "a": Desc.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
     "b": Desc.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
@@ -103,40 +102,6 @@ def _bare_matmul() -> Any:
 
 class NotFused(Refused):
     """No algorithm does the epilogue in the compute type."""
-
-
-class EmptyPlan(Plan):
-    """A product without elements: nothing is launched; a bias gradient over no rows and a largest of none are zero."""
-
-    __slots__ = ("_target", "_zeroed")
-    is_bare = True
-
-    def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row) -> None:
-        super().__init__(row, capture_safe=False)
-        self._target = executor.target
-        self._zeroed = [
-            (FIRST_FACTOR + index, 0, 4)
-            for index, name in enumerate(FACTORS_AND_AMAX)
-            if name in AMAX and getattr(request.scales, name) is not None
-        ]
-        made = request.missing().get("bgrad")
-        if request.bgrad is not None:
-            layout = request.bgrad.layout
-            made = (layout.shape, layout.strides, layout.dtype)
-        if made is not None:
-            self._zeroed += [(BGRAD, start, size) for start, size in _lines(*made)]
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        for index, start, nbytes in self._zeroed:
-            driver.cuMemsetD8Async(int(arguments[index].real) + start, 0, nbytes, self._target.value)
-
-
-def _lines(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Iterator[tuple[int, int]]:
-    """Where each line of a tensor with a dense last axis begins, and its size, in bytes."""
-    if 0 not in shape:
-        for index in product(*map(range, shape[:-1])):
-            start = sum(i * step for i, step in zip(index, strides, strict=False))
-            yield start * dtype.itemsize, shape[-1] * dtype.itemsize
 
 
 def c_at(problem: Problem) -> int | None:

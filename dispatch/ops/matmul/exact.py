@@ -19,21 +19,9 @@ from dispatch.errors import Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype, Epilogue
 from dispatch.libraries.cublaslt.problem import Matrix as Place
 from dispatch.libraries.cublaslt.problem import Problem
-from dispatch.ops.matmul.cublaslt import (
-    ALPHA,
-    AUX,
-    BETA,
-    BGRAD,
-    BIAS,
-    FIRST_FACTOR,
-    HINT,
-    OUT,
-    C,
-    CublasLtPlan,
-    EmptyPlan,
-    vectors_of,
-    workspace_limit,
-)
+from dispatch.ops.matmul.arguments import ALPHA, AUX, BETA, BGRAD, BIAS, FIRST_FACTOR, OUT, C
+from dispatch.ops.matmul.cublaslt import HINT, CublasLtPlan, vectors_of, workspace_limit
+from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.exact_kernels import Functions, Launch, Matrix, Work, functions
 from dispatch.ops.matmul.lower import Lowered, lower
 from dispatch.ops.matmul.scales import scale_dtype
@@ -43,8 +31,8 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Storage
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["ExactPlan", "behind", "launches", "plan", "product_of", "work_of"]

@@ -22,7 +22,7 @@ from dispatch.ops.matmul.reference import GELU_CUBIC, GELU_INNER
 
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["NumpyMatmul", "plan"]

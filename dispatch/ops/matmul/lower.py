@@ -10,7 +10,7 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.device.tensor import Layout, Tensor
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BOOL, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.libraries.cublaslt.problem import Matrix, Problem
@@ -19,6 +19,7 @@ from dispatch.ops.matmul.scales import NO_SCALES, Scales, scale_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dispatch.device.layout import Layout
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["Lowered", "begins", "lower"]

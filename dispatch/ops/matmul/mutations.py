@@ -13,7 +13,7 @@ from dispatch.ops.matmul.reference import Results, reference
 from dispatch.testing.mutations import changed, host_array, typical
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = ["MUTATIONS", "named"]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.precision import EXACT, FP8_MAX, Precision
-from dispatch.device.tensor import Array, Tensor
+from dispatch.device.layout import Array
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.scales import BLOCK, VECTOR
 

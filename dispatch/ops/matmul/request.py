@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.core.overlap import broadcast
 from dispatch.core.request import Argument, Operands, Request, Signature, Use
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape

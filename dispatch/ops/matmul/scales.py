@@ -7,12 +7,15 @@ https://docs.nvidia.com/cuda/cublas/#cublasltmatmulmatrixscale-t.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_enum, check_shape, shown
-from dispatch.device.tensor import Tensor, c_strides
+from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
 
 __all__ = [
     "AMAX",

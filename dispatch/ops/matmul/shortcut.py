@@ -29,8 +29,8 @@ from dispatch.ops.matmul.scales import NO_SCALES
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
-    from dispatch.device.tensor import Layout
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
 

@@ -13,7 +13,7 @@ from dispatch.ops.norm.group import draw
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.norm.request import NormRequest
 
 __all__ = ["plan", "policy_of"]

@@ -15,7 +15,7 @@ from dispatch.ops.norm.group import draw
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.libraries.cudnn.graph import Wire
     from dispatch.ops.norm.request import NormRequest
 

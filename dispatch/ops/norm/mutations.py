@@ -13,7 +13,7 @@ from dispatch.ops.norm.request import NormFwdRequest, NormMode
 from dispatch.testing.mutations import changed, made, neighbour
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.norm.request import NormRequest
 
     Results = dict[str, Array]

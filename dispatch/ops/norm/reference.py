@@ -14,7 +14,7 @@ from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.norm.request import NormRequest
 
 __all__ = ["averaged", "compact", "evaluate", "reference", "spread", "statistics"]

@@ -19,7 +19,7 @@ from dispatch.testing.check import ROUNDOFF, Memory, Trial, by_numpy, distinct, 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
 __all__ = ["PoolingCase", "cases"]

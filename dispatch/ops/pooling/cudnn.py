@@ -17,8 +17,8 @@ from dispatch.ops.pooling.request import PoolingBwdRequest
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Layout
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.pooling.request import PoolingMode, PoolingRequest, Windows
 
 __all__ = ["plan"]

@@ -13,7 +13,7 @@ from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, Pooling
 from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
     Results = dict[str, Array]
 

@@ -14,7 +14,7 @@ from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.pooling.request import PoolingRequest, Windows
 
 __all__ = ["backward", "evaluate", "reference"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
 __all__ = ["ReduceCase", "cases"]

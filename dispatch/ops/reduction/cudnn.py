@@ -25,7 +25,7 @@ from dispatch.ops.reduction.rules import axes_of
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.reduction.request import ReduceRequest
 
 __all__ = ["plan", "plan_sums", "policy_of"]

@@ -13,7 +13,7 @@ from dispatch.ops.reduction.request import ReduceOp
 from dispatch.testing.mutations import changed, made, typical
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.reduction.request import ReduceRequest
 
     Results = dict[str, Array]

@@ -11,7 +11,7 @@ from dispatch.keys import F32, F64
 from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.reduction.request import ReduceRequest
 
 __all__ = ["evaluate", "reference", "rows_of"]

@@ -11,7 +11,7 @@ from dispatch.core.axes import Axis, describable, merge
 from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.ops.reduction.request import ReduceRequest
 
 __all__ = ["axes_of", "eight_axes", "lines", "partial", "shrinks", "sums"]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dispatch.core.operands import OperandRequest
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
     from dispatch.ops.rnn.request import RnnBase
 

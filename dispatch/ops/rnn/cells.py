@@ -16,7 +16,7 @@ from dispatch.ops.rnn.network import RnnMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.rnn.network import Network
 
 __all__ = ["NONE", "Rounding", "as_it_is", "backward_step", "forward_step"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
     from dispatch.ops.rnn.weights import Places
 

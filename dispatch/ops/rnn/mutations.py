@@ -13,7 +13,8 @@ from dispatch.ops.rnn.cells import as_it_is
 from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
 
     Results = dict[str, Array]
 

@@ -21,7 +21,8 @@ from dispatch.ops.rnn.weights import named_views, pack, places
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.rnn.network import Network
     from dispatch.ops.rnn.request import RnnBase, RnnRequest
 

@@ -17,7 +17,8 @@ from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_byt
 from dispatch.ops.rnn.network import Network, RnnMode
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Layout, Tensor
+    from dispatch.device.layout import Layout
+    from dispatch.device.tensor import Tensor
 
 __all__ = [
     "RnnBase",

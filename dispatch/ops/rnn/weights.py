@@ -18,7 +18,7 @@ from dispatch.errors import BadRequest
 from dispatch.ops.rnn.network import Network
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
 __all__ = ["Places", "named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.sdpa.request import SdpaRequest
 
 __all__ = ["plan", "policy_of"]

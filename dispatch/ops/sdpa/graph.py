@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.device.tensor import c_strides
+from dispatch.device.layout import c_strides
 from dispatch.keys import F32, I32, I64
 from dispatch.libraries.cudnn.graph import Builder, Graph
 from dispatch.ops.sdpa.packed import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.libraries.cudnn.graph import Wire
     from dispatch.ops.sdpa.request import SdpaRequest
 

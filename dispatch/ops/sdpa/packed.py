@@ -20,7 +20,7 @@ from dispatch.keys import I32, I64
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
     from dispatch.ops.sdpa.base import SdpaRequest
 
 __all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]

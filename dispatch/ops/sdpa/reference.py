@@ -16,7 +16,8 @@ from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.sdpa.request import SdpaRequest
 
 __all__ = [

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Layout
-    from dispatch.execute.executor import CudaExecutor
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cudnn.tensors import Descriptor
     from dispatch.ops.softmax.request import SoftmaxRequest
 

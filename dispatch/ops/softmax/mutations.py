@@ -14,7 +14,7 @@ from dispatch.testing.mutations import changed, made
 from dispatch.testing.roundoff import ROUNDOFF
 
 if TYPE_CHECKING:
-    from dispatch.device.tensor import Array
+    from dispatch.device.layout import Array
 
     Results = dict[str, Array]
 

@@ -12,7 +12,7 @@ from dispatch.core.axes import Axis, alike, describable, gapless, merge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.device.tensor import Layout
+    from dispatch.device.layout import Layout
     from dispatch.ops.softmax.request import SoftmaxBwdRequest, SoftmaxRequest
 
 __all__ = ["axes_of", "four_axes", "one_dense_layout"]

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from cudabind import driver
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import Device, HostDevice
-from dispatch.device.tensor import Storage, Tensor
+from dispatch.device.device import Device
+from dispatch.device.host import HostDevice
+from dispatch.device.storage import Storage
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype
 from dispatch.supervise.process.chunks import Chunk, FileMapping, GpuMapping
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import CudaError
 from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, words
+from dispatch.supervise.cuda_worker import IN_FLIGHT
 from dispatch.supervise.process import messages as wire
 from dispatch.supervise.queue import OPEN, WorkerQueue
-from dispatch.supervise.worker import IN_FLIGHT
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 from dispatch.core.request import Request
 from dispatch.supervise import trace
+from dispatch.supervise.batch import Batch
+from dispatch.supervise.cuda_worker import IN_FLIGHT, CudaWorker
+from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.process import messages as wire
 from dispatch.supervise.process.child_jobs import JobRunner, Order
-from dispatch.supervise.worker import IN_FLIGHT, Batch, CudaWorker, HostWorker
 
 if TYPE_CHECKING:
     import ctypes

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
 from dispatch.supervise.future import LateFuture, TimedFuture
 from dispatch.supervise.process import messages as wire
 from dispatch.supervise.process.child_process import LOOK_SECONDS
+from dispatch.supervise.process.owner import QueueOwner
 from dispatch.supervise.process.repeatable import Sent, unsafe_to_repeat
 from dispatch.supervise.worker import described
 
 if TYPE_CHECKING:
-    from dispatch.supervise.process.process_pool import ProcessPool
+    from dispatch.supervise.process.child_process import Child
+    from dispatch.supervise.process.children import Children
 
 __all__ = ["ChildLoss", "hold", "surrender"]
 
@@ -74,7 +76,22 @@ class ChildLoss(NamedTuple):
         return self.status == MISALIGNED
 
 
-def hold(crew: ProcessPool, loss: ChildLoss) -> bool:
+class ChildOwner(QueueOwner, Protocol):
+    """What a recovery asks of the pool whose child was lost."""
+
+    children: Children
+    hang_seconds: float
+    restarts: int
+
+    def present(self) -> Child: ...
+    def renew(self, loss: ChildLoss) -> bool: ...
+    def give_up(self, sent: Sent, error: BaseException) -> None: ...
+    def catch_up(self) -> None: ...
+    def hear(self, child: Child) -> ChildLoss | None: ...
+    def last_words(self, child: Child) -> ChildLoss | None: ...
+
+
+def hold(crew: ChildOwner, loss: ChildLoss) -> bool:
     """Replace the child, and settle those that must not run again; False where the circuit is open now."""
     sent = sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number)
     begun = [each for each in sent if loss.begun is None or each.number in loss.begun]
@@ -103,7 +120,7 @@ def hold(crew: ProcessPool, loss: ChildLoss) -> bool:
     return True
 
 
-def surrender(crew: ProcessPool, loss: ChildLoss) -> None:
+def surrender(crew: ChildOwner, loss: ChildLoss) -> None:
     """Fail all that was in flight: the supervisor ends, and runs nothing again."""
     for each in sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number):
         text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
@@ -126,7 +143,7 @@ def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
     return [each for group in sorted(by_seat.values(), key=lambda group: -group[0].number) for each in group]
 
 
-def _try(crew: ProcessPool, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
+def _try(crew: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
     """Run one request alone, so many times.
 
     None: it is innocent; True: it was guilty, and there is a child again; False: there is none.
@@ -151,17 +168,17 @@ def _try(crew: ProcessPool, sent: Sent, *, may_hang: bool, runs: int) -> bool | 
     return True
 
 
-def _convict(crew: ProcessPool, sent: Sent, loss: ChildLoss) -> None:
+def _convict(crew: ChildOwner, sent: Sent, loss: ChildLoss) -> None:
     crew.give_up(sent, _fault(crew, sent, loss.why, loss))
 
 
-def _fault(crew: ProcessPool, sent: Sent, why: str, loss: ChildLoss) -> DeviceFault:
+def _fault(crew: ChildOwner, sent: Sent, why: str, loss: ChildLoss) -> DeviceFault:
     fault = DeviceFault(f"{described(sent.request)}: {why} (restart {crew.restarts} of {crew.device})")
     fault.__cause__ = loss.error
     return fault
 
 
-def _alone(crew: ProcessPool, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
+def _alone(crew: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
     """Send a request to a child that has nothing else to do, and wait for its end.
 
     Where its fault may come late it runs twice, and the second end counts: what ran first is seen by then.
@@ -198,7 +215,7 @@ def _alone(crew: ProcessPool, sent: Sent, may_hang: bool, runs: int) -> ChildLos
     return None
 
 
-def _limit(crew: ProcessPool, sent: Sent, may_hang: bool) -> float:
+def _limit(crew: ChildOwner, sent: Sent, may_hang: bool) -> float:
     """The moment at which a request that runs alone is taken to be without an end."""
     soonest = monotonic() + MERCY * crew.hang_seconds
     if isinstance(sent.future, TimedFuture):

@@ -18,7 +18,7 @@ from dispatch.supervise.process.sending import NOW, SendingSeat, SentRequest
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future
     from dispatch.supervise.process.messages import Connection
-    from dispatch.supervise.process.process_pool import ProcessPool
+    from dispatch.supervise.process.owner import QueueOwner
 
 __all__ = ["RemoteQueue", "SentRequest"]
 
@@ -40,7 +40,7 @@ class RemoteQueue(SendingSeat):
 
     __slots__ = ("reading",)
 
-    def __init__(self, index: int, limit: int, crew: ProcessPool) -> None:
+    def __init__(self, index: int, limit: int, crew: QueueOwner) -> None:
         super().__init__(index, limit, crew)
         self.reading = threading.Lock()
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dispatch.core.request import Operands, Request
-    from dispatch.device.tensor import Storage, Tensor
+    from dispatch.device.storage import Storage
+    from dispatch.device.tensor import Tensor
     from dispatch.supervise.future import Future
 
 __all__ = ["Sent", "unsafe_to_repeat", "written"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.errors import DispatchError
     from dispatch.supervise.future import Future
     from dispatch.supervise.process.messages import Connection
-    from dispatch.supervise.process.process_pool import ProcessPool
+    from dispatch.supervise.process.owner import QueueOwner
 
 __all__ = ["NOW", "SendingSeat", "SentRequest"]
 
@@ -57,7 +57,7 @@ class SentRequest:
 
     __slots__ = ("crew", "data", "executor", "missing", "name", "plans", "result")
 
-    def __init__(self, crew: ProcessPool, request: Request, seat: SendingSeat) -> None:
+    def __init__(self, crew: QueueOwner, request: Request, seat: SendingSeat) -> None:
         self.crew, self.executor, self.plans, self.name = crew, seat, None, 0
         self.name = next(crew.names)
         self.data = wire.pack_request(request, crew.device)
@@ -82,7 +82,7 @@ class SendingSeat(WorkerQueue):
 
     __slots__ = ("crew", "defined", "forget", "link", "pumping", "sent", "since", "taking", "unframed", "untold")
 
-    def __init__(self, index: int, limit: int, crew: ProcessPool) -> None:
+    def __init__(self, index: int, limit: int, crew: QueueOwner) -> None:
         super().__init__(index, limit)
         self.crew = crew
         self.link: Connection | None = None  # None while there is no child

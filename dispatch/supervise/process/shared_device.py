@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cudabind import driver
 from dispatch.device.block_allocator import Block, BlockAllocator
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import Device, HostDevice
+from dispatch.device.device import Device
 from dispatch.device.dlpack import lent, take_back
+from dispatch.device.host import HostDevice
+from dispatch.device.storage import Storage
 from dispatch.device.stream import current, relaxed
-from dispatch.device.tensor import Storage
 from dispatch.errors import BadRequest, Closed, OutOfMemory, TaintedTensor
 from dispatch.execute.executor import Executor
 from dispatch.supervise.process.chunks import file_chunk, gpu_chunk
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.request import Request
-    from dispatch.device.pinned import Copy
+    from dispatch.device.async_copy import Copy
+    from dispatch.device.layout import Array
     from dispatch.device.stream import Stream
-    from dispatch.device.tensor import Array, Tensor
+    from dispatch.device.tensor import Tensor
     from dispatch.supervise.process.chunks import Chunk
 
 __all__ = ["SharedCuda", "SharedHost", "shared"]

@@ -73,7 +73,8 @@ def test_what_is_listed_as_not_exported_or_inline_is_not_exported(installed: Ins
 def test_what_is_listed_as_newer_or_removed_is_not_exported(installed: Installed) -> None:
     pytest.importorskip("clang", reason="cudabind.gen, which knows the versions that were read, needs libclang")
     from cudabind.gen import sources
-    from cudabind.gen.libraries import RELEASES, ROWS
+    from cudabind.gen.libraries import ROWS
+    from cudabind.gen.pins import RELEASES
 
     name = installed.module.__name__.rpartition(".")[2]
     row = next(row for row in ROWS if row.module == name)

@@ -9,7 +9,7 @@ import pytest
 import dispatch
 from dispatch import Tensor
 from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
-from dispatch.device.device import HostDevice
+from dispatch.device.host import HostDevice
 from dispatch.errors import BadRequest, StaleTensor
 from dispatch.keys import F32, I32
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.execute.autotune import Algorithm, AlgorithmCache
+from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 from dispatch.keys import Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config

@@ -16,8 +16,9 @@ import pytest
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
 from dispatch.core.row import Fusion
-from dispatch.device.device import HostDevice
-from dispatch.execute.executor import CudaExecutor, Executor
+from dispatch.device.host import HostDevice
+from dispatch.execute.cuda_executor import CudaExecutor
+from dispatch.execute.executor import Executor
 from dispatch.keys import Arch, Epilogue
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import dispatch as dp
-from dispatch.execute import executor as executors
-from dispatch.execute.autotune import AlgorithmCache
+from dispatch.execute import cuda_executor
+from dispatch.execute.algorithm_cache import AlgorithmCache
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
 from dispatch.ops.cutlass_gemm.cases import Trial
@@ -22,7 +22,7 @@ def gpu(tmp_path, monkeypatch):
     if device.arch != 90:
         pytest.skip(f"needs sm_90, this GPU is {device.arch}")
     memory = AlgorithmCache(device.model, "of this test", tmp_path)
-    monkeypatch.setattr(executors, "algorithms", lambda *_: memory)
+    monkeypatch.setattr(cuda_executor, "algorithms", lambda *_: memory)
     device.forget_plans()
     return device
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.execute import executor
+from dispatch.execute import installed
 from dispatch.keys import HOST
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.ops.conv import Activation, ConvFwdRequest
@@ -47,7 +47,7 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
 
 def test_tuning_keeps_the_result_and_is_remembered(gpu, rng, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    executor.algorithms.cache_clear()  # an earlier test may have tuned, with another file
+    installed.algorithms.cache_clear()  # an earlier test may have tuned, with another file
     x = gpu.array(rng.standard_normal((4, 14, 14, 64)), "f16")
     w = gpu.array(rng.standard_normal((64, 3, 3, 64)) / 24, "f16")
     nchw = [_channels_first(t) for t in (x, w)]
@@ -60,7 +60,7 @@ def test_tuning_keeps_the_result_and_is_remembered(gpu, rng, tmp_path, monkeypat
     gpu.forget_plans()
     dispatch.conv_fwd(*nchw, pad=1, autotune=True)  # taken from the file
     assert files[0].read_bytes() == written
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
 
 
 def test_the_workspace_that_a_request_allows_is_kept_to(gpu, rng):

@@ -10,7 +10,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import NoRow
-from dispatch.execute import executor
+from dispatch.execute import installed
 from dispatch.keys import HALF, Compute, Epilogue
 from dispatch.ops.matmul import aux_shape, cublaslt
 from dispatch.ops.matmul.bounds import Trial
@@ -97,7 +97,7 @@ def test_a_product_that_is_added_to_d_is_rounded_once(dev, rng, dtype, epilogue,
 def test_what_autotune_takes_is_rounded_once(dev, rng, monkeypatch, tmp_path, dtype, epilogue, shape, order):
     """Also where the request that allows less was tuned before: each finds its own outcome on disk."""
     monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
-    executor.algorithms.cache_clear()
+    installed.algorithms.cache_clear()
     try:
         with dev.stream():
             for reduced in (True, False):
@@ -106,7 +106,7 @@ def test_what_autotune_takes_is_rounded_once(dev, rng, monkeypatch, tmp_path, dt
         with dev.stream():  # an executor without plans, which finds the outcome on disk
             trial.check(dp.run(trial.request))
     finally:
-        executor.algorithms.cache_clear()
+        installed.algorithms.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -30,7 +30,8 @@ if shutil.which("gcc") is None:
 
 from cudabind.gen import layout, sources
 from cudabind.gen.__main__ import SYS
-from cudabind.gen.libraries import RELEASES, ROWS, Row
+from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.pins import RELEASES
 from cudabind.gen.wheels import WheelError
 
 if TYPE_CHECKING:

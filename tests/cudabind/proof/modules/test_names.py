@@ -11,7 +11,8 @@ import pytest
 
 from cudabind import _lazy
 from cudabind.gen import sources
-from cudabind.gen.libraries import RELEASES, ROWS
+from cudabind.gen.libraries import ROWS
+from cudabind.gen.pins import RELEASES
 from cudabind.gen.wheels import WheelError
 from cudabind.sys import cuda_symbols
 

@@ -1,0 +1,114 @@
+"""Tensors over the memory of other libraries, without a copy: by DLPack and the CUDA Array Interface.
+
+dlpack.py knows the two formats; here the memory gets a device of ours, and a place in the order of its streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_dtype, check_shape, check_unmasked, shown
+from dispatch.device import dlpack
+from dispatch.device.gpus import device_of_pointer
+from dispatch.device.layout import c_strides
+from dispatch.device.registry import device
+from dispatch.device.storage import Storage
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+
+__all__ = ["from_cuda_array_interface", "from_dlpack"]
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
+
+    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
+    device that has no place here.
+    """
+    check_unmasked("from_dlpack", source)
+    if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
+        return _wrapped(
+            device("host"),
+            source,
+            source.ctypes.data,
+            source.dtype,
+            source.shape,
+            source.strides,
+            not source.flags.writeable,
+        )
+    if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
+        raise BadRequest(
+            "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
+        )
+    kind, number = dlpack.place_of(source)
+    if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        home = device(f"cuda:{number}")
+        with home.here:  # torch gives memory of its current GPU only
+            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
+    elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
+        home = device("host")
+        taken = dlpack.take(source, None)
+    else:
+        raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
+    strides = taken.strides if taken.strides is not None else c_strides(taken.shape)
+    storage = Storage(home, taken.ptr, 0, home.executor().stream, _hand_back, taken)
+    return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
+
+
+def from_cuda_array_interface(source: Any) -> Tensor:
+    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
+    face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
+    if face is None:
+        raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
+    try:
+        (ptr, readonly), shape, typestr = face["data"], face["shape"], face["typestr"]
+        shape, dtype, steps = check_shape("shape", shape), np.dtype(typestr), face.get("strides")
+        is_sound = isinstance(ptr, int) and (steps is None or len(steps) == len(shape))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface", str(error)) from None
+    if not is_sound:
+        raise BadRequest("from_cuda_array_interface", shown(face), "version 3 of the interface")
+    home = device(f"cuda:{device_of_pointer(ptr)}" if ptr else "cuda:0")
+    stream = face.get("stream")
+    if stream:
+        theirs: Any = home.external(stream)
+        with theirs.claimed():
+            home.executor().stream.wait_for_uses(theirs)
+    return _wrapped(home, source, ptr, dtype, shape, steps, bool(readonly))
+
+
+def _wrapped(
+    home: Device,
+    source: Any,
+    ptr: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    readonly: bool,
+) -> Tensor:
+    kind = check_dtype("dtype", dtype)
+    if kind.bits < 8:
+        raise BadRequest(
+            "dtype", f"{kind} with one element to a byte", "whole bytes, or two to a byte", "dev.array(x) packs a copy"
+        )
+    steps = c_strides(shape)
+    if strides is not None:
+        if any(stride % kind.numpy.itemsize for stride in strides):
+            raise BadRequest(
+                "strides", str(strides), f"multiples of {kind}'s {kind.numpy.itemsize} bytes", "copy it first"
+            )
+        steps = tuple(stride // kind.numpy.itemsize for stride in strides)
+    storage = Storage(home, ptr, 0, home.executor().stream, _hand_back, source)
+    return Tensor(storage, ptr, home.layout(kind, tuple(shape), steps, ptr, readonly))
+
+
+def _hand_back(storage: Storage) -> None:
+    """Let another library have its memory back, once our streams are done with it."""
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)

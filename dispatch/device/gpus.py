@@ -1,0 +1,47 @@
+"""Which GPUs there are, by the driver's word; cuda.py makes a device of one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.errors import DeviceUnavailable
+
+__all__ = ["FORKED", "count_gpus", "device_of_pointer", "is_available"]
+
+NOT_INITIALIZED = 3  # what cuInit says in a process that was forked from one that uses CUDA
+FORKED = (
+    "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
+    " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
+)
+
+
+@cache
+def is_available() -> bool:
+    """Whether there is a driver and at least one GPU that it can use."""
+    try:
+        driver.cuInit(0)
+        return int(driver.cuDeviceGetCount()) > 0
+    except CudaError as error:
+        return error.status == NOT_INITIALIZED  # there is one: `device()` says why this process cannot use it
+
+
+def device_of_pointer(ptr: int) -> int:
+    """The number of the GPU that a device pointer belongs to."""
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(driver.cuPointerGetAttribute(attribute, ptr))
+
+
+def count_gpus(ordinal: int) -> int:
+    """How many GPUs this process sees; DeviceUnavailable where one of this number is not among them."""
+    try:
+        driver.cuInit(0)
+        count = int(driver.cuDeviceGetCount())
+    except CudaError as error:
+        if error.status == NOT_INITIALIZED:
+            raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
+        raise DeviceUnavailable(f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without") from error
+    if ordinal >= count:
+        raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
+    return count

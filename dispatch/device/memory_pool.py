@@ -1,0 +1,50 @@
+"""A GPU's stream-ordered memory pool, of this library's own.
+
+It keeps what is freed: the driver's default pool gives that back at every synchronization. cuda.py allocates from it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from cudabind import driver
+from dispatch.device.stream import relaxed
+
+__all__ = ["MemoryPool"]
+
+
+class MemoryPool:
+    """A `CUmemoryPool` on one GPU; `c_handle` is what a bare call of an allocation takes."""
+
+    __slots__ = ("c_handle",)
+
+    def __init__(self, ordinal: int) -> None:
+        props = driver.CUmemPoolProps()
+        props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = ordinal
+        with relaxed():
+            pool = driver.cuMemPoolCreate(props)
+            threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(2**64 - 1))
+        self.c_handle = ctypes.c_void_p(int(pool))
+
+    @property
+    def handle(self) -> int:
+        """The `CUmemoryPool` as an integer."""
+        return self.c_handle.value or 0
+
+    def bytes_in_use(self) -> int | None:
+        """What is allocated from it; None after a fault, of which those are told who wait for results."""
+        used = ctypes.c_uint64()
+        kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        status = driver.cuMemPoolGetAttribute.unchecked(self.c_handle, int(kind), ctypes.byref(used))
+        return None if status else used.value
+
+    def trim(self) -> None:
+        """Give what is free back to the system."""
+        driver.cuMemPoolTrimTo(self.handle, 0)
+
+    def destroy(self) -> None:
+        """Give all of it back to the driver, what is allocated included."""
+        driver.cuMemPoolDestroy(self.handle)

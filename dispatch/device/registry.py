@@ -1,0 +1,58 @@
+"""The live devices by their names: `device("cuda:0")` is the same object for everybody, until that is closed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from dispatch.checks import shown
+from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import Device
+from dispatch.device.gpus import is_available
+from dispatch.device.host import HostDevice
+from dispatch.errors import BadRequest, DeviceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["device", "live_devices"]
+
+_generations: dict[str, Iterator[int]] = {}
+
+
+def device(name: str | None = None) -> Device:
+    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
+
+    DeviceUnavailable says what is missing: the driver, or a GPU of that number.
+    """
+    if name is None:
+        name = "cuda:0" if is_available() else "host"
+    if not isinstance(name, str):
+        raise BadRequest("device", shown(name), "its name: 'cuda:0' (any number) or 'host'")
+    name = "cuda:0" if name == "cuda" else name
+    found = Device.live.get(name)
+    if found is not None:
+        if found.fault is not None:
+            raise found.fault
+        return found
+    with Device.opening:
+        return Device.live.get(name) or _start(name)
+
+
+def _start(name: str) -> Device:
+    generation = next(_generations.setdefault(name, itertools.count(1)))
+    kind, _, number = name.partition(":")
+    made: Device
+    if name == "host":
+        made = HostDevice(generation)
+    elif kind == "cuda" and number.isascii() and number.isdigit():
+        made = CudaDevice(int(number), generation)
+    else:
+        raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
+    Device.live[name] = made
+    return made
+
+
+def live_devices() -> list[Device]:
+    """The devices that are open now."""
+    return list(Device.live.values())

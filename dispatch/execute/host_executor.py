@@ -1,0 +1,28 @@
+"""Executor of the host: runs requests with NumPy, at once, on the calling thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import OutOfMemory
+from dispatch.execute.executor import Executor
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Operands, Request
+
+__all__ = ["HostExecutor"]
+
+
+class HostExecutor(Executor):
+    """Runs requests with NumPy, at once, on the calling thread."""
+
+    def run(self, request: Request) -> Any:
+        outputs = self.outputs(request)
+        self.run_into(request, outputs)
+        return request.result(outputs)
+
+    def run_into(self, request: Request, outputs: Operands) -> None:
+        try:
+            self.plan(request).run(request, outputs)
+        except MemoryError as error:  # of NumPy, for what is passed on from step to step
+            raise OutOfMemory(f"the host is out of memory: {error}") from error

@@ -1,0 +1,50 @@
+"""What users give a supervisor: which of several, how many at least, names of modules, and futures to run after.
+
+supervisor.py asks; limits.py has the checks of seconds. BadRequest for what does not fit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import shown
+from dispatch.errors import BadRequest
+from dispatch.supervise.future import Future, LateFuture, TimedFuture
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Request
+
+__all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "late_future"]
+
+
+def late_future(request: Request, deadline: float | None, after: Any) -> LateFuture:
+    """A future with a deadline, or with others that must come first."""
+    others = check_futures(after)
+    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+
+
+def check_futures(after: Any) -> tuple[Future, ...]:
+    """Those that must come first."""
+    try:
+        others = (after,) if isinstance(after, Future) else tuple(after)
+    except Exception as error:
+        raise BadRequest("after", shown(after), "futures of requests that were submitted before") from error
+    for other in others:
+        if not isinstance(other, Future):
+            raise BadRequest("after", shown(other), "futures of requests that were submitted before")
+    return others
+
+
+def check_choice(name: str, given: Any, accepted: tuple[str, ...]) -> None:
+    if not isinstance(given, str) or given not in accepted:
+        raise BadRequest(name, repr(given), " or ".join(map(repr, accepted)))
+
+
+def check_at_least(name: str, given: Any, least: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise BadRequest(name, shown(given), f"an integer of {least} or more")
+
+
+def check_names(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)) or not all(isinstance(module, str) and module for module in given):
+        raise BadRequest(name, shown(given), "names of modules, in a list or tuple")

@@ -1,0 +1,28 @@
+"""QueueOwner: what the queue of a worker in a child knows of the pool that has it (process_pool.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dispatch.supervise.queue import WorkerOwner
+
+if TYPE_CHECKING:
+    import itertools
+
+    from dispatch.supervise.future import TimedFuture
+    from dispatch.supervise.process.messages import Connection
+
+__all__ = ["QueueOwner"]
+
+
+class QueueOwner(WorkerOwner, Protocol):
+    device: Any  # a SharedHost or SharedCuda
+    seats: list[Any]  # RemoteQueues
+    numbers: itertools.count[int]  # of requests that are sent
+    names: itertools.count[int]  # of requests that a child knows
+    hush: bool
+
+    def ring(self) -> None: ...
+    def is_own_thread(self) -> bool: ...
+    def listen(self, link: Connection, *, on: bool) -> None: ...
+    def watch_deadline(self, future: TimedFuture, seat: Any) -> None: ...
