@@ -196,9 +196,8 @@ def on_gpu(request: Trouble, executor: Any, row: dp.Row) -> Plan:
     return plan
 
 
-PLAIN = ((dp.Epilogue.NONE,), ((None, None),), ())  # epilogues, scales, rules
 ROWS = (
-    dp.Row("trouble", (F32,), (), None, *PLAIN, HOST, HOST, (), "tests", "trouble", on_host),
-    dp.Row("trouble", (F32,), (), None, *PLAIN, Arch(70), None, (), "tests", "trouble", on_gpu),
+    dp.Row("trouble", (F32,), None, (), HOST, HOST, (), "tests", "trouble", on_host),
+    dp.Row("trouble", (F32,), None, (), Arch(70), None, (), "tests", "trouble", on_gpu),
 )
 dp.register(*ROWS)

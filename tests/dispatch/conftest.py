@@ -91,8 +91,7 @@ def probe_plan(_request: Probe, _executor: Any, row: dp.Row) -> Plan:
     return ProbePlan(row, capture_safe=False)
 
 
-NONE = ((dp.Epilogue.NONE,), ((None, None),), ())  # epilogues, scales, rules
-ROW = dp.Row("probe", (F32,), (), None, *NONE, HOST, HOST, (), "tests", "probe", probe_plan)
+ROW = dp.Row("probe", (F32,), None, (), HOST, HOST, (), "tests", "probe", probe_plan)
 
 
 @pytest.fixture

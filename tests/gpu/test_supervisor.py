@@ -186,8 +186,7 @@ def greedy_plan(request: Greedy, _executor: Any, row: dp.Row) -> Plan:
     return plan
 
 
-NONE = ((dp.Epilogue.NONE,), ((None, None),), ())  # epilogues, scales, rules
-GREEDY = dp.Row("greedy", (F32,), (), None, *NONE, Arch(70), None, (), "tests", "greedy", greedy_plan)
+GREEDY = dp.Row("greedy", (F32,), None, (), Arch(70), None, (), "tests", "greedy", greedy_plan)
 
 
 def test_a_request_that_does_not_fit_fails_alone_after_a_second_try(dev, rng):
@@ -270,8 +269,7 @@ def fault_plan(request, executor, row):
     return plan
 
 
-none = ((dp.Epilogue.NONE,), ((None, None),), ())
-dp.register(dp.Row("fault", (F32,), (), None, *none, Arch(70), None, (), "tests", "fault", fault_plan))
+dp.register(dp.Row("fault", (F32,), None, (), Arch(70), None, (), "tests", "fault", fault_plan))
 
 
 def faults(call):

@@ -59,7 +59,7 @@ class ForeignPlan(Plan):
             "private": lambda: Private("of the child alone"),
         }}[request.kind]()
 
-ROW = dp.Row("foreign", (F32,), (), None, *trouble.PLAIN, HOST, HOST, (), "tests", "foreign",
+ROW = dp.Row("foreign", (F32,), None, (), HOST, HOST, (), "tests", "foreign",
              lambda request, executor, row: ForeignPlan(row, capture_safe=False))
 dp.register(ROW)
 """
