@@ -115,7 +115,8 @@ class Stage:
         """The normalization of a batch, which also gives the next running statistics, in memory of their own."""
         mean, variance = self.running
         return dp.NormFwdRequest(
-            self.convolved, self.scale.tensor, self.shift.tensor, mean, variance, mode=BATCH_NORM, epsilon=EPSILON,
+            self.convolved, self.scale.tensor, self.shift.tensor, running_mean=mean, running_var=variance,
+            mode=BATCH_NORM, epsilon=EPSILON,
             training=True, out=self.active, mean_out=self.mean, inv_variance_out=self.inverse,
         )  # fmt: skip
 
@@ -136,7 +137,9 @@ class Stage:
     def update(self, rate: float) -> Requests:
         """The step of the filters, which are summed into as their gradient is computed."""
         keep = 1 - rate * DECAY
-        return {"conv update": dp.ConvBwdFilterRequest(self.dconvolved, self.x, self.w, pad=1, alpha=-rate, beta=keep)}
+        return {
+            "conv update": dp.ConvBwdFilterRequest(self.dconvolved, self.x, out=self.w, pad=1, alpha=-rate, beta=keep)
+        }
 
     def fused(self, x: dp.Tensor) -> dp.Request:
         """The stage up to its ReLU as one convolution, with the running statistics folded into filters and bias."""

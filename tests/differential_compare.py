@@ -15,8 +15,8 @@ from differential_specs import GUARD, POISON, Operand, Slot, Spec
 import dispatch as dp
 from dispatch.ops.conv.cases import bound as conv_bound
 from dispatch.ops.conv.reference import reference as conv_reference
+from dispatch.ops.reduction import reference as reduction_reference
 from dispatch.ops.reduction.cases import bound as reduction_bound
-from dispatch.ops.reduction.reference import reference as reduction_reference
 from dispatch.ops.sdpa.cases import bounds_of as sdpa_bounds
 from dispatch.ops.sdpa.reference import reference as sdpa_reference
 

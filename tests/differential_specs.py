@@ -19,7 +19,7 @@ from dispatch.keys import Dtype
 from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
 from dispatch.ops.matmul.scales import NO_SCALES
 from dispatch.row_check import cases_of
-from dispatch.table.table import ROOMS
+from dispatch.table.table import LATER
 
 POISON = 0xA5
 GUARD = 512  # bytes before, between and behind the operands
@@ -56,7 +56,7 @@ FUNCTIONS = {
 }
 # Of these the sizes of states and spaces are the library's, or the bounds of the cases the device's.
 OF_THE_DEVICE = ("dropout", "rnn", "pooling_bwd", "ctc")
-OPS = [op for ops in ROOMS.values() for op in ops if op not in ("cudnn_graph", "dropout_states")]
+OPS = [op for ops in LATER.values() for op in ops if op not in ("cudnn_graph", "dropout_states")]
 
 
 class Slot(NamedTuple):
@@ -138,8 +138,6 @@ class Spec:
 
     def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the request function for these fields."""
-        if self.kind is dp.ReduceRequest:
-            return {"op" if name == "reduce" else name: value for name, value in values.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
@@ -152,8 +150,7 @@ _KNOWN: dict[str, set[str]] = {}
 
 def _parameters(function: str) -> set[str]:
     if function not in _KNOWN:
-        names = inspect.signature(getattr(dp, function)).parameters
-        _KNOWN[function] = {"reduce" if function == "reduce" and name == "op" else name for name in names}
+        _KNOWN[function] = set(inspect.signature(getattr(dp, function)).parameters)
     return _KNOWN[function]
 
 

@@ -15,6 +15,8 @@ from dispatch.core.request import Plan
 from dispatch.keys import F64
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
@@ -28,6 +30,7 @@ __all__ = [
     "Results",
     "draw",
     "largest",
+    "numpy_call",
     "numpy_plan",
     "sigmoid",
     "store",
@@ -85,6 +88,17 @@ def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -
     """The plan of a formula on the host, computed as cuDNN does for the row's first dtype."""
     del request, executor  # NumPy needs no handle, no stream and no workspace
     return NumpyPlan(row, formula, work_of(row.dtypes[0]))
+
+
+def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
+    """What makes the plans of a row of the host, from the formula of its op."""
+
+    def call(request: Request, executor: object, row: Row) -> NumpyPlan:
+        """A plan that computes with NumPy."""
+        return numpy_plan(formula, request, executor, row)
+
+    call.__module__ = getattr(formula, "__module__", __name__)  # the op's, by which its cases are found
+    return call
 
 
 def store(array: Array, tensor: Tensor) -> None:

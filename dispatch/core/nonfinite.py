@@ -44,17 +44,17 @@ STATEMENTS = {
     "norm_fwd":                f"{IEEE}; the inverse variance of infinity is NaN or 0",
     "norm_bwd":                f"{IEEE}; {TO_NAN}",
     "cudnn_graph":             f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
-    "softmax_fwd":             f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
+    "softmax":                 f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
     "softmax_bwd":             IEEE,
-    "activation_fwd":          IEEE,
+    "activation":              IEEE,
     "activation_bwd":          f"{IEEE}; what ReLU drops is 0, whatever it was",
-    "pooling_fwd":             LOWEST,
+    "pooling":                 LOWEST,
     "pooling_bwd":             f"{IEEE}; the gradient of MAX of -inf alone goes to the first element or nowhere",
     "reduce":                  f"{LOWEST}, MIN of inf the largest, and their index is none",
     "dropout_states":          NONE,
-    "dropout_fwd":             f"{IEEE}; what is dropped is 0, whatever it was",
+    "dropout":                 f"{IEEE}; what is dropped is 0, whatever it was",
     "dropout_bwd":             f"{IEEE}; what is dropped is 0, whatever it was",
-    "rnn_fwd":                 f"{IEEE}; {UNREAD}",
+    "rnn":                     f"{IEEE}; {UNREAD}",
     "rnn_bwd_data":            f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
     "rnn_bwd_weights":         f"{IEEE}; {TO_NAN}; {UNREAD}",
     "ctc_loss":                f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
@@ -84,8 +84,8 @@ def _statement(row: Row) -> str:
         return SATURATED
     if row.op == "matmul" and Epilogue.RELU_AUX not in row.epilogues:
         return IEEE
-    if row.op == "softmax_fwd" and result is F64:
+    if row.op == "softmax" and result is F64:
         return IEEE
-    if row.op == "rnn_fwd" and result in HALF:  # a state may be 0 there, of products that are rounded apart
+    if row.op == "rnn" and result in HALF:  # a state may be 0 there, of products that are rounded apart
         return f"{IEEE}; {TO_NAN}; {UNREAD}"
     return STATEMENTS[row.op]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_enum, check_int, check_kinds
 from dispatch.core.overlap import overlap, same_view
-from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -52,7 +52,7 @@ def like(layout: Layout, shape: Shape | None = None) -> Made:
     return Made(extents, tuple(strides), layout.dtype)
 
 
-class OperandRequest(Request):
+class OperandRequest(Request[R_co]):
     """A request over named tensors; a subclass is a frozen dataclass with `eq=False`.
 
     `reads` and `writes` are its tensor fields in the order of `arguments()`; a field of either may be None. `updates`
@@ -149,9 +149,10 @@ class OperandRequest(Request):
         made = self._made[name]
         return self.device.layout(made.dtype, made.shape, made.strides, 256)
 
-    def result(self, outputs: Operands) -> Any:
+    def result(self, outputs: Operands) -> R_co:
         given = [outputs.get(name, getattr(self, name)) for name in self._made]
-        return given[0] if len(given) == 1 else tuple(given)
+        result: Any = given[0] if len(given) == 1 else tuple(given)
+        return cast("R_co", result)
 
     def replace(self, **operands: Tensor) -> OperandRequest:
         names = {field.name for field in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from dispatch.device.device import Device
     from dispatch.keys import Compute, Dtype, Epilogue
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 __all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "check_request", "run"]
 
@@ -42,10 +50,11 @@ class Signature:
         self.dtypes, self.compute, self.epilogue, self.scales = dtypes, compute, epilogue, scales
 
 
-class Request(ABC):
+class Request(ABC, Generic[R_co]):
     """A frozen description of one operation on tensors; making one validates it and raises BadRequest.
 
     A request holds its tensors, and the outputs it was given; an output left None is allocated anew at every run.
+    A run of a Request[R] gives back an R.
     """
 
     op: ClassVar[str]
@@ -80,7 +89,7 @@ class Request(ABC):
         """The outputs to be allocated: field name to (shape, strides in elements, dtype)."""
 
     @abstractmethod
-    def result(self, outputs: Operands) -> Any:
+    def result(self, outputs: Operands) -> R_co:
         """What a run gives back: the first output, or a tuple where there are several."""
 
     @abstractmethod
@@ -133,17 +142,18 @@ class Plan:
         raise WorkerFailed(f"{type(self).__name__} does not run on the host")
 
 
-def run(request: Request) -> Any:
+def run(request: Request[R_co]) -> R_co:
     """Select a row, bind it and enqueue it on the current stream of the calling thread; returns without waiting.
 
     Returns the request's outputs. Raises NoRow where no row takes the request, StaleTensor for tensors of a closed
     device, DeviceFault on a lost one.
     """
     try:
-        return request.device.executor().run(request)
+        result: R_co = request.device.executor().run(request)
     except AttributeError:
         check_request(request)
         raise
+    return result
 
 
 def check_request(request: object) -> None:

@@ -1,1 +1,47 @@
-"""The op families: one file or folder each, with the same five names in each."""
+"""The op families: where each op is and where its rows are. A new family adds its two lines here.
+
+A small family is one file and its cases; a large one a folder whose files have the same names as in every other:
+request, reference, rules, the libraries, cases, mutations. `dispatch` has the names in `__all__` of every family and
+imports it when one of them is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `dispatch` for type checkers and editors
+    from dispatch.ops.activation import *
+    from dispatch.ops.conv import *
+    from dispatch.ops.ctc import *
+    from dispatch.ops.cutlass_conv import *
+    from dispatch.ops.cutlass_gemm import *
+    from dispatch.ops.cutlass_grouped_gemm import *
+    from dispatch.ops.dropout import *
+    from dispatch.ops.matmul import *
+    from dispatch.ops.norm import *
+    from dispatch.ops.pooling import *
+    from dispatch.ops.reduction import *
+    from dispatch.ops.rnn import *
+    from dispatch.ops.sdpa import *
+    from dispatch.ops.softmax import *
+
+# fmt: off
+# Family: the file of its rows in dispatch/table, and its ops.
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "matmul":               ("cublaslt",    ("matmul",)),
+    "conv":                 ("cudnn_graph", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
+    "sdpa":                 ("cudnn_graph", ("sdpa_fwd", "sdpa_bwd")),
+    "norm":                 ("cudnn_graph", ("norm_fwd", "norm_bwd")),
+    "graph":                ("cudnn_graph", ("cudnn_graph",)),
+    "softmax":              ("cudnn_call",  ("softmax", "softmax_bwd")),
+    "activation":           ("cudnn_call",  ("activation", "activation_bwd")),
+    "pooling":              ("cudnn_call",  ("pooling", "pooling_bwd")),
+    "reduction":            ("cudnn_call",  ("reduce",)),
+    "dropout":              ("cudnn_call",  ("dropout_states", "dropout", "dropout_bwd")),
+    "rnn":                  ("cudnn_call",  ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
+    "ctc":                  ("cudnn_call",  ("ctc_loss",)),
+    "cutlass_gemm":         ("cutlass",     ("cutlass_gemm",)),
+    "cutlass_grouped_gemm": ("cutlass",     ("cutlass_grouped_gemm",)),
+    "cutlass_conv":         ("cutlass",     ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")),
+}
+# fmt: on

@@ -15,20 +15,14 @@ from typing import Any
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute
-from dispatch.ops.activation import cudnn_activation, numpy_activation
-from dispatch.ops.activation.rules import elu_above_0, five_axes, one_layout
-from dispatch.ops.ctc import cudnn_ctc, numpy_ctc
-from dispatch.ops.ctc.rules import at_most_255, dense_logits
-from dispatch.ops.dropout import cudnn_dropout, numpy_dropout
-from dispatch.ops.dropout.rules import one_axis
-from dispatch.ops.pooling import cudnn_pooling, numpy_pooling
-from dispatch.ops.pooling.rules import images, pairs, whole_max
-from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, numpy_reduce
-from dispatch.ops.reduction.rules import eight_axes, lines, partial, shrinks, sums
+from dispatch.ops.activation import cudnn_activation, elu_above_0, five_axes, numpy_activation, one_layout
+from dispatch.ops.ctc import at_most_255, cudnn_ctc, dense_logits, numpy_ctc
+from dispatch.ops.dropout import cudnn_dropout, numpy_dropout, one_axis
+from dispatch.ops.pooling import cudnn_pooling, images, numpy_pooling, pairs, whole_max
+from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, eight_axes, lines, numpy_reduce, partial, shrinks, sums
 from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
 from dispatch.ops.rnn.rules import bytes_by_16, dense_sequences, one_bias, two_or_none
-from dispatch.ops.softmax import cudnn_softmax, numpy_softmax
-from dispatch.ops.softmax.rules import four_axes, one_dense_layout
+from dispatch.ops.softmax import cudnn_softmax, four_axes, numpy_softmax, one_dense_layout
 
 __all__ = ["ROWS"]
 
@@ -58,27 +52,27 @@ NETWORK = (dense_sequences, bytes_by_16, two_or_none)
 TRIED_ROWS = (
 #       op                 first result   compute    rules
 #                                                                                          min_arch, max_arch, min_version, calls, run_on
-    Row("softmax_fwd",     (F64,  F64),   COMP_64F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
-    Row("softmax_fwd",     (F32,  F32),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
-    Row("softmax_fwd",     (F16,  F16),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
-    Row("softmax_fwd",     (BF16, BF16),  COMP_32F,  (four_axes, one_dense_layout),        SM80, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax",         (F64,  F64),   COMP_64F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax",         (F32,  F32),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax",         (F16,  F16),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_FWD,     H200),
+    Row("softmax",         (BF16, BF16),  COMP_32F,  (four_axes, one_dense_layout),        SM80, None, V9, *SOFTMAX_FWD,     H200),
     Row("softmax_bwd",     (F64,  F64),   COMP_64F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
     Row("softmax_bwd",     (F32,  F32),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
     Row("softmax_bwd",     (F16,  F16),   COMP_32F,  (four_axes, one_dense_layout),        SM75, None, V9, *SOFTMAX_BWD,     H200),
     Row("softmax_bwd",     (BF16, BF16),  COMP_32F,  (four_axes, one_dense_layout),        SM80, None, V9, *SOFTMAX_BWD,     H200),
-    Row("activation_fwd",  (F64,  F64),   COMP_64F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
-    Row("activation_fwd",  (F32,  F32),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
-    Row("activation_fwd",  (F16,  F16),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
-    Row("activation_fwd",  (BF16, BF16),  COMP_32F,  (five_axes,),                         SM80, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation",      (F64,  F64),   COMP_64F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation",      (F32,  F32),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation",      (F16,  F16),   COMP_32F,  (five_axes,),                         SM75, None, V9, *ACTIVATION_FWD,  H200),
+    Row("activation",      (BF16, BF16),  COMP_32F,  (five_axes,),                         SM80, None, V9, *ACTIVATION_FWD,  H200),
     Row("activation_bwd",  (F64,  F64),   COMP_64F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^53"),
     Row("activation_bwd",  (F32,  F32),   COMP_32F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^24"),
     Row("activation_bwd",  (F16,  F16),   COMP_32F,  (five_axes, one_layout, elu_above_0), SM75, None, V9, *ACTIVATION_BWD,  H200),
     Row("activation_bwd",  (BF16, BF16),  COMP_32F,  (five_axes, one_layout, elu_above_0), SM80, None, V9, *ACTIVATION_BWD,  H200, note="SWISH: 0 for an x above 2^24"),
-    Row("pooling_fwd",     (F64,  F64),   COMP_64F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
-    Row("pooling_fwd",     (F32,  F32),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
-    Row("pooling_fwd",     (F16,  F16),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
-    Row("pooling_fwd",     (BF16, BF16),  COMP_32F,  (images,),                            SM80, None, V9, *POOLING_FWD,     H200),
-    Row("pooling_fwd",     (I8,   I8),    None,      (images, whole_max),                  SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling",         (F64,  F64),   COMP_64F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling",         (F32,  F32),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling",         (F16,  F16),   COMP_32F,  (images,),                            SM75, None, V9, *POOLING_FWD,     H200),
+    Row("pooling",         (BF16, BF16),  COMP_32F,  (images,),                            SM80, None, V9, *POOLING_FWD,     H200),
+    Row("pooling",         (I8,   I8),    None,      (images, whole_max),                  SM75, None, V9, *POOLING_FWD,     H200),
     Row("pooling_bwd",     (F64,  F64),   COMP_64F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
     Row("pooling_bwd",     (F32,  F32),   COMP_32F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
     Row("pooling_bwd",     (F16,  F16),   COMP_32F,  (images, pairs),                      SM75, None, V9, *POOLING_BWD,     H200),
@@ -94,17 +88,17 @@ TRIED_ROWS = (
     Row("reduce",          (F16,  F32),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
     Row("reduce",          (I8,   F32),   COMP_32F,  (shrinks, eight_axes),                SM75, None, V9, *REDUCE,          H200),
     Row("dropout_states",  (U8,   U8),    None,      (),                                   SM75, None, V9, *DROPOUT_STATES,  H200),
-    Row("dropout_fwd",     (F64,  F64),   COMP_64F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
-    Row("dropout_fwd",     (F32,  F32),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
-    Row("dropout_fwd",     (F16,  F16),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout",         (F64,  F64),   COMP_64F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout",         (F32,  F32),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
+    Row("dropout",         (F16,  F16),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_FWD,     H200),
     Row("dropout_bwd",     (F64,  F64),   COMP_64F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
     Row("dropout_bwd",     (F32,  F32),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
     Row("dropout_bwd",     (F16,  F16),   COMP_32F,  (one_axis,),                          SM75, None, V9, *DROPOUT_BWD,     H200),
-    Row("rnn_fwd",         (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
-    Row("rnn_fwd",         (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
-    Row("rnn_fwd",         (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
-    Row("rnn_fwd",         (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
-    Row("rnn_fwd",         (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
+    Row("rnn",             (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn",             (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn",             (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
+    Row("rnn",             (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_FWD,         H200),
+    Row("rnn",             (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_FWD,         H200),
     Row("rnn_bwd_data",    (F64,  F64),   COMP_64F,  NETWORK,                              SM75, None, V9, *RNN_BWD_DATA,    H200),
     Row("rnn_bwd_data",    (F32,  F32),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_DATA,    H200),
     Row("rnn_bwd_data",    (F32,  F32),   FAST_TF32, NETWORK,                              SM80, None, V9, *RNN_BWD_DATA,    H200),

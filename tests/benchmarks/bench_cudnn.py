@@ -137,8 +137,8 @@ def convolutions(layer: tuple[Any, ...], sets: list[tuple[Any, Any, Any]]) -> di
         x, w, dy = (dp.from_dlpack(t) for t in given)
         to_y, to_x, to_w = (dp.from_dlpack(torch.empty_like(t)) for t in (given[2], given[0], given[1]))
         requests["forward"].append(ConvFwdRequest(x, w, out=to_y, **steps))
-        requests["by x"].append(ConvBwdDataRequest(dy, w, to_x, **steps))
-        requests["by w"].append(ConvBwdFilterRequest(dy, x, to_w, **steps))
+        requests["by x"].append(ConvBwdDataRequest(dy, w, out=to_x, **steps))
+        requests["by w"].append(ConvBwdFilterRequest(dy, x, out=to_w, **steps))
 
     def theirs(way: str, number: int) -> Any:
         x, w, dy = sets[number]

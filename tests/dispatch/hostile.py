@@ -20,7 +20,7 @@ from dispatch.keys import F32, HOST, Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.activation import ActivationMode
 from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
-from dispatch.ops.rnn import weight_shapes
+from dispatch.ops.rnn.weights import weight_shapes
 
 MEMORY = 3 << 30  # bytes by which the process may grow meanwhile: a huge extent is to end in an error, not in swapping
 
@@ -160,7 +160,7 @@ class Pool:
         a, b = self.new(6, 8), self.new(8, 4)
         yield dp.MatmulRequest(a, b)
         yield dp.MatmulRequest(a, b, bias=self.new(4), epilogue=Epilogue.GELU_AUX_BIAS, aux=self.new(6, 8)[:, :4])
-        yield dp.MatmulRequest(self.new(2, 6, 8), b, self.new(2, 6, 4), out=self.new(2, 6, 4), beta=0.5, alpha=2.0)
+        yield dp.MatmulRequest(self.new(2, 6, 8), b, c=self.new(2, 6, 4), out=self.new(2, 6, 4), beta=0.5, alpha=2.0)
         a8, b8 = self.new(16, 16, dtype="f8e4m3"), self.new(16, 16, dtype="f8e4m3").mT
         yield dp.MatmulRequest(a8, b8, scales=Scales(a=2.0, b=self.new(1)), out_dtype="bf16")
         tree = {"epilogue": evt.accumulator() + evt.row("bias"), "operands": {"bias": self.new(8)}}
@@ -175,7 +175,7 @@ class Pool:
         x, w, y = self.new(1, 4, 5, 5), self.new(4, 4, 3, 3), self.new(1, 4, 3, 3)
         yield dp.ConvFwdRequest(x, w)
         yield dp.ConvFwdRequest(
-            x, w, self.new(4), self.new(1, 4, 3, 3), activation=dp.Activation.RELU_FWD, pad=0, stride=1
+            x, w, bias=self.new(4), z=self.new(1, 4, 3, 3), activation=dp.Activation.RELU_FWD, pad=0, stride=1
         )
         yield dp.ConvBwdDataRequest(y, w, x_extents=(5, 5))
         yield dp.ConvBwdFilterRequest(y, x, w_extents=(3, 3))
@@ -188,14 +188,14 @@ class Pool:
 
     def _layers(self):
         x, dy = self.new(2, 4, 6, 6), self.new(2, 4, 6, 6)
-        yield dp.ActivationRequest(x, ActivationMode.ELU, 0.5)
+        yield dp.ActivationRequest(x, mode=ActivationMode.ELU, coef=0.5)
         yield dp.ActivationBwdRequest(x, x, dy, out=self.new(2, 4, 6, 6))
-        yield dp.SoftmaxRequest(x, 1)
+        yield dp.SoftmaxRequest(x, axis=1)
         yield dp.SoftmaxBwdRequest(dp.softmax(x), dy)
         yield dp.PoolingRequest(x, 2)
         yield dp.PoolingBwdRequest(x, dp.pooling(x, 2), self.new(2, 4, 3, 3), 2)
         yield dp.ReduceRequest(x, (1, 3))
-        yield dp.ReduceRequest(x, 1, dp.ReduceOp.MAX, indices=True)
+        yield dp.ReduceRequest(x, 1, reduce=dp.ReduceOp.MAX, indices=True)
         yield dp.NormFwdRequest(x.reshape(8, 36), self.new(36))
         scale, bias, mean, var = self.new(4), self.new(4), self.new(4), self.device.array(np.ones(4, np.float32))
         norms = {"mode": dp.NormMode.BATCH_NORM, "training": True, "running_mean": mean, "running_var": var}
@@ -216,7 +216,7 @@ class Pool:
         yield dp.SdpaFwdRequest(q, k, v)
         lengths = [self.device.array(np.full(1, 5, np.int32)) for _ in range(2)]
         sizes = {"seq_len_q": lengths[0], "seq_len_kv": lengths[1]}
-        yield dp.SdpaFwdRequest(q, k, v, self.new(1, 2, 8, 8, dtype="f16"), **sizes, stats=True, right_bound=0)
+        yield dp.SdpaFwdRequest(q, k, v, bias=self.new(1, 2, 8, 8, dtype="f16"), **sizes, stats=True, right_bound=0)
         pages = [self.device.array(np.arange(2, dtype=np.int32).reshape(1, 2)) for _ in range(2)]
         held = {"page_table_k": pages[0], "page_table_v": pages[1]}
         k4, v4 = (self.new(2, 2, 4, 8, dtype="f16") for _ in range(2))
@@ -226,18 +226,18 @@ class Pool:
 
     def _sequences(self):
         numbers = [self.device.array(np.array(n, np.int32)) for n in ([1, 2, 2], [2, 1], [6, 4])]
-        yield dp.CtcRequest(self.new(6, 2, 4), *numbers, 2)
+        yield dp.CtcRequest(self.new(6, 2, 4), *numbers, max_label_length=2)
         network = dp.Network(dp.RnnMode.LSTM, 3, 4)
         named = {name: self.new(*shape) for name, shape in weight_shapes(network).items()}
         weights, x = dp.pack_weights(network, named, self.device), self.new(5, 2, 3)
         yield dp.RnnRequest(x, weights, network, lengths=(5, 3))
-        made = dp.RnnRequest(x, weights, network, self.new(1, 2, 4), self.new(1, 2, 4), training=True)
+        made = dp.RnnRequest(x, weights, network, hx=self.new(1, 2, 4), cx=self.new(1, 2, 4), training=True)
         yield made
         y, reserve = (outputs := dp.run(made))[0], outputs[-1]
-        yield dp.RnnBwdDataRequest(y, self.new(5, 2, 4), weights, reserve, network, made.hx, made.cx)
-        data = dp.RnnBwdDataRequest(y, self.new(5, 2, 4), weights, reserve, network, made.hx, made.cx)
+        yield dp.RnnBwdDataRequest(y, self.new(5, 2, 4), weights, reserve, network, hx=made.hx, cx=made.cx)
+        data = dp.RnnBwdDataRequest(y, self.new(5, 2, 4), weights, reserve, network, hx=made.hx, cx=made.cx)
         dp.run(data)
-        yield dp.RnnBwdWeightsRequest(x, y, reserve, network, made.hx)
+        yield dp.RnnBwdWeightsRequest(x, y, reserve, network, hx=made.hx)
 
     def pick(self, choices):
         return choices[int(self.rng.integers(len(choices)))]

@@ -309,7 +309,7 @@ def test_requests_of_two_kinds_with_equal_keys_have_plans_of_their_own(rng):
         relu, soft = dp.activation(x, mode=dp.ActivationMode.RELU), dp.softmax(x, axis=1)
         assert (relu.numpy() == np.maximum(x.numpy(), 0)).all()
         np.testing.assert_allclose(soft.numpy().sum(axis=1), 1, rtol=1e-5)
-    assert dp.ActivationRequest(x).key() == dp.SoftmaxRequest(x, 1).key(), "else this shows nothing"
+    assert dp.ActivationRequest(x).key() == dp.SoftmaxRequest(x, axis=1).key(), "else this shows nothing"
 
 
 # -- the program itself -----------------------------------------------------------------------------------------------

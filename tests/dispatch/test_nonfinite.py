@@ -57,7 +57,7 @@ def test_an_op_without_a_statement_is_no_row_of_this_library():
 USED = 9  # cases of each row, one of each mode, epilogue, …
 # Of ops with many rows, or whose kernels take long to compile; all of those whose cases differ by their network.
 FEW = {"matmul": 1, "cutlass_gemm": 1, "sdpa_fwd": 1, "sdpa_bwd": 1, "conv_fwd": 3, "norm_fwd": 2, "norm_bwd": 1}
-FEW |= dict.fromkeys(("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights"), 18)
+FEW |= dict.fromkeys(("rnn", "rnn_bwd_data", "rnn_bwd_weights"), 18)
 LARGEST = 150_000  # elements that the operands of a case may have together
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 # Operands that say by their sign or order alone what becomes of another one: NaN there is a choice like any other.

@@ -27,6 +27,12 @@ def family(row):
     return ".".join(row.call.__module__.split(".")[:3])
 
 
+def mutations_of(row):
+    """The module with a family's mutations: that of its cases, where the family is small."""
+    cases = importlib.import_module(f"{family(row)}.cases")
+    return cases if hasattr(cases, "MUTATIONS") else importlib.import_module(f"{family(row)}.mutations")
+
+
 def groups():
     """Rows with the same cases, by the names of the first; those for the host are the GPU's but for the library."""
     found = {}
@@ -37,7 +43,7 @@ def groups():
     return list(found.values())
 
 
-def judge(room, cases, rng):
+def judge(module, cases, rng):
     """What no case sees though it shows, as lines; and the mutations that were tried, and those that were seen.
 
     One in `EVERY` cases tries all mutations, others in the next row and in the next run of another seed; what is not
@@ -48,7 +54,7 @@ def judge(room, cases, rng):
     def look(case, wanted):
         with as_on_a_gpu():
             trial = case.trial(dispatch.device("host"), rng)
-        for mutation, rejected in verdicts(trial, room.named, room.MUTATIONS, wanted):
+        for mutation, rejected in verdicts(trial, module.named, module.MUTATIONS, wanted):
             if mutation == "none":
                 assert rejected is False, f"{case.id} rejects the rounded reference"
                 continue
@@ -61,17 +67,17 @@ def judge(room, cases, rng):
     for case in cases[turn::EVERY]:
         look(case, bool)
     for case in cases:
-        if unseen := room.MUTATIONS.keys() - seen:
+        if unseen := module.MUTATIONS.keys() - seen:
             look(case, unseen.__contains__)
     return blind, seen, tried
 
 
 @pytest.mark.parametrize(("row", "cases"), groups())
 def test_every_case_of_a_row_rejects_every_mutation(row, cases, rng):
-    room = importlib.import_module(f"{family(row)}.mutations")
-    blind, seen, tried = judge(room, cases, rng)
+    module = mutations_of(row)
+    blind, seen, tried = judge(module, cases, rng)
     assert not blind, "\n".join(blind)
-    assert tried & room.MUTATIONS.keys() <= seen
+    assert tried & module.MUTATIONS.keys() <= seen
 
 
 @pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)

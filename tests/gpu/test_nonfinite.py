@@ -26,7 +26,7 @@ ROWS = [
     if row.op not in the_host_s.WITHOUT_CASES and not row.op.startswith("cutlass")
 ]
 # Not held to the host: draws of their own; V of a key that a mask hides, which is read or not; gradients of infinities.
-DRAWN = ("dropout_fwd", "dropout_bwd")
+DRAWN = ("dropout", "dropout_bwd")
 HIDDEN = {"sdpa_fwd": ("v",)}
 NAN_ALONE = ("rnn_bwd_data", "rnn_bwd_weights", "norm_bwd")
 # Scales of blocks are multiplied into what they scale on the host, and into sums of it on a GPU: 0 times infinity.

@@ -1,22 +1,42 @@
-"""Activations, element by element, and their gradients: `activation` and `activation_bwd`.
+"""ActivationRequest and ActivationBwdRequest: a function of every element, and its gradient.
 
-`ActivationRequest` and `ActivationBwdRequest` are the requests; `cudnn_activation` and `numpy_activation` carry
-them out, `reference` says what is right, `cases` what is tested.
+Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
+What an activation row asks of a request beyond its dtypes: layouts that a descriptor of cuDNN can say.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+What the activation requests mean, in NumPy: for the host rows in their own precision, in f64 as the reference.
+The activation requests carried out by `cudnnActivationForward` and `cudnnActivationBackward`.
+
+The axes are merged as far as memory allows, so that nearly every tensor is one axis to cuDNN. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnactivationforward.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import KW_ONLY, dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.request import run
-from dispatch.ops.activation.request import ActivationBwdRequest, ActivationMode, ActivationRequest
+import numpy as np
+
+from cudabind.sys import cudnn
+from dispatch.core.axes import Axis, alike, describable, merge
+from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
+from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as
+from dispatch.core.request_function import request_function
+from dispatch.errors import BadRequest
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.layout import Array, Layout
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
 
 __all__ = [
     "ActivationBwdRequest",
@@ -24,41 +44,221 @@ __all__ = [
     "ActivationRequest",
     "activation",
     "activation_bwd",
-    "cudnn_activation",
-    "numpy_activation",
 ]
 
-RELU = ActivationMode.RELU
 
+class ActivationMode(IntEnum):
+    """`cudnnActivationMode_t`, but IDENTITY, which only a convolution takes.
 
-def activation(x: Tensor, *, mode: ActivationMode = RELU, coef: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """f(x) for every element of x, on the current stream; returns without waiting.
-
-    x has any shape; y has its shape and dtype. `coef` is the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of
-    SWISH. Raises BadRequest for operands that do not fit, NoRow where no library takes them.
+    SIGMOID 1 / (1 + e^-x), RELU max(x, 0), TANH, CLIPPED_RELU min(max(x, 0), coef), ELU x or coef · (e^x - 1) below 0,
+    SWISH x · sigmoid(coef · x), which is SiLU for coef 1.
     """
-    result: Tensor = run(ActivationRequest(x, mode, coef, out))
-    return result
+
+    SIGMOID = 0
+    RELU = 1
+    TANH = 2
+    CLIPPED_RELU = 3
+    ELU = 4
+    SWISH = 6
 
 
-def activation_bwd(
-    x: Tensor, y: Tensor, dy: Tensor, *, mode: ActivationMode = RELU, coef: float = 1.0, out: Tensor | None = None
-) -> Tensor:
-    """The gradient of `activation`: dx from x, its result y and the gradient dy, all of one shape, dtype and layout."""
-    result: Tensor = run(ActivationBwdRequest(x, y, dy, mode, coef, out))
-    return result
+WITH_COEF = (ActivationMode.CLIPPED_RELU, ActivationMode.ELU, ActivationMode.SWISH)
+
+
+def check_mode(mode: object, coef: object) -> None:
+    """BadRequest for what is no mode, or a coefficient that it has no use for."""
+    chosen("mode", mode, ActivationMode)
+    if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
+        raise BadRequest("coef", repr(coef), "a finite number")
+    if coef != 1 and mode not in WITH_COEF:
+        takers = ", ".join(taker.name for taker in WITH_COEF)
+        raise BadRequest("coef", repr(coef), f"1, for {getattr(mode, 'name', mode)} has none", f"{takers} have one")
+    if coef < 0:
+        raise BadRequest("coef", repr(coef), "0 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationRequest(OperandRequest["Tensor"]):
+    """y = f(x), element by element.
+
+    Attributes:
+        x: any shape, any strides above 0; without elements it gives a y without elements.
+        mode: the function.
+        coef: the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of SWISH.
+        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
+    """
+
+    op: ClassVar[str] = "activation"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    _: KW_ONLY
+    mode: ActivationMode = ActivationMode.RELU
+    coef: float = 1.0
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_mode(self.mode, self.coef)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return self.mode, float(self.coef)
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationBwdRequest(OperandRequest["Tensor"]):
+    """dx = dy · f'(x), element by element: the gradient of `ActivationRequest`.
+
+    Attributes:
+        x: what the forward pass read.
+        y: what it gave; which of the two is looked at depends on the mode.
+        dy: the gradient of y. All three have one shape and dtype.
+        mode, coef: those of the forward pass.
+        out: dx, of x's shape and dtype; it may be dy itself. Left open, it lies in memory as x does, densely.
+    """
+
+    op: ClassVar[str] = "activation_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "y", "dy")
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
+
+    x: Tensor
+    y: Tensor
+    dy: Tensor
+    _: KW_ONLY
+    mode: ActivationMode = ActivationMode.RELU
+    coef: float = 1.0
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_mode(self.mode, self.coef)
+        same_as("y", self.y, "x", self.x)
+        same_as("dy", self.dy, "x", self.x)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return self.mode, float(self.coef)
+
+
+MAX_AXES = 5
+
+
+def axes_of(layouts: Sequence[Layout]) -> list[Axis]:
+    """The axes of tensors that are gone through element by element, merged."""
+    return merge(layouts, [0] * len(layouts[0].shape))
+
+
+def five_axes(request: ActivationRequest | ActivationBwdRequest) -> str:
+    """Strides above 0, and no more than five axes once merged."""
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    if reason := describable(*layouts):
+        return reason
+    count = len(axes_of(layouts))
+    return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
+
+
+def elu_above_0(request: ActivationBwdRequest) -> str:
+    """The gradient of ELU with a coef above 0: cuDNN goes by the sign of y, which is 0 with a coef of 0."""
+    if request.mode is not ActivationMode.ELU or request.coef > 0:
+        return ""
+    return "needs a coef above 0 for the gradient of ELU, has 0: RELU is the same function"
+
+
+def one_layout(request: ActivationBwdRequest) -> str:
+    """The gradient wants all its tensors laid out alike."""
+    first = request.x.layout
+    for name in ("y", "dy", "out"):
+        layout = request.layout_of(name)
+        if not alike(first, layout):
+            return f"needs {name} with the strides of x {first.strides}, has {layout.strides}"
+    return ""
+
+
+def evaluate(request: ActivationRequest | ActivationBwdRequest, work: np.dtype[Any]) -> Results:
+    """The output of a request by name, computed in a working dtype."""
+    x, coef = values(request.x, work), work.type(request.coef)
+    if isinstance(request, ActivationBwdRequest):
+        dy = values(request.dy, work)
+        if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):  # a choice: what is dropped may be NaN
+            return {"out": np.where(passes(request.mode, x, coef), dy, work.type(0))}
+        return {"out": dy * slope(request.mode, x, values(request.y, work), coef)}
+    return {"out": forward(request.mode, x, coef)}
+
+
+def forward(mode: ActivationMode, x: Array, coef: Any) -> Array:
+    """f(x)."""
+    if mode is ActivationMode.SIGMOID:
+        return sigmoid(x)
+    if mode is ActivationMode.RELU:
+        return np.asarray(np.maximum(x, 0))
+    if mode is ActivationMode.TANH:
+        return np.asarray(np.tanh(x))
+    if mode is ActivationMode.CLIPPED_RELU:
+        return np.asarray(np.minimum(np.maximum(x, 0), coef))
+    if mode is ActivationMode.ELU:
+        return np.asarray(np.where(x > 0, x, coef * np.expm1(np.minimum(x, 0))))
+    return np.asarray(x * sigmoid(coef * x))
+
+
+def passes(mode: ActivationMode, x: Array, coef: Any) -> Array:
+    """Where RELU and CLIPPED_RELU pass a gradient on: nowhere at their corners."""
+    return np.asarray((x > 0) & (x < coef) if mode is ActivationMode.CLIPPED_RELU else x > 0)
+
+
+def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
+    """f'(x), from y where that says it."""
+    if mode is ActivationMode.SIGMOID:
+        return np.asarray(y * (1 - y))
+    if mode is ActivationMode.TANH:
+        return np.asarray(1 - y * y)
+    if mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
+        return passes(mode, x, coef).astype(x.dtype)
+    if mode is ActivationMode.ELU:
+        return np.asarray(np.where(y >= 0, x.dtype.type(1), y + coef))  # cuDNN goes by y
+    gate = sigmoid(coef * x)
+    return np.asarray(gate * (1 + coef * x * (1 - gate)))
+
+
+def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
+    """The output of a request in float64, by name."""
+    return evaluate(request, EXACT)
+
+
+PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
 def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnActivationForward` or `cudnnActivationBackward`."""
-    from dispatch.ops.activation import cudnn  # at first use: importing `dispatch` binds no library
+    """The plan of either request; nothing is launched where there is no element."""
+    if request.x.size == 0:
+        return NoOpPlan(row)
+    dtype = request.x.dtype
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    axes = axes_of(layouts)
+    extents = [axis.extent for axis in axes]
+    described = [tensor(dtype, extents, [axis.strides[i] for axis in axes]) for i in range(len(layouts))]
+    one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, request.coef)
+    if isinstance(request, ActivationBwdRequest):
+        x, y, dy, dx = described
+        operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
+        return CallPlan(executor, row, cudnn.cudnnActivationBackward, (function, one, *operands))
+    x, y = described
+    return CallPlan(executor, row, cudnn.cudnnActivationForward, (function, one, x, Operand(0), zero, y, Operand(1)))
 
-    return cudnn.plan(request, executor, row)
+
+def _function(mode: ActivationMode, coef: float) -> Descriptor:
+    made = Descriptor("Activation")
+    cudnn.cudnnSetActivationDescriptor(made.handle, cudnn.cudnnActivationMode_t(mode), PROPAGATE, coef)
+    if mode is ActivationMode.SWISH:
+        cudnn.cudnnSetActivationDescriptorSwishBeta(made.handle, coef)
+    return made
 
 
-def numpy_activation(request: ActivationRequest | ActivationBwdRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.activation.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
+numpy_activation = numpy_call(evaluate)
+activation = request_function(ActivationRequest, "activation")
+activation_bwd = request_function(ActivationBwdRequest, "activation_bwd")

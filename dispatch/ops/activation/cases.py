@@ -5,15 +5,15 @@ Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.ops.activation.reference import evaluate
-from dispatch.ops.activation.request import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest
+from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
 from dispatch.testing.check import ROUNDOFF, Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["ActivationCase", "cases"]
+__all__ = ["MUTATIONS", "ActivationCase", "cases", "named"]
 
 COEF = 1.43  # no 16-bit float, so that no input is at the ceiling itself
 # Name, shape, order of the axes in memory, gap behind every axis, and whether the output is the input's memory.
@@ -63,16 +63,16 @@ class ActivationCase:
         """The case with fresh operands, on both sides of 0 and into the flat ends."""
         coef = COEF if self.mode in WITH_COEF else 1.0
         x = self._lay(device, normal(rng, self.dtype, self.shape, 3.0))
-        source = ActivationRequest(x.view, self.mode, coef)
+        source = ActivationRequest(x.view, mode=self.mode, coef=coef)
         if not self.backward:
             memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-            request = ActivationRequest(x.view, self.mode, coef, memory.view)
+            request = ActivationRequest(x.view, mode=self.mode, coef=coef, out=memory.view)
             expected = evaluate(request, EXACT)
             return Trial(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = ActivationBwdRequest(x.view, y.view, dy.view, self.mode, coef, memory.view)
+        gradient = ActivationBwdRequest(x.view, y.view, dy.view, mode=self.mode, coef=coef, out=memory.view)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
@@ -112,3 +112,29 @@ def cases(row: Row) -> list[ActivationCase]:
             if form[0] == "primes" or turn == number % len(modes):
                 found.append(ActivationCase(*form, row.dtypes[0], mode, row.op == "activation_bwd"))
     return found
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+named = made
+
+
+FEW = 16  # elements, none of which need be where the two differ
+
+
+def other(request: ActivationRequest | ActivationBwdRequest) -> Results | None:
+    """The next of the activations, with this one's coefficient where it has one."""
+    if request.x.size < FEW:
+        return None
+    modes = list(ActivationMode)
+    mode = modes[(modes.index(request.mode) + 1) % len(modes)]
+    return evaluate(replace(request, mode=mode, coef=request.coef if mode in WITH_COEF else 1.0), EXACT)
+
+
+def coefficient(request: ActivationRequest | ActivationBwdRequest) -> Results | None:
+    """The coefficient a tenth too large."""
+    if request.mode not in WITH_COEF or request.x.size < FEW:
+        return None
+    return evaluate(replace(request, coef=request.coef * 1.1), EXACT)
+
+
+MUTATIONS = {"another activation": other, "coefficient off": coefficient}

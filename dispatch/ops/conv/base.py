@@ -13,7 +13,7 @@ from cudabind._cached import cached_property
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
 from dispatch.core.operands import OperandRequest, chosen, whole
-from dispatch.core.request import Signature
+from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import Compute, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
@@ -44,8 +44,19 @@ class Activation(IntEnum):
     GELU_APPROX_TANH_FWD = 107
 
 
-class ConvRequest(OperandRequest):
-    """What the three have in common: steps, groups, and the numbers that results are scaled with."""
+class ConvRequest(OperandRequest[R_co]):
+    """What the three have in common: steps, groups, and the numbers that results are scaled with.
+
+    Attributes:
+        pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
+        stride, dilation: numbers, or one for each spatial axis.
+        alpha, beta: what the convolution, and what was in `out` before, are multiplied with.
+        compute: None takes the row's own; f32 becomes TF32 only where COMPUTE_32F_FAST_TF32 is asked for here.
+        out_dtype: that of the result where `out` is left out; None for that of the operands.
+        deterministic: bit for bit the same result at every run.
+        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
+    """
 
     advice: ClassVar[str] = "dense operands with channels last, multiples of 8 channels, and fewer limits on engines"
     pad: Padding

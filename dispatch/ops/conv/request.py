@@ -6,7 +6,7 @@ Tensors are (N, C, spatial…) with one to three spatial axes, filters (K, C / g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ConvFwdRequest(ConvRequest):
+class ConvFwdRequest(ConvRequest["Tensor"]):
     """Y = activation(alpha · conv(X, W) + beta · Z + bias).
 
     Attributes:
@@ -37,14 +37,8 @@ class ConvFwdRequest(ConvRequest):
         z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0. Z is read with a beta of 0, too:
             NaN of it stays NaN.
         out: Y, (N, K, spatial…); lies as x does where it is left out.
-        pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
-        stride, dilation: numbers, or one for each spatial axis.
         activation: a mode of `cudnnPointwiseMode_t`.
         alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.
-        compute: None takes the row's own; f32 becomes TF32 only where COMPUTE_32F_FAST_TF32 is asked for here.
-        deterministic: bit for bit the same result at every run.
-        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
-        autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
     """
 
     op: ClassVar[str] = "conv_fwd"
@@ -52,6 +46,7 @@ class ConvFwdRequest(ConvRequest):
     writes: ClassVar[tuple[str, ...]] = ("out",)
     x: Tensor
     w: Tensor
+    _: KW_ONLY
     bias: Tensor | None = None
     z: Tensor | None = None
     out: Tensor | None = None
@@ -115,7 +110,7 @@ class ConvFwdRequest(ConvRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdDataRequest(ConvRequest):
+class ConvBwdDataRequest(ConvRequest["Tensor"]):
     """DX = alpha · (the gradient of conv by X)(DY, W) + beta · DX: also the transposed convolution of DY.
 
     Attributes:
@@ -124,8 +119,6 @@ class ConvBwdDataRequest(ConvRequest):
         out: DX, (N, C, spatial…); with beta it is read as well.
         x_extents: the spatial extents of DX where `out` is left out; None takes the smallest that DY can come from.
         group_count: the number of groups, which DY and W do not tell.
-
-    The others are those of `ConvFwdRequest`.
     """
 
     op: ClassVar[str] = "conv_bwd_data"
@@ -133,6 +126,7 @@ class ConvBwdDataRequest(ConvRequest):
     writes: ClassVar[tuple[str, ...]] = ("out",)
     dy: Tensor
     w: Tensor
+    _: KW_ONLY
     out: Tensor | None = None
     x_extents: tuple[int, ...] | None = None
     group_count: int = 1
@@ -190,7 +184,7 @@ class ConvBwdDataRequest(ConvRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdFilterRequest(ConvRequest):
+class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     """DW = alpha · (the gradient of conv by W)(DY, X) + beta · DW.
 
     Attributes:
@@ -199,8 +193,6 @@ class ConvBwdFilterRequest(ConvRequest):
         out: DW, (K, C / groups, spatial…); with beta it is read as well.
         w_extents: the spatial extents of DW where `out` is left out.
         group_count: the number of groups where `out` is left out.
-
-    The others are those of `ConvFwdRequest`.
     """
 
     op: ClassVar[str] = "conv_bwd_filter"
@@ -208,6 +200,7 @@ class ConvBwdFilterRequest(ConvRequest):
     writes: ClassVar[tuple[str, ...]] = ("out",)
     dy: Tensor
     x: Tensor
+    _: KW_ONLY
     out: Tensor | None = None
     w_extents: tuple[int, ...] | None = None
     group_count: int = 1

@@ -1,58 +1,238 @@
-"""The loss of connectionist temporal classification with its gradient: `ctc_loss`.
+"""CtcRequest: the loss of connectionist temporal classification, and its gradient in the same call.
 
-`CtcRequest` is the request; `cudnn_ctc` and `numpy_ctc` carry it out, `reference` says what is right, `cases` what is
-tested.
+Making a request validates it, so far as that can be done without reading memory of a GPU. This file calls nothing.
+What a CTC row asks of a request beyond its dtypes.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+What a CtcRequest means, in NumPy: the forward and backward variables of each sequence, in logarithms.
+
+After Graves, Fernández, Gomez, Schmidhuber, "Connectionist Temporal Classification" (2006), equations 6 to 16.
+A CtcRequest carried out by `cudnnCTCLoss_v8`, whose labels and lengths lie on the device.
+
+cuDNN leaves the gradient behind the end of a sequence as it was, so that it is set to 0 before. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnctcloss-v8.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.request import run
-from dispatch.ops.ctc.request import CtcRequest
+import numpy as np
+
+from cudabind.sys import cudnn
+from dispatch.core.axes import describable
+from dispatch.core.host_plan import EXACT, Results, numpy_call, values
+from dispatch.core.operands import Made, OperandRequest, dense, whole
+from dispatch.core.request_function import request_function
+from dispatch.errors import BadRequest
+from dispatch.keys import I32
+from dispatch.libraries.cudnn.calls import CallPlan, Operand
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
 
-__all__ = ["CtcRequest", "ctc_loss", "cudnn_ctc", "numpy_ctc"]
+__all__ = [
+    "CtcRequest",
+    "ctc_loss",
+]
 
 
-def ctc_loss(
-    logits: Tensor,
-    labels: Tensor,
-    label_lengths: Tensor,
-    input_lengths: Tensor,
-    *,
-    max_label_length: int,
-    with_gradient: bool = True,
-    deterministic: bool = True,
-    out: Tensor | None = None,
-    gradient: Tensor | None = None,
-) -> Any:
-    """The CTC loss of each sequence, and with `with_gradient` its gradient by the logits; returns without waiting.
+@dataclass(frozen=True, eq=False)
+class CtcRequest(OperandRequest):
+    """-log of the probability that sequences of labels come out of logits, by any alignment with blanks between them.
 
-    logits are (steps, sequences, classes) before the softmax, class 0 the blank; labels lie one sequence behind
-    another; labels and lengths are i32 tensors. Raises BadRequest for shapes and dtypes that do not fit, NoRow where no
-    library takes them; lengths and labels out of range are the caller's to avoid, see `CtcRequest`.
+    Attributes:
+        logits: (steps, sequences, classes), dense, before the softmax, which is part of the op; class 0 is the blank.
+        labels: i32, the labels of all sequences one behind another, each from 1 to classes - 1.
+        label_lengths: i32 (sequences,): how many labels each has, from 1 to `max_label_length`.
+        input_lengths: i32 (sequences,): how many steps each has, up to those of the logits.
+        max_label_length: the longest that a sequence of labels may be; workspace and launch depend on it.
+        with_gradient: whether the gradient of each loss by the logits is wanted, too.
+        deterministic: whether sums are taken in the same order every time.
+        out: the losses, (sequences,).
+        gradient: of the logits' shape; 0 behind the end of a sequence.
+
+    A sequence that has no alignment (fewer steps than labels, and one more for each label that repeats the one before)
+    has loss 0 and gradient 0. Lengths and labels are read on the device: on a GPU nobody can check them before, and
+    ones out of these ranges are an error that may end the process.
     """
-    fields = (max_label_length, with_gradient, deterministic, out, gradient)
-    return run(CtcRequest(logits, labels, label_lengths, input_lengths, *fields))
+
+    op: ClassVar[str] = "ctc_loss"
+    reads: ClassVar[tuple[str, ...]] = ("logits", "labels", "label_lengths", "input_lengths")
+    writes: ClassVar[tuple[str, ...]] = ("out", "gradient")
+
+    logits: Tensor
+    labels: Tensor
+    label_lengths: Tensor
+    input_lengths: Tensor
+    _: KW_ONLY
+    max_label_length: int
+    with_gradient: bool = True
+    deterministic: bool = True
+    out: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def check_fields(self) -> None:
+        if self.logits.ndim != 3 or self.logits.size == 0 or self.logits.shape[2] < 2:
+            raise BadRequest("logits", str(self.logits.layout), "(steps, sequences, 2 classes or more), none of them 0")
+        for name in ("labels", "label_lengths", "input_lengths"):
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype is not I32 or tensor.ndim != 1:
+                raise BadRequest(name, str(tensor.layout), "an i32 tensor of one axis")
+            if not tensor.layout.is_contiguous or tensor.layout.alignment < I32.itemsize:
+                raise BadRequest(
+                    name,
+                    f"{tensor.layout} at {tensor.ptr:#x}",
+                    "a dense tensor at a multiple of 4",
+                    "dev.array(x.numpy())",
+                )
+            if name != "labels" and tensor.shape[0] != self.logits.shape[1]:
+                raise BadRequest(name, str(tensor.layout), f"i32[{self.logits.shape[1]}], one for each sequence")
+        for name in ("with_gradient", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadRequest(name, repr(getattr(self, name)), "a bool")
+        whole("max_label_length", self.max_label_length, 1)
+
+    def made(self) -> dict[str, Made]:
+        made = {"out": dense(self.logits.shape[1:2], self.logits.dtype)}
+        if self.with_gradient:
+            made["gradient"] = dense(self.logits.shape, self.logits.dtype)
+        return made
+
+    def choices(self) -> tuple[Any, ...]:
+        return self.max_label_length, self.with_gradient, self.deterministic
+
+
+MAX_LABELS = 255
+
+
+def at_most_255(request: CtcRequest) -> str:
+    """cuDNN 9.19 has no kernel for longer sequences of labels (NOT_SUPPORTED)."""
+    longest = request.max_label_length
+    return "" if longest <= MAX_LABELS else f"needs max_label_length up to {MAX_LABELS}, has {longest}"
+
+
+def dense_logits(request: CtcRequest) -> str:
+    """Logits and gradient in row-major order."""
+    for name in ("logits", *request.made()):
+        layout = request.layout_of(name)
+        if reason := describable(layout):
+            return reason
+        if not layout.is_contiguous:
+            return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
+    return ""
+
+
+def evaluate(request: CtcRequest, work: np.dtype[Any]) -> Results:
+    """The losses and the gradient by name, in a working dtype; BadRequest for lengths or labels out of range."""
+    logits = values(request.logits, work)
+    largest = logits.max(axis=-1, keepdims=True)
+    logs = logits - largest - np.log(np.exp(logits - largest).sum(axis=-1, keepdims=True))
+    losses, gradient = np.zeros(logits.shape[1], work), np.zeros_like(logits)
+    for number, (labels, steps) in enumerate(_sequences(request)):
+        losses[number], gradient[:steps, number] = _one(logs[:steps, number], labels)
+    return {"out": losses, "gradient": gradient}
+
+
+def _sequences(request: CtcRequest) -> list[tuple[Array, int]]:
+    """The labels and the number of steps of each sequence, once they are known to be in range."""
+    steps, _, classes = request.logits.shape
+    labels, lengths, counts = (np.asarray(t) for t in (request.labels, request.label_lengths, request.input_lengths))
+    if lengths.min() < 1 or lengths.max() > request.max_label_length or lengths.sum() > len(labels):
+        wanted = f"1 to {request.max_label_length} labels each, {len(labels)} in all"
+        raise BadRequest("label_lengths", str(lengths.tolist()), wanted)
+    if counts.min() < 0 or counts.max() > steps:
+        raise BadRequest("input_lengths", str(counts.tolist()), f"0 to {steps} steps each")
+    used = labels[: lengths.sum()]
+    if used.min() < 1 or used.max() >= classes:
+        raise BadRequest("labels", f"labels from {used.min()} to {used.max()}", f"labels from 1 to {classes - 1}")
+    ends = np.cumsum(lengths)
+    return [(labels[end - length : end], int(count)) for end, length, count in zip(ends, lengths, counts, strict=True)]
+
+
+def _one(logs: Array, labels: Array) -> tuple[Any, Array]:
+    """The loss of one sequence, and its gradient by the logits of its steps."""
+    states = np.zeros(2 * len(labels) + 1, np.int64)
+    states[1::2] = labels
+    skips = np.zeros(len(states), np.bool_)  # whether a state can be reached from the last but one
+    skips[2:] = (states[2:] != 0) & (states[2:] != states[:-2])
+    chosen = logs[:, states]
+    if len(logs) < len(labels) + (labels[1:] == labels[:-1]).sum():
+        return 0.0, np.zeros_like(logs)
+    forward = _walk(chosen, skips)
+    # The same walk from the end: a skip into a state becomes one out of it.
+    backward = _walk(chosen[::-1, ::-1], np.append(skips[2:], [False, False])[::-1])[::-1, ::-1]
+    total = np.logaddexp(forward[-1, -1], forward[-1, -2])
+    # Both walks count the step itself; where it has no probability, no path goes through it.
+    shares = np.where(np.isneginf(chosen), 0, np.exp(forward + backward - chosen - total))
+    gradient = np.exp(logs)
+    for state, label in enumerate(states):
+        gradient[:, label] -= shares[:, state]
+    return -total, gradient
+
+
+def _walk(chosen: Array, skips: Array) -> Array:
+    """The logarithms of the probabilities of all paths from the start to each state, step by step."""
+    reached = np.full_like(chosen, -np.inf)
+    reached[0, :2] = chosen[0, :2]
+    for step in range(1, len(chosen)):
+        before = reached[step - 1]
+        paths = before.copy()
+        paths[1:] = np.logaddexp(paths[1:], before[:-1])
+        paths[2:] = np.where(skips[2:], np.logaddexp(paths[2:], before[:-2]), paths[2:])
+        reached[step] = paths + chosen[step]
+    return reached
+
+
+def reference(request: CtcRequest) -> Results:
+    """The losses and the gradient of a request in float64, by name."""
+    return evaluate(request, EXACT)
+
+
+ALGORITHM = cudnn.cudnnCTCLossAlgo_t
+
+WITH_SOFTMAX = cudnn.cudnnLossNormalizationMode_t.CUDNN_LOSS_NORMALIZATION_SOFTMAX
+
+ZERO = cudnn.cudnnCTCGradMode_t.CUDNN_CTC_ZERO_OOB_GRADIENTS
+
+# Of fewer labels cuDNN's kernel (9.19) writes shared memory beyond what it asked for, says compute-sanitizer: of 4 all
+# threads of a warp write, each one of 9 places. It did not of 8 or more, nor of 4 where more were announced.
+LEAST_LONGEST = 16
+
+LOGITS, LABELS, LABEL_LENGTHS, INPUT_LENGTHS, LOSSES, GRADIENT = range(6)  # as in the request's arguments()
 
 
 def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnCTCLoss_v8`."""
-    from dispatch.ops.ctc import cudnn  # at first use: importing `dispatch` binds no library
+    """The plan of a request."""
+    logits = tensor_3d(request.logits.layout)
+    loss = Descriptor("CTCLoss")
+    longest = max(request.max_label_length, LEAST_LONGEST)
+    cudnn.cudnnSetCTCLossDescriptor_v9(loss.handle, DTYPES[request.logits.dtype], WITH_SOFTMAX, ZERO, longest)
+    algorithm = (
+        ALGORITHM.CUDNN_CTC_LOSS_ALGO_DETERMINISTIC
+        if request.deterministic
+        else ALGORITHM.CUDNN_CTC_LOSS_ALGO_NON_DETERMINISTIC
+    )
+    size = ctypes.c_size_t()
+    gradient: Any = logits.handle if request.with_gradient else None
+    handle = handle_of(executor).follow()
+    cudnn.cudnnGetCTCLossWorkspaceSize_v8(handle, algorithm, loss.handle, logits.handle, gradient, ctypes.byref(size))
+    scratch = handle_of(executor).scratch(executor, size.value)
+    arguments = (
+        *(algorithm, loss, logits, Operand(LOGITS), Operand(LABELS), Operand(LABEL_LENGTHS), Operand(INPUT_LENGTHS)),
+        *(Operand(LOSSES), gradient, Operand(GRADIENT), size, scratch.c_ptr),
+    )
+    zeroed = ((GRADIENT, request.logits.nbytes),) if request.with_gradient else ()
+    return CallPlan(executor, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)
 
-    return cudnn.plan(request, executor, row)
 
-
-def numpy_ctc(request: CtcRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.ctc.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
+numpy_ctc = numpy_call(evaluate)
+ctc_loss = request_function(CtcRequest, "ctc_loss")

@@ -5,22 +5,25 @@ Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.ops.ctc.reference import evaluate
-from dispatch.ops.ctc.request import CtcRequest
+from dispatch.ops.ctc import CtcRequest, evaluate
 from dispatch.testing.check import Trial, normal, place, poison, rounded, unit
+from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+
+    Results = dict[str, Array]
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.keys import Dtype
 
-__all__ = ["CtcCase", "cases"]
+__all__ = ["MUTATIONS", "CtcCase", "cases", "named"]
 
 # Name, steps, classes, labels of each sequence, steps of each sequence, the longest sequence of labels that may be.
 # fmt: off
@@ -71,8 +74,11 @@ class CtcCase:
         if self.with_gradient:
             written.append(place(device, poison(self.dtype, shape)))
         request = CtcRequest(
-            *(logits, labels, label_lengths, input_lengths, self.longest, self.with_gradient, self.deterministic),
-            *(memory.view for memory in written),
+            *(logits, labels, label_lengths, input_lengths),
+            max_label_length=self.longest,
+            with_gradient=self.with_gradient,
+            deterministic=self.deterministic,
+            **{name: memory.view for name, memory in zip(("out", "gradient"), written, strict=False)},
         )
         expected = evaluate(request, EXACT)
         # A logarithm of a sum is off by u of its own size, step after step, in a walk; what it is the logarithm of by
@@ -97,3 +103,36 @@ def cases(row: Row) -> list[CtcCase]:
         found.append(CtcCase(*form, row.dtypes[0], True, True))
         found.append(CtcCase(*form, row.dtypes[0], number % 2 == 0, number % 3 == 0))
     return list({case.id: case for case in found}.values())
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+named = made
+
+
+def blank(request: CtcRequest) -> Results | None:
+    """The blank with the first label's logits."""
+    values = np.asarray(request.logits).copy()
+    values[..., 0] = values[..., 1]
+    return evaluate(replace(request, logits=changed(request.logits, values)), EXACT)
+
+
+def step(request: CtcRequest) -> Results | None:
+    """The longest sequence one step short."""
+    counts = np.asarray(request.input_lengths).copy()
+    if counts.max() < 2:
+        return None
+    counts[np.argmax(counts)] -= 1
+    return evaluate(replace(request, input_lengths=changed(request.input_lengths, counts)), EXACT)
+
+
+def label(request: CtcRequest) -> Results | None:
+    """One label taken for another."""
+    classes = request.logits.shape[-1]
+    if classes < 3:
+        return None
+    labels = np.asarray(request.labels).copy()
+    labels[0] = labels[0] % (classes - 1) + 1
+    return evaluate(replace(request, labels=changed(request.labels, labels)), EXACT)
+
+
+MUTATIONS = {"another blank": blank, "one step left out": step, "another label": label}

@@ -34,13 +34,9 @@ __all__ = [
     "CutlassConvBwdDataRequest",
     "CutlassConvBwdFilterRequest",
     "CutlassConvFwdRequest",
-    "channels_last",
     "cutlass_conv_bwd_data",
     "cutlass_conv_bwd_filter",
     "cutlass_conv_fwd",
-    "cutlass_plan",
-    "multistage_plan",
-    "numpy_plan",
 ]
 
 Extents = int | tuple[int, ...]

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CutlassGemmRequest",
-    "blackwell_plan",
     "cutlass_gemm",
-    "cutlass_plan",
-    "multistage_plan",
-    "numpy_plan",
 ]
 
 

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CutlassGroupedGemmRequest",
-    "CutlassSeveralGemmRequest",
     "cutlass_grouped_gemm",
-    "cutlass_plan",
-    "numpy_plan",
 ]
 
 

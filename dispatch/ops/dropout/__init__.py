@@ -1,75 +1,308 @@
-"""Dropout with a seed: `dropout_states` makes the random numbers, `dropout` draws a mask, `dropout_bwd` uses it again.
+"""The requests of dropout: the state of its random numbers, the forward pass and the backward pass.
 
-`DropoutStatesRequest`, `DropoutRequest` and `DropoutBwdRequest` are the requests; `cudnn_dropout` and
-`numpy_dropout` carry them out, `reference` says what is right on the host, `cases` what is tested.
+The state is a tensor that every forward pass moves on, so that a program that starts from the same seed draws the same
+masks in the same order. This file calls nothing.
+What a dropout row asks of a request beyond its dtypes: tensors that lie in memory as one axis.
+
+Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+What the dropout requests mean, in NumPy, with masks by Philox, whose key is the seed and whose counter the pass.
+The dropout requests carried out by `cudnnSetDropoutDescriptor`, `cudnnDropoutForward` and `cudnnDropoutBackward`.
+
+A descriptor is bound to the memory of a state, so it is bound anew where another state is passed. Follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnndropoutforward.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.request import run
-from dispatch.ops.dropout.request import DropoutBwdRequest, DropoutRequest, DropoutStatesRequest
+import numpy as np
+
+from cudabind._cached import cached_property
+from cudabind.sys import cudnn
+from dispatch.core.axes import describable, merge
+from dispatch.core.host_plan import EXACT, Results, draw, numpy_call, values
+from dispatch.core.operand_checks import check_opaque, check_probability
+from dispatch.core.operands import Made, OperandRequest, dense, like, whole
+from dispatch.core.request_function import request_function
+from dispatch.device.device import Device
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import U8, Dtype
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand
+from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Plan
+    from dispatch.core.request import Argument, Operands, Plan
     from dispatch.core.row import Row
-    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
 
 __all__ = [
     "DropoutBwdRequest",
     "DropoutRequest",
     "DropoutStatesRequest",
-    "cudnn_dropout",
     "dropout",
     "dropout_bwd",
     "dropout_states",
-    "numpy_dropout",
 ]
 
 
-def dropout_states(device: Device, seed: int) -> Tensor:
-    """The state of dropout's random numbers for a seed, on a device: a u8 tensor, of some MiB on a GPU."""
-    result: Tensor = run(DropoutStatesRequest(device, seed))
-    return result
+MAX_SEED = 2**63 - 1
+
+RESERVE_ALIGNMENT = 4  # bytes: it holds words of bits
 
 
-def dropout(
-    x: Tensor, states: Tensor, p: float = 0.5, *, out: Tensor | None = None, reserve: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Drop each element of a dense x with probability p and scale the rest by 1 / (1 - p); returns without waiting.
+def reserve_bytes(size: int) -> int:
+    """The size of the reserve space of so many elements: a bit each, in words of four bytes."""
+    return -(-size // 32) * 4
 
-    Gives y and the reserve space for `dropout_bwd`, and moves `states` on: the same seed gives the same masks in the
-    same order, on one kind of device (cuDNN's and NumPy's differ). Raises BadRequest for a p or a state that does not
-    fit, NoRow where no library takes x.
+
+@dataclass(frozen=True, eq=False)
+class DropoutStatesRequest(OperandRequest["Tensor"]):
+    """A fresh state of dropout's random numbers.
+
+    Attributes:
+        on: the device.
+        seed: a whole number; equal seeds give equal states.
+        out: u8, of the size that the device's library asks for.
     """
-    result: tuple[Tensor, Tensor] = run(DropoutRequest(x, states, p, out, reserve))
-    return result
+
+    op: ClassVar[str] = "dropout_states"
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+
+    on: Device
+    seed: int
+    _: KW_ONLY
+    out: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.on
+        if not isinstance(given, Device):
+            raise BadRequest("on", repr(given), "a Device", "dispatch.device() gives one")
+        super().__post_init__()
+
+    @property
+    def device(self) -> Device:
+        return self.on
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        return U8, U8
+
+    def check_fields(self) -> None:
+        whole("seed", self.seed, 0, MAX_SEED)
+        if self.out is not None:
+            check_opaque("out", self.out, states_bytes(self.on), STATES_ALIGNMENT, "leave out=None")
+
+    def made(self) -> dict[str, Made]:
+        return {"out": self._out}
+
+    @cached_property
+    def _out(self) -> Made:
+        return dense((states_bytes(self.on),), U8)
+
+    def choices(self) -> tuple[Any, ...]:
+        return ()
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), self.seed)
 
 
-def dropout_bwd(dy: Tensor, reserve: Tensor, p: float = 0.5, *, out: Tensor | None = None) -> Tensor:
-    """The gradient of `dropout`: dx from dy, the reserve space that the forward pass gave, and its p."""
-    result: Tensor = run(DropoutBwdRequest(dy, reserve, p, out))
-    return result
+@dataclass(frozen=True, eq=False)
+class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
+    """y = x / (1 - p) for elements that stay and 0 for those that are dropped, each with probability p.
+
+    Attributes:
+        x: any dense tensor, in any order of its axes.
+        states: from `DropoutStatesRequest`; the pass moves it on.
+        p: the probability that an element is dropped, below 1. cuDNN holds it in f32, so that its scale is off by up to
+            2^-24 / (1 - p) of itself, for f64 as well.
+        out: y, of x's shape and dtype, laid out like x; it may be x itself.
+        reserve: u8, a bit for each element, for the backward pass; what it holds is the library's affair.
+    """
+
+    op: ClassVar[str] = "dropout"
+    reads: ClassVar[tuple[str, ...]] = ("x", "states")
+    writes: ClassVar[tuple[str, ...]] = ("out", "reserve")
+    updates: ClassVar[tuple[str, ...]] = ("states",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    states: Tensor
+    p: float = 0.5
+    _: KW_ONLY
+    out: Tensor | None = None
+    reserve: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_probability("p", self.p)
+        wanted = states_bytes(self.device)
+        check_opaque("states", self.states, wanted, STATES_ALIGNMENT, "take what dropout_states(device, seed) gives")
+        if self.reserve is not None:
+            check_opaque("reserve", self.reserve, reserve_bytes(self.x.size), RESERVE_ALIGNMENT, "leave reserve=None")
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout), "reserve": dense((reserve_bytes(self.x.size),), U8)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return (float(self.p),)
+
+
+@dataclass(frozen=True, eq=False)
+class DropoutBwdRequest(OperandRequest["Tensor"]):
+    """dx = dy / (1 - p) where the forward pass kept x, else 0: the gradient of `DropoutRequest`.
+
+    Attributes:
+        dy: the gradient of y, laid out as x was.
+        reserve: what the forward pass left.
+        p: that of the forward pass.
+        out: dx, of dy's shape and dtype, laid out like dy; it may be dy itself.
+    """
+
+    op: ClassVar[str] = "dropout_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("dy", "reserve")
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
+
+    dy: Tensor
+    reserve: Tensor
+    p: float = 0.5
+    _: KW_ONLY
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_probability("p", self.p)
+        hint = "pass on the one that the forward pass gave"
+        check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.dy.layout)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return (float(self.p),)
+
+
+def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
+    """The mask counts elements in memory, so input and output are dense and laid out alike."""
+    layouts = [request.layout_of(request.reads[0]), request.layout_of("out")]
+    if reason := describable(*layouts):
+        return reason
+    axes = merge(layouts, [0] * len(layouts[0].shape)) if layouts[0].size else []
+    if len(axes) > 1 or any(step != 1 for axis in axes for step in axis.strides):
+        return f"needs {request.reads[0]} and out dense and laid out alike, has {layouts[0]} and {layouts[1]}"
+    return ""
+
+
+def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, computed in a working dtype; those of the forward pass hold the state, too."""
+    if isinstance(request, DropoutStatesRequest):
+        return {"out": np.array([request.seed, 0], np.uint64).view(np.uint8)}
+    if isinstance(request, DropoutBwdRequest):
+        kept = mask_of(np.asarray(request.reserve), request.dy.size).reshape(request.dy.shape)
+        return {"out": np.where(kept, values(request.dy, work) * _scale(request.p, work), work.type(0))}
+    return _forward(request, work)
+
+
+def _forward(request: DropoutRequest, work: np.dtype[Any]) -> Results:
+    kept, states = draw(np.asarray(request.states), request.x.size, request.p)
+    reserve = np.zeros(reserve_bytes(request.x.size), np.uint8)
+    bits = np.packbits(kept, bitorder="little")
+    reserve[: len(bits)] = bits
+    x = values(request.x, work)
+    y = np.where(kept.reshape(x.shape), x * _scale(request.p, work), work.type(0))
+    return {"out": y, "reserve": reserve, "states": states}
+
+
+def mask_of(reserve: Array, size: int) -> Array:
+    """Which elements a pass of the host kept."""
+    return np.unpackbits(reserve, count=size, bitorder="little").astype(np.bool_)
+
+
+def _scale(p: float, work: np.dtype[Any]) -> Any:
+    return work.type(1 / (1 - p))
+
+
+def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest) -> Results:
+    """The outputs of a request of the host in float64, by name."""
+    return evaluate(request, EXACT)
 
 
 def cudnn_dropout(
     request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row
 ) -> Plan:
-    """A plan that ends in `cudnnSetDropoutDescriptor`, `cudnnDropoutForward` or `cudnnDropoutBackward`."""
-    from dispatch.ops.dropout import cudnn  # at first use: importing `dispatch` binds no library
+    """The plan of any of the requests; nothing is launched where there is no element."""
+    if isinstance(request, DropoutStatesRequest):
+        return StatesPlan(executor, row)
+    source = request.dy if isinstance(request, DropoutBwdRequest) else request.x
+    if source.size == 0:
+        return NoOpPlan(row)
+    flat = tensor(source.dtype, (source.size,), (1,))
+    size = ctypes.c_size_t()
+    cudnn.cudnnDropoutGetReserveSpaceSize(flat.handle, ctypes.byref(size))
+    reserve = request.layout_of("reserve").size
+    if size.value != reserve:
+        raise Refused(f"cudnnDropoutGetReserveSpaceSize asks for {size.value} bytes, the request has {reserve}")
+    if isinstance(request, DropoutBwdRequest):
+        operands = (flat, Operand(0), flat, Operand(2), Operand(1), size)
+        return DropoutPlan(executor, row, cudnn.cudnnDropoutBackward, operands, float(request.p), None)
+    operands = (flat, Operand(0), flat, Operand(2), Operand(3), size)
+    return DropoutPlan(executor, row, cudnn.cudnnDropoutForward, operands, float(request.p), 1)
 
-    return cudnn.plan(request, executor, row)
+
+class DropoutPlan(CallPlan):
+    """A pass; `states` is where the state stands in the arguments, or None for the backward pass, which needs none."""
+
+    __slots__ = ("_bound", "_dropout", "_p", "_states")
+
+    def __init__(
+        self, executor: CudaExecutor, row: Row, function: Any, arguments: tuple[Any, ...], p: float, states: int | None
+    ) -> None:
+        dropout = Descriptor("Dropout")
+        super().__init__(executor, row, function, (dropout, *arguments))
+        self._dropout, self._p, self._states = dropout, p, states
+        self._bound: Argument = -1
+        if states is None:  # it draws nothing, but cuDNN 9.19 refuses a descriptor without memory for a state
+            self._bind(executor.workspace.c_ptr.value or 0)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        if self._states is not None and arguments[self._states] != self._bound:
+            self._bind(arguments[self._states])
+        super().enqueue(arguments)
+
+    def _bind(self, address: Argument) -> None:
+        """Let the descriptor draw from the state at an address; this launches nothing."""
+        states: Any = address
+        size = states_bytes(self._executor.device)
+        cudnn.cudnnRestoreDropoutDescriptor(
+            self._dropout.handle, self._handle.follow(), self._p, ctypes.c_void_p(states), size, 0
+        )
+        self._bound = address
 
 
-def numpy_dropout(
-    request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: Executor, row: Row
-) -> Plan:
-    """A plan that computes with NumPy."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.dropout.reference import evaluate
+class StatesPlan(CallPlan):
+    """Seeds a state; the descriptor that does it is of no further use."""
 
-    return numpy_plan(evaluate, request, executor, row)
+    __slots__ = ("_dropout",)
+
+    def __init__(self, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(executor, row, cudnn.cudnnSetDropoutDescriptor, (), capture_safe=False)
+        self._dropout = Descriptor("Dropout")
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        address, seed = arguments
+        states: Any = address
+        cudnn.cudnnSetDropoutDescriptor(
+            *(self._dropout.handle, self._handle.follow(), 0.5, ctypes.c_void_p(states)),
+            *(states_bytes(self._executor.device), int(seed.real)),
+        )
+
+
+numpy_dropout = numpy_call(evaluate)
+dropout_states = request_function(DropoutStatesRequest, "dropout_states")
+dropout = request_function(DropoutRequest, "dropout")
+dropout_bwd = request_function(DropoutBwdRequest, "dropout_bwd")

@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.request import run
 from dispatch.keys import U8
 from dispatch.libraries.cudnn.dropout_states import states_bytes
-from dispatch.ops.dropout.request import (
+from dispatch.ops.dropout import (
     DropoutBwdRequest,
     DropoutRequest,
     DropoutStatesRequest,
@@ -23,13 +23,16 @@ from dispatch.ops.dropout.request import (
 from dispatch.testing.check import Memory, Mismatch, Trial, by_numpy, normal, place, poison, rounded, unit
 
 if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+    Results = dict[str, Array]
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["DropoutCase", "cases"]
+__all__ = ["MUTATIONS", "DropoutCase", "cases", "named"]
 
 # Name, shape, order of the axes in memory, gap behind every axis, probability, and whether y is x itself.
 # fmt: off
@@ -86,7 +89,7 @@ class SeedTrial(Trial):
     def renew(self, result: Any = None) -> None:
         """Poison the state, and seed the other anew, from which `check` has drawn."""
         super().renew(result)
-        run(DropoutStatesRequest(self.same.device, SEED, self.same))
+        run(DropoutStatesRequest(self.same.device, SEED, out=self.same))
 
     def check(self, result: Any) -> None:
         """Raise Mismatch unless the masks are the same, and nothing beside the state was written."""
@@ -123,22 +126,22 @@ class DropoutCase:
         x = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
         scale = 1 / (1 - self.p)
-        if self.op == "dropout_fwd":
+        if self.op == "dropout":
             reserve = place(device, poison(U8, (reserve_bytes(x.view.size),)), gap=5, aligned=True)
-            request = DropoutRequest(x.view, states, self.p, memory.view, reserve.view)
+            request = DropoutRequest(x.view, states, self.p, out=memory.view, reserve=reserve.view)
             scaled = x.view.numpy().astype(np.float64) * scale
             return MaskTrial(
                 self.id, request, {"out": scaled}, {"out": self._bound(device, scaled)}, (memory, reserve), p=self.p
             )
         ones = place(device, np.ones(self.shape, self.dtype.numpy), self.order)
         y, mask = run(DropoutRequest(ones.view, states, self.p))
-        gradient = DropoutBwdRequest(x.view, mask, self.p, memory.view)
+        gradient = DropoutBwdRequest(x.view, mask, self.p, out=memory.view)
         expected = {"out": x.view.numpy().astype(np.float64) * scale * (y.numpy() != 0)}
         return Trial(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
 
     def _seeded(self, device: Device) -> Trial:
         memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
-        request = DropoutStatesRequest(device, SEED, memory.view)
+        request = DropoutStatesRequest(device, SEED, out=memory.view)
         same: Tensor = run(DropoutStatesRequest(device, SEED))
         return SeedTrial(self.id, request, {}, {}, (memory,), same=same)
 
@@ -155,3 +158,33 @@ def cases(row: Row) -> list[DropoutCase]:
     """Every form; of the state, one."""
     forms = FORMS[:1] if row.op == "dropout_states" else FORMS
     return [DropoutCase(*form, row.dtypes[0], row.op) for form in forms]
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+FEW = 16  # elements, of which by chance all may stay
+
+
+def named(request: Any, result: Any) -> dict[str, Tensor]:
+    """The result alone: a reserve space and a state are the library's own."""
+    if isinstance(request, DropoutRequest):
+        return {"out": result[0]}
+    return {"out": result} if isinstance(request, DropoutBwdRequest) else {}
+
+
+def nothing_dropped(request: Any) -> Results | None:
+    """Everything stays, and is scaled."""
+    if not isinstance(request, (DropoutRequest, DropoutBwdRequest)) or not request.p:
+        return None
+    given = request.x if isinstance(request, DropoutRequest) else request.dy
+    return {"out": np.asarray(given).astype(np.float64) / (1 - request.p)} if given.size >= FEW else None
+
+
+def everything_dropped(request: Any) -> Results | None:
+    """Nothing stays."""
+    if not isinstance(request, (DropoutRequest, DropoutBwdRequest)):
+        return None
+    given = request.x if isinstance(request, DropoutRequest) else request.dy
+    return {"out": np.zeros(given.shape)} if given.size >= FEW else None
+
+
+MUTATIONS = {"nothing dropped": nothing_dropped, "everything dropped": everything_dropped}

@@ -8,10 +8,12 @@ reference (what is right), cases and bounds (what is tested).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from dispatch.core.overlap import may_overlap
 from dispatch.core.request import run
+from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
 from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
@@ -28,23 +30,11 @@ __all__ = [
     "MatmulRequest",
     "Scales",
     "aux_shape",
-    "cublaslt_matmul",
-    "exact_gelu_matmul",
     "matmul",
-    "numpy_matmul",
 ]
 
 Number = int | float | complex
-OneOutput = Literal[
-    Epilogue.NONE,
-    Epilogue.RELU,
-    Epilogue.GELU,
-    Epilogue.BIAS,
-    Epilogue.RELU_BIAS,
-    Epilogue.GELU_BIAS,
-    Epilogue.DRELU,
-    Epilogue.DGELU,
-]
+KEYWORDS = tuple(field.name for field in fields(MatmulRequest) if field.kw_only)
 
 
 def cublaslt_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
@@ -69,23 +59,7 @@ def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
 
 
 # fmt: off
-@overload
-def matmul(
-    a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
-    bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: OneOutput = ..., alpha: Number | Tensor = ...,
-    beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
-    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ..., reduced_precision: bool = ...,
-) -> Tensor: ...
-@overload
-def matmul(
-    a: Tensor, b: Tensor, *, c: Tensor | None = ..., bias: Tensor | None = ..., aux: Tensor | None = ...,
-    bgrad: Tensor | None = ..., out: Tensor | None = ..., epilogue: Epilogue, alpha: Number | Tensor = ...,
-    beta: Number | Tensor | None = ..., compute: Compute | None = ..., out_dtype: Any = ..., scales: Scales = ...,
-    fast_accum: bool = ..., workspace: int | None = ..., autotune: bool = ..., reduced_precision: bool = ...,
-) -> Any: ...
-
-
-def matmul(
+def _matmul(
     a: Tensor, b: Tensor, *, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
     bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue = Epilogue.NONE,
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
@@ -93,13 +67,7 @@ def matmul(
     autotune: bool = False, reduced_precision: bool = False,
 ) -> Any:
     # fmt: on
-    """Multiply a (…, m, k) by b (…, k, n) with a fused epilogue, on the current stream; returns without waiting.
-
-    The arguments are the fields of `MatmulRequest`, which documents shapes, dtypes and layouts. Returns D (…, m, n), or
-    (D, aux) or (D, bgrad) for the epilogues that write them. The second call with the same layouts and addresses is
-    recorded as a graph, and from then on that graph is launched. Raises BadRequest for operands that do not fit, NoRow
-    where no library takes the request, StaleTensor for tensors of a closed device.
-    """
+    """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
     executor: Any = current.executor
     try:
         if executor is None or executor.device is not a.layout.device:
@@ -122,7 +90,7 @@ def matmul(
     except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
-    fields = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
+    given = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
     if (
         shortcut is None
         or not shortcut.takes(alpha, beta)
@@ -134,7 +102,7 @@ def matmul(
         or (compute is not None and compute.__class__ is not Compute)
         or (workspace is not None and workspace.__class__ is not int)
     ):
-        return _by_request(key, a, b, *fields)
+        return _by_request(key, a, b, given)
     if shortcut.missing:
         made = {name: executor.empty(*wanted) for name, wanted in shortcut.missing.items()}
         out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
@@ -156,7 +124,7 @@ def matmul(
     if replay is not None and not executor.stream.foreign:
         executor.launch(replay, reads, writes)
     elif replay is None and may_overlap(reads, writes):
-        return _by_request(None, a, b, *fields)  # looks closely, and explains
+        return _by_request(None, a, b, given)  # looks closely, and explains
     else:
         executor.enqueue(shortcut.plan, arguments, reads, writes)
     if not shortcut.several:
@@ -164,10 +132,13 @@ def matmul(
     return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)
 
 
-def _by_request(key: Any, *fields: Any) -> Any:
+def _by_request(key: Any, a: Tensor, b: Tensor, given: tuple[Any, ...]) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
-    request = MatmulRequest(*fields)
+    request = MatmulRequest(a, b, **dict(zip(KEYWORDS, given, strict=True)))
     result = run(request)
     if key is not None and not request.device.is_host:
         remember(request.device.executor(), key, request)
     return result
+
+
+matmul = request_function(MatmulRequest, "matmul", _matmul)

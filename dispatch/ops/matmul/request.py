@@ -6,7 +6,7 @@ library is for the table to refuse (NoRow). This file calls nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
@@ -40,7 +40,10 @@ class MatmulRequest(Request):
         bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. Summed up in
             the compute type, of D as it is stored or before that rounding, as suits the algorithm.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
+        epilogue: what is done to the product before it is stored, by cuBLASLt's names: RELU, GELU_BIAS …
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
+        out_dtype: that of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
+        scales: factors of a quantized product, see `Scales`.
         compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
@@ -53,6 +56,7 @@ class MatmulRequest(Request):
     advice: ClassVar[str] = "a row-major and b column-major, or extents that are multiples of 16"  # both dense along k
     a: Tensor
     b: Tensor
+    _: KW_ONLY
     c: Tensor | None = None
     bias: Tensor | None = None
     aux: Tensor | None = None

@@ -7,12 +7,12 @@ This file calls nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
-from dispatch.core.request import Signature
+from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 
@@ -34,8 +34,17 @@ class NormMode(IntEnum):
     RMS_NORM = 4
 
 
-class NormRequest(OperandRequest):
-    """What forward and backward have in common."""
+class NormRequest(OperandRequest[R_co]):
+    """What forward and backward have in common.
+
+    Attributes:
+        mode: over what x is averaged: LAYER_NORM and RMS_NORM over its last axes, those that scale has; BATCH_NORM and
+            INSTANCE_NORM over its spatial axes, the former over all images; GROUP_NORM also over a group's channels.
+        epsilon: added to the variance, above 0.
+        groups: GROUP_NORM only: how many groups of neighbouring channels there are; it is not autotuned.
+        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
+    """
 
     advice: ClassVar[str] = "x dense at 16 bytes, scale and bias in f32, and no limit of workspace"
     x: Tensor
@@ -145,7 +154,10 @@ class NormFwdRequest(NormRequest):
         mean_out, inv_variance_out: what the backward needs, given back in training (RMS_NORM has no mean).
         running_mean_out, running_var_out: the new running statistics, given back where old ones are there.
         training: whether to give back statistics, and for BATCH_NORM whether to take those of the batch.
-        groups: GROUP_NORM only: how many groups of neighbouring channels there are; it is not autotuned.
+        momentum: how much of the batch's statistics goes into the running ones, from 0 to 1.
+
+    Gives back Y, or in training (Y, mean, inverse variance, and the new running statistics where old ones are given).
+    Follows cuDNN's norm forward operation.
     """
 
     op: ClassVar[str] = "norm_fwd"
@@ -155,6 +167,7 @@ class NormFwdRequest(NormRequest):
     x: Tensor
     scale: Tensor
     bias: Tensor | None = None
+    _: KW_ONLY
     running_mean: Tensor | None = None
     running_var: Tensor | None = None
     out: Tensor | None = None
@@ -215,15 +228,15 @@ class NormFwdRequest(NormRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class NormBwdRequest(NormRequest):
+class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     """dX, dscale and dbias of `norm_fwd`, from dY, x, scale and the statistics that the forward gave back.
 
     Attributes:
         dy, x: of one shape and dtype.
         scale: as in the forward.
         inv_variance, mean: what `norm_fwd(…, training=True)` gave back; RMS_NORM has no mean.
-        dx, dscale, dbias: the gradients; `bias` False leaves dbias out (RMS_NORM only).
-        groups: as in the forward.
+        dx, dscale, dbias: the gradients.
+        bias: False leaves dbias out (RMS_NORM only).
     """
 
     op: ClassVar[str] = "norm_bwd"
@@ -234,6 +247,7 @@ class NormBwdRequest(NormRequest):
     scale: Tensor
     inv_variance: Tensor
     mean: Tensor | None = None
+    _: KW_ONLY
     dx: Tensor | None = None
     dscale: Tensor | None = None
     dbias: Tensor | None = None

@@ -5,24 +5,27 @@ Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
-from dispatch.ops.pooling.reference import backward, evaluate
-from dispatch.ops.pooling.request import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps
+from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps, backward, evaluate
 from dispatch.testing.check import ROUNDOFF, Memory, Trial, by_numpy, distinct, normal, place, poison, rounded, unit
+from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+
+    Results = dict[str, Array]
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["PoolingCase", "cases"]
+__all__ = ["MUTATIONS", "PoolingCase", "cases", "named"]
 
 Form = tuple[str, tuple[int, ...], Steps, Steps | None, Steps, bool, int]
 # Name, shape, window, stride, padding, whether the channels come last, and the gap behind every axis.
@@ -71,18 +74,18 @@ class PoolingCase:
     def trial(self, device: Device, rng: np.random.Generator) -> Trial:
         """The case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
         x = self._lay(device, distinct(rng, self.dtype, self.shape))
-        fields = (self.window, self.mode, self.stride, self.padding)
-        source = PoolingRequest(x.view, *fields)
+        fields: dict[str, Any] = {"mode": self.mode, "stride": self.stride, "padding": self.padding}
+        source = PoolingRequest(x.view, self.window, **fields)
         shape = source.made()["out"].shape
         if not self.backward:
             memory = self._lay(device, poison(self.dtype, shape))
-            request = PoolingRequest(x.view, *fields, memory.view)
+            request = PoolingRequest(x.view, self.window, out=memory.view, **fields)
             expected = evaluate(request, EXACT)
             return Trial(self.id, request, expected, {"out": self._bound(request, expected["out"])}, (memory,))
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, shape))
         memory = self._lay(device, poison(self.dtype, self.shape))
-        gradient = PoolingBwdRequest(x.view, y.view, dy.view, *fields, memory.view)
+        gradient = PoolingBwdRequest(x.view, y.view, dy.view, self.window, out=memory.view, **fields)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": self._bound(gradient, expected["out"])}, (memory,))
 
@@ -121,3 +124,35 @@ def cases(row: Row) -> list[PoolingCase]:
             if form[0] in ("overlapping", "channels last", "cubes, overlap", "line") or turn == number % len(modes):
                 found.append(PoolingCase(*form, row.dtypes[0], mode, row.op == "pooling_bwd"))
     return found
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+named = made
+
+
+def tap(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
+    """One element of one image left out: where it is the largest of its window, or of dY."""
+    if not request.x.size:
+        return None
+    tensor = request.dy if isinstance(request, PoolingBwdRequest) else request.x
+    values = np.asarray(tensor).copy()
+    place = values.size // 2
+    if isinstance(request, PoolingRequest) and request.mode.is_max:
+        place = int(np.argmax(values.astype(np.float64)))
+        values.flat[place] = np.asarray(-100).astype(values.dtype)
+    else:
+        values.flat[place] = 0
+    if isinstance(request, PoolingBwdRequest):
+        return evaluate(replace(request, dy=changed(tensor, values)), EXACT)
+    return evaluate(replace(request, x=changed(tensor, values)), EXACT)
+
+
+def counting(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
+    """An average with the padding counted where it is not to be, and the other way round."""
+    kinds = (PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING)
+    if request.mode not in kinds or not request.x.size:
+        return None
+    return evaluate(replace(request, mode=kinds[request.mode is kinds[0]]), EXACT)
+
+
+MUTATIONS = {"one element left out": tap, "padding counted otherwise": counting}

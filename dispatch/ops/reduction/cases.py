@@ -5,17 +5,16 @@ Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8, U32
-from dispatch.ops.reduction.reference import evaluate, rows_of
-from dispatch.ops.reduction.request import WITH_INDICES, ReduceOp, ReduceRequest
-from dispatch.ops.reduction.rules import SUMS, sums
+from dispatch.ops.reduction import SUMS, WITH_INDICES, ReduceOp, ReduceRequest, evaluate, rows_of, sums
 from dispatch.testing.check import Trial, distinct, place, poison, rounded, unit
+from dispatch.testing.mutations import changed, made, typical
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["ReduceCase", "cases"]
+__all__ = ["MUTATIONS", "ReduceCase", "cases", "named"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | int | None, tuple[int, ...] | None, int, bool]
 # Name, shape, axes, order of the axes in memory, gap behind every axis, and keepdims.
@@ -88,15 +87,14 @@ class ReduceCase:
                     np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
                 )
         x = place(device, drawn, self.order, self.gap)
-        source = ReduceRequest(x.view, self.axes, self.reduce, self.keepdims, self.indices, self.dtypes[1])
+        chosen: dict[str, Any] = {"reduce": self.reduce, "keepdims": self.keepdims, "indices": self.indices}
+        source = ReduceRequest(x.view, self.axes, out_dtype=self.dtypes[1], **chosen)
         shape = source.made()["out"].shape
         written = [place(device, poison(self.dtypes[1], shape), gap=0 if self.indices else self.gap)]
         if self.indices:
             written.append(place(device, poison(U32, shape)))
-        request = ReduceRequest(
-            *(x.view, self.axes, self.reduce, self.keepdims, self.indices, self.dtypes[1]),
-            *(memory.view for memory in written),
-        )
+        outputs: dict[str, Any] = dict(zip(("out", "index"), (memory.view for memory in written), strict=False))
+        request = ReduceRequest(x.view, self.axes, out_dtype=self.dtypes[1], **chosen, **outputs)
         expected = evaluate(request, EXACT)
         allowed = {"out": bound(request, expected), "index": np.zeros(())}
         return Trial(self.id, request, expected, allowed, tuple(written))
@@ -129,3 +127,33 @@ def cases(row: Row) -> list[ReduceCase]:
         chosen = WITH_INDICES if form[0] in ("rows", "two of four") else (WITH_INDICES[number % 3],)
         found += [ReduceCase(*form, row.dtypes, reduce, True) for reduce in chosen if not form[4] and not summing]
     return found
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+named = made
+
+
+def element(request: ReduceRequest) -> Results | None:
+    """One element left out: the one that is chosen, or a typical one of what is summed up."""
+    if not request.x.size:
+        return None
+    values = np.asarray(request.x).copy()
+    exact = values.astype(np.float64).ravel()
+    neutral = 1 if request.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS) else 0
+    if request.reduce in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX):
+        place = int(np.argmin(exact) if request.reduce is ReduceOp.MIN else np.argmax(exact))
+        place = int(np.argmax(np.abs(exact))) if request.reduce is ReduceOp.AMAX else place
+    else:
+        place = typical(np.abs(exact - neutral))
+    values.flat[place] = neutral
+    return evaluate(replace(request, x=changed(request.x, values)), EXACT)
+
+
+def index(request: ReduceRequest) -> Results | None:
+    """The place of the neighbour."""
+    if not request.indices or not request.x.size:
+        return None
+    return {"index": evaluate(request, EXACT)["index"] + np.uint32(1)}
+
+
+MUTATIONS = {"one element left out": element, "the place beside": index}

@@ -94,7 +94,7 @@ class RnnCase:
     def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
         """The request alone, behind the passes before it; its results are its own to allocate."""
         drawn = _Drawn(self, device, rng)
-        if self.op == "rnn_fwd":
+        if self.op == "rnn":
             return drawn.source(self.training)
         return drawn.gradient() if self.op == "rnn_bwd_data" else drawn.weights_gradient()
 
@@ -102,7 +102,7 @@ class RnnCase:
         """The case with fresh operands."""
         drawn = _Drawn(self, device, rng)
         drawn.expect()
-        if self.op == "rnn_fwd":
+        if self.op == "rnn":
             return drawn.forward()
         return drawn.backward_data() if self.op == "rnn_bwd_data" else drawn.backward_weights()
 
@@ -194,7 +194,7 @@ class _Drawn:
         found, saved, exact = self._passes(operands, as_it_is)
         products = (
             []
-            if self.case.op == "rnn_fwd"
+            if self.case.op == "rnn"
             else [
                 np.abs(saved[number][kind]) @ np.abs(exact[f"weight_{way}_l{number // network.directions}{end}"])
                 for number in range(network.pseudo_layers)
@@ -227,7 +227,7 @@ class _Drawn:
         x, dy, hx, cx, dhy, dcy = (operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy"))
         made = forward(network, exact, cut(x), hx, cx, self.lengths, saved, rounding)
         found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
-        if case.op == "rnn_fwd":
+        if case.op == "rnn":
             return found, saved, exact
         back = backward_data(network, exact, saved, self.lengths, dy, dhy, dcy, rounding)
         found.update({"dx" if name == "out" else name: array for name, array in back.items()})
@@ -348,7 +348,10 @@ class _Drawn:
         before = self.gradient()
         run(before)
         return RnnBwdWeightsRequest(
-            *(self.x.view, before.y, before.reserve, self.network, before.hx, self.case.lengths, self.case.compute)
+            *(self.x.view, before.y, before.reserve, self.network),
+            hx=before.hx,
+            lengths=self.case.lengths,
+            compute=self.case.compute,
         )
 
 
@@ -357,6 +360,6 @@ def cases(row: Row) -> list[RnnCase]:
     fast = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
     forms = [form for form in FORMS if (two_or_none if len(form[1].biased) == 1 else one_bias) not in row.rules]
     return [
-        RnnCase(*form, row.dtypes[0], fast, row.op, row.op != "rnn_fwd" or number % 2 == 0)
+        RnnCase(*form, row.dtypes[0], fast, row.op, row.op != "rnn" or number % 2 == 0)
         for number, form in enumerate(forms)
     ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS", "named"]
 
 PASSES = {
-    "rnn_fwd": {"out": "y", "hy": "hy", "cy": "cy"},
+    "rnn": {"out": "y", "hy": "hy", "cy": "cy"},
     "rnn_bwd_data": {"out": "dx", "dhx": "dhx", "dcx": "dcx"},
     "rnn_bwd_weights": {"out": "dweights"},
 }

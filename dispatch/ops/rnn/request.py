@@ -5,12 +5,12 @@ Making a request validates it, so that a bad one never comes near a library. Thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operand_checks import check_opaque, check_probability
 from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
-from dispatch.core.request import Signature
+from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
 from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
@@ -63,7 +63,7 @@ def reserve_bytes(request: RnnRequest) -> int:
     return cudnn.reserve_bytes(request)
 
 
-class RnnBase(OperandRequest):
+class RnnBase(OperandRequest[R_co]):
     """What the three requests check alike."""
 
     network: Network
@@ -157,7 +157,7 @@ class RnnRequest(RnnBase):
         reserve: u8, for the backward passes; what it holds is the library's affair.
     """
 
-    op: ClassVar[str] = "rnn_fwd"
+    op: ClassVar[str] = "rnn"
     reads: ClassVar[tuple[str, ...]] = ("x", "weights", "hx", "cx", "states")
     writes: ClassVar[tuple[str, ...]] = ("out", "hy", "cy", "reserve")
     updates: ClassVar[tuple[str, ...]] = ("states",)
@@ -165,6 +165,7 @@ class RnnRequest(RnnBase):
     x: Tensor
     weights: Tensor
     network: Network
+    _: KW_ONLY
     hx: Tensor | None = None
     cx: Tensor | None = None
     lengths: Lengths | None = None
@@ -243,6 +244,7 @@ class RnnBwdDataRequest(RnnBase):
     weights: Tensor
     reserve: Tensor
     network: Network
+    _: KW_ONLY
     hx: Tensor | None = None
     cx: Tensor | None = None
     dhy: Tensor | None = None
@@ -279,7 +281,7 @@ class RnnBwdDataRequest(RnnBase):
 
 
 @dataclass(frozen=True, eq=False)
-class RnnBwdWeightsRequest(RnnBase):
+class RnnBwdWeightsRequest(RnnBase["Tensor"]):
     """The backward pass by the weights, after that by the data.
 
     Attributes:
@@ -298,6 +300,7 @@ class RnnBwdWeightsRequest(RnnBase):
     y: Tensor
     reserve: Tensor
     network: Network
+    _: KW_ONLY
     hx: Tensor | None = None
     lengths: Lengths | None = None
     compute: Compute | None = None

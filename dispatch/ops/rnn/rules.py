@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["bytes_by_16", "dense_sequences", "one_bias", "two_or_none"]
 
 ALIGNED = 16
-SEQUENCES = {"rnn_fwd": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_weights": ("x", "y")}
+SEQUENCES = {"rnn": ("x", "out"), "rnn_bwd_data": ("y", "dy", "out"), "rnn_bwd_weights": ("x", "y")}
 
 
 def dense_sequences(request: RnnBase) -> str:

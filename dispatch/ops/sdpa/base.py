@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import OperandRequest, chosen, whole
-from dispatch.core.request import Signature
+from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64, Dtype
 from dispatch.ops.sdpa.packed import RAGGED, check_ragged
@@ -31,11 +31,8 @@ class Diagonal(IntEnum):
     BOTTOM_RIGHT = 1
 
 
-class SdpaRequest(OperandRequest):
+class SdpaRequest(OperandRequest[R_co]):
     """What forward and backward have in common: Q, K, V, and what is done to the scores before the softmax.
-
-    With r = 0 for TOP_LEFT and r = Skv - Sq for BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and
-    j > i + r - left_bound: right_bound 0 is causal, left_bound is the width of a sliding window.
 
     Packed sequences: q (tokens, Hq, D), k (tokens, Hk, D), v (tokens, Hv, Dv) and O (tokens, Hq, Dv) hold the tokens of
     all sequences; their first two axes have any strides, so that they may be views of one (tokens, 3, H, D). Sequence b
@@ -50,6 +47,17 @@ class SdpaRequest(OperandRequest):
     let NaN and infinities of V behind an end into O, and those of all operands into gradients. Lengths, offsets and
     tables lie on the device, where nobody can check them before: lengths are from 0 to the longest. The host refuses
     others with BadRequest.
+
+    Attributes:
+        scale: what the scores are multiplied with, above 0; None for 1/√D.
+        left_bound, right_bound, diagonal: which keys a query sees: with r = 0 for TOP_LEFT and r = Skv - Sq for
+            BOTTOM_RIGHT, query i sees key j where j <= i + r + right_bound and j > i + r - left_bound. right_bound 0 is
+            causal, left_bound is the width of a sliding window.
+        dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
+        ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences; Sq and Skv are then max_q and
+            max_kv, in the bias and the statistics, too.
+        workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
+        autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
     """
 
     advice: ClassVar[str] = "heads of 64 or 128, one mask at a time, TOP_LEFT, and no limit of workspace"

@@ -7,7 +7,7 @@ one behind the other without padding: `SdpaRequest` says how. This file calls no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import Made, dense, like, same_as
@@ -42,15 +42,15 @@ class SdpaFwdRequest(SdpaRequest):
         stats_out: f32 (B, Hq, Sq, 1); made where `stats` is True and it is left out.
         mask_out: f32 (B, Hq, Sq, Skv), 1 for what dropout keeps, 0 for the rest; made where `mask` is True and it is
             left out. What no query sees may be either.
-        ragged_q, ragged_k, ragged_v, ragged_o, max_q, max_kv: for packed sequences, see `SdpaRequest`; Sq and Skv are
-            then max_q and max_kv, in the bias and the statistics, too.
-        dropout: the probability of a weight to be dropped; the others are divided by 1 - dropout.
-        scale: above 0; None for 1/√D.
-        left_bound, right_bound, diagonal: see `SdpaRequest`.
         descale_q, descale_k, descale_v, scale_o: f32, one element each, with fp8 alone: what operands are multiplied
-            with, and O before it is stored; scale_s and descale_s do the same to the weights between the products.
+            with, and O before it is stored.
+        scale_s, descale_s: likewise, what the weights between the products are multiplied with before they are rounded
+            to fp8, and after.
         amax_s, amax_o: f32 (1,), the largest weight, and the largest magnitude of O before its scale.
         stats, mask, amax: whether to give back the statistics, the mask of dropout, and the largest magnitudes.
+
+    Gives back O, and behind it what is asked for, in the order of their fields. Follows cuDNN's scaled dot product
+    attention.
     """
 
     op: ClassVar[str] = "sdpa_fwd"
@@ -71,6 +71,7 @@ class SdpaFwdRequest(SdpaRequest):
     q: Tensor
     k: Tensor
     v: Tensor
+    _: KW_ONLY
     bias: Tensor | None = None
     seq_len_q: Tensor | None = None
     seq_len_kv: Tensor | None = None
@@ -171,7 +172,7 @@ class SdpaFwdRequest(SdpaRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class SdpaBwdRequest(SdpaRequest):
+class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
     """dQ, dK, dV (and dbias) of `sdpa_fwd`, from its operands, its results O and statistics, and dO.
 
     Attributes:
@@ -179,7 +180,8 @@ class SdpaBwdRequest(SdpaRequest):
         o, do: (B, Hq, Sq, Dv); packed ones of the same strides.
         stats: f32 (B, Hq, Sq, 1), as `sdpa_fwd` gives it back.
         dq, dk, dv: the gradients; lie as q, k and v do where they are left out.
-        dbias: the gradient of the bias, given back where `bias_gradient` is True.
+        dbias: the gradient of the bias, of its shape.
+        bias_gradient: whether to give back dbias, too.
         deterministic: bit for bit the same result at every run; slower.
     """
 
@@ -194,6 +196,7 @@ class SdpaBwdRequest(SdpaRequest):
     o: Tensor
     do: Tensor
     stats: Tensor
+    _: KW_ONLY
     bias: Tensor | None = None
     seq_len_q: Tensor | None = None
     seq_len_kv: Tensor | None = None

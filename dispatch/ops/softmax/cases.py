@@ -5,16 +5,16 @@ Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import HALF
-from dispatch.ops.softmax.reference import evaluate
-from dispatch.ops.softmax.request import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest
+from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, evaluate
 from dispatch.testing.check import ROUNDOFF, Memory, Trial, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["SoftmaxCase", "cases"]
+__all__ = ["MUTATIONS", "SoftmaxCase", "cases", "named"]
 
 # Name, shape, axis, order of the axes in memory, the guard around it, and whether the output is the input's memory.
 # fmt: off
@@ -74,14 +74,14 @@ class SoftmaxCase:
         x = self._lay(device, normal(rng, self.dtype, self.shape, spread))
         if not self.backward:
             memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-            request = SoftmaxRequest(x.view, self.axis, self.algorithm, memory.view)
+            request = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
             expected = evaluate(request, EXACT)
             return Trial(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
-        source = SoftmaxRequest(x.view, self.axis, self.algorithm)
+        source = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm)
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = SoftmaxBwdRequest(y.view, dy.view, self.axis, self.algorithm, memory.view)
+        gradient = SoftmaxBwdRequest(y.view, dy.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
         expected = evaluate(gradient, EXACT)
         return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
@@ -149,3 +149,38 @@ def cases(row: Row) -> list[SoftmaxCase]:
             if form[0] in ("rows", "channels", "channels last") or turn == number % len(algorithms):
                 found.append(SoftmaxCase(*form, row.dtypes[0], algorithm, row.op == "softmax_bwd"))
     return found
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+named = made
+
+
+def element(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
+    """An element left out of the sum: of those whose share is a typical one, or of dY the first of each row."""
+    if not request.x.size if isinstance(request, SoftmaxRequest) else not request.y.size:
+        return None
+    if isinstance(request, SoftmaxBwdRequest):
+        values = np.asarray(request.dy).copy()
+        np.moveaxis(values, request.axis, 0)[0] = 0
+        return evaluate(replace(request, dy=changed(request.dy, values)), EXACT)
+    shares = evaluate(replace(request, algorithm=SoftmaxAlgorithm.ACCURATE), EXACT)["out"]
+    lost = np.sort(shares, axis=request.axis)
+    heavy = (lost.cumsum(axis=request.axis) < 0.5).sum(axis=request.axis, keepdims=True)
+    share = np.take_along_axis(lost, np.minimum(heavy, shares.shape[request.axis] - 1), request.axis)
+    if shares.shape[request.axis] < 2 or share.max() < 4 * ROUNDOFF[request.x.dtype][0]:  # the dtype rounds it away
+        return None
+    right = evaluate(request, EXACT)["out"]
+    log = request.algorithm is SoftmaxAlgorithm.LOG
+    return {"out": right - np.log1p(-share) if log else right / (1 - share)}
+
+
+def axis(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
+    """Along the axis beside."""
+    first = request.reads[0]
+    rank = len(getattr(request, first).shape)
+    if rank < 2 or not getattr(request, first).size:
+        return None
+    return evaluate(replace(request, axis=(request.axis + 1) % rank), EXACT)
+
+
+MUTATIONS = {"one element left out": element, "another axis": axis}

@@ -24,7 +24,7 @@ from dispatch.libraries.cudnn.lower import lower
 from dispatch.row_check import cases_of
 
 HOME = dp.device("host")
-ROOMS = ("conv", "sdpa", "norm", "reduction")
+FAMILIES = ("conv", "sdpa", "norm", "reduction")
 FEW = sys.argv[2:] == ["few"]
 
 
@@ -57,11 +57,14 @@ def check(target):
         if (
             row.min_arch == HOST
             or row.function != "cudnnBackendExecute"
-            or name not in ROOMS
+            or name not in FAMILIES
             or (FEW and row.dtypes[0] not in (BF16, I8))
         ):
             continue
-        describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{room}") for room in ("graph", "cudnn"))
+        family = importlib.import_module(f"dispatch.ops.{name}")
+        describe, cudnn = family, family
+        if name != "reduction":  # which is one file
+            describe, cudnn = (importlib.import_module(f"dispatch.ops.{name}.{part}") for part in ("graph", "cudnn"))
         for case, request in requests_of(row):
             policy = cudnn.policy_of(request, row)
             words = [word for graph in describe.graphs(request) if (word := refusal(graph, target, policy))]

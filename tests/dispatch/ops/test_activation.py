@@ -10,9 +10,15 @@ import dispatch
 from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
-from dispatch.ops.activation import ActivationBwdRequest, ActivationMode, ActivationRequest, activation, activation_bwd
+from dispatch.ops.activation import (
+    ActivationBwdRequest,
+    ActivationMode,
+    ActivationRequest,
+    activation,
+    activation_bwd,
+    reference,
+)
 from dispatch.ops.activation.cases import cases
-from dispatch.ops.activation.reference import reference
 from dispatch.row_check import check_row
 
 ROWS = [row for row in TABLE if row.op.startswith("activation") and row.on(HOST)]
@@ -45,7 +51,7 @@ def test_as_plain_python_computes_it(mode, dev, rng):
     x, coef = rng.standard_normal((5, 7)) * 3, COEF.get(mode, 1.0)
     expected = [[PLAIN[mode](value, coef) for value in row] for row in x.tolist()]
     np.testing.assert_allclose(activation(dev.array(x), mode=mode, coef=coef).numpy(), expected, rtol=1e-13, atol=1e-15)
-    held = reference(ActivationRequest(dev.array(x), mode, coef))["out"]
+    held = reference(ActivationRequest(dev.array(x), mode=mode, coef=coef))["out"]
     np.testing.assert_allclose(held, expected, rtol=1e-13, atol=1e-15)
 
 
@@ -92,8 +98,8 @@ def test_the_gradient_wants_one_shape_and_one_layout(dev):
 
 
 def test_a_request_describes_itself_in_one_line(dev):
-    text = ActivationRequest(dev.zeros((3, 4)), M.SWISH, 1.5).describe()
-    assert text == "activation_fwd(x f32[3, 4], mode=SWISH, coef=1.5)"
+    text = ActivationRequest(dev.zeros((3, 4)), mode=M.SWISH, coef=1.5).describe()
+    assert text == "activation(x f32[3, 4], mode=SWISH, coef=1.5)"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -106,7 +106,14 @@ def test_what_is_fused_is_applied_in_the_documented_order(host, rng):
     x, w = rng.standard_normal((2, 3, 5, 5)), rng.standard_normal((4, 3, 3, 3))
     bias, z = rng.standard_normal(4), rng.standard_normal((2, 4, 3, 3))
     affine = 0.5 * by_loops(x, w, STEPS[0]) - 2 * z + bias[:, None, None]
-    request = ConvFwdRequest(*map(host.array, (x, w, bias, z)), alpha=0.5, beta=-2.0, activation=Activation.RELU_FWD)
+    request = ConvFwdRequest(
+        *(host.array(x), host.array(w)),
+        bias=host.array(bias),
+        z=host.array(z),
+        alpha=0.5,
+        beta=-2.0,
+        activation=Activation.RELU_FWD,
+    )
     assert np.allclose(reference(request)["out"], np.maximum(affine, 0))
 
 
@@ -122,11 +129,11 @@ def test_an_i8_convolution_is_summed_exactly_then_scaled_as_f32_and_rounded_once
         assert (expected == 127).any()
     lasting = [place(host, array, (0, 2, 3, 1)).view for array in (x, w, z)]
     choices = {"alpha": 1.3, "beta": 0.5, "activation": Activation.RELU_FWD, "out_dtype": result}
-    request = ConvFwdRequest(*lasting[:2], host.array(bias), lasting[2], **choices)
+    request = ConvFwdRequest(*lasting[:2], bias=host.array(bias), z=lasting[2], **choices)
     assert select(request, Arch(90)).variant == "fused"
     assert np.allclose(dp.run(request).numpy(), expected, atol=0 if result == "i8" else 1e-4)
     with pytest.raises(NoRow, match="dense with channels last"):
-        select(ConvFwdRequest(host.array(x), host.array(w), host.array(bias)), Arch(90))
+        select(ConvFwdRequest(host.array(x), host.array(w), bias=host.array(bias)), Arch(90))
 
 
 def test_the_transposed_convolution_takes_the_forward_back_to_its_extents(host, rng):
@@ -231,15 +238,15 @@ def test_tf32_only_where_it_is_asked_for(host):
 
 def test_what_cudnn_fuses_in_one_layout_alone_is_refused_in_the_other(host):
     x, w, bias = host.zeros((2, 8, 5, 5), "f16"), host.zeros((4, 8, 3, 3), "f16"), host.zeros((4,), "f16")
-    select(ConvFwdRequest(x, w, bias, activation=Activation.RELU_FWD), Arch(90))
+    select(ConvFwdRequest(x, w, bias=bias, activation=Activation.RELU_FWD), Arch(90))
     with pytest.raises(NoRow, match="channels last for bias \\+ GELU_FWD"):
-        select(ConvFwdRequest(x, w, bias, activation=Activation.GELU_FWD), Arch(90))
+        select(ConvFwdRequest(x, w, bias=bias, activation=Activation.GELU_FWD), Arch(90))
 
 
 def test_a_request_that_adds_to_its_result_is_not_repeatable(host):
     dy, x, dw = host.zeros((1, 4, 3, 3)), host.zeros((1, 2, 5, 5)), host.zeros((4, 2, 3, 3))
-    assert ConvBwdFilterRequest(dy, x, dw).repeatable
-    assert not ConvBwdFilterRequest(dy, x, dw, beta=1.0).repeatable
+    assert ConvBwdFilterRequest(dy, x, out=dw).repeatable
+    assert not ConvBwdFilterRequest(dy, x, out=dw, beta=1.0).repeatable
 
 
 def test_a_tanh_that_gives_nan_is_not_fused(host):
@@ -249,12 +256,12 @@ def test_a_tanh_that_gives_nan_is_not_fused(host):
         x, w = host.zeros((2, 9, 9, 16), dtype), host.zeros((8, 3, 3, 16), dtype)
         x, w = (t.transpose(0, 3, 1, 2) if last else t for t in (x, w if last else host.zeros((8, 9, 3, 3), dtype)))
         for arch in (HOST, Arch(90)):
-            request = ConvFwdRequest(x, w, host.zeros(8, dtype), **tanh)
+            request = ConvFwdRequest(x, w, bias=host.zeros(8, dtype), **tanh)
             if taken:
                 select(request, arch)
                 continue
             with pytest.raises(NoRow, match="for TANH_FWD"):
                 select(request, arch)
-            select(ConvFwdRequest(x, w, host.zeros(8, dtype), activation=Activation.SIGMOID_FWD), arch)
+            select(ConvFwdRequest(x, w, bias=host.zeros(8, dtype), activation=Activation.SIGMOID_FWD), arch)
     x, w = (host.zeros(shape, "f32").transpose(0, 3, 1, 2) for shape in ((2, 9, 9, 16), (8, 3, 3, 16)))
-    select(ConvFwdRequest(x, w, host.zeros(8, "f32"), compute=Compute.COMPUTE_32F_FAST_TF32, **tanh), Arch(90))
+    select(ConvFwdRequest(x, w, bias=host.zeros(8, "f32"), compute=Compute.COMPUTE_32F_FAST_TF32, **tanh), Arch(90))

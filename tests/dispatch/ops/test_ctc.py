@@ -10,9 +10,8 @@ import dispatch
 from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
-from dispatch.ops.ctc import CtcRequest, ctc_loss
+from dispatch.ops.ctc import CtcRequest, ctc_loss, reference
 from dispatch.ops.ctc.cases import cases
-from dispatch.ops.ctc.reference import reference
 from dispatch.row_check import check_row
 
 ROWS = [row for row in TABLE if row.op == "ctc_loss" and row.on(HOST)]

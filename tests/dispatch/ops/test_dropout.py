@@ -14,9 +14,9 @@ from dispatch.ops.dropout import (
     dropout,
     dropout_bwd,
     dropout_states,
+    reference,
 )
 from dispatch.ops.dropout.cases import cases
-from dispatch.ops.dropout.reference import reference
 from dispatch.row_check import check_row
 from dispatch.testing.check import Mismatch
 
@@ -104,7 +104,7 @@ REFUSED = [  # what is asked with x and a state, the operand that is named, what
     (lambda x, _: DropoutRequest(x, x),                     "states",  "f32[40]",  "u8[16]"),
     (DropoutBwdRequest,             "reserve", "u8[16]",   "u8[8]"),
     (lambda x, _: DropoutStatesRequest(x.device, -1),       "seed",    "-1",       "from 0"),
-    (lambda x, s: DropoutStatesRequest(x.device, 1, s[1:]), "out",     "u8[15]",   "u8[16]"),
+    (lambda x, s: DropoutStatesRequest(x.device, 1, out=s[1:]), "out",     "u8[15]",   "u8[16]"),
 ]
 # fmt: on
 
@@ -126,7 +126,7 @@ def test_states_and_masks_stand_at_addresses_that_their_words_have(dev):
         lambda: DropoutRequest(x, memory[1:]),
         lambda: DropoutRequest(x, states, reserve=memory[1:9]),
         lambda: DropoutBwdRequest(x, memory[1:9]),
-        lambda: DropoutStatesRequest(dev, 1, memory[1:]),
+        lambda: DropoutStatesRequest(dev, 1, out=memory[1:]),
     ):
         with pytest.raises(BadRequest, match="an address at a multiple of 1 bytes; expected one of"):
             ask()
@@ -145,7 +145,7 @@ def test_tensors_without_elements_have_a_row(shape, dev):
 
 
 def test_a_case_notices_a_mask_of_another_share_and_a_wrong_scale(dev, rng):
-    row = next(row for row in ROWS if row.op == "dropout_fwd" and row.dtypes == (F32, F32))
+    row = next(row for row in ROWS if row.op == "dropout" and row.dtypes == (F32, F32))
     trial = next(case for case in cases(row) if case.name == "large").trial(dev, rng)
     y, reserve = dispatch.run(trial.request)
     trial.check((y, reserve))

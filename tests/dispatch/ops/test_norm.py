@@ -257,7 +257,9 @@ def test_steps_of_axes_of_one_element_mean_nothing(training, last, host, rng):
 
 def test_pixels_lie_with_their_channels_last_whatever_their_steps_say(host, rng):
     one, x = host.array(np.ones(8), "f32"), rng.standard_normal((4, 8, 1, 1))
-    request = NormFwdRequest(host.array(x, "f32"), one, one, one, one, mode=NormMode.BATCH_NORM)
+    request = NormFwdRequest(
+        host.array(x, "f32"), one, one, running_mean=one, running_var=one, mode=NormMode.BATCH_NORM
+    )
     assert np.allclose(dp.run(request).numpy(), (x - 1) / np.sqrt(1 + 1e-5) + 1, atol=1e-5)
     assert all(wire.strides == (8, 1, 8, 8) for wire in describe(request).graph.wires if wire.dims == (4, 8, 1, 1))
 
@@ -267,8 +269,9 @@ def test_an_image_of_one_axis_of_one_pixel_is_described_as_a_matrix(training, ho
     """Both lie with their channels last: strides of (C, 1, 1, C) would be those of no dense image."""
     graphs = []
     for shape in ((16, 8), (16, 8, 1)):
-        parameters = [host.zeros((8,), "f32") for _ in range(4)]
-        request = NormFwdRequest(host.zeros(shape, "f16"), *parameters, mode=NormMode.BATCH_NORM, training=training)
+        names = ("scale", "bias", "running_mean", "running_var")
+        given = {name: host.zeros((8,), "f32") for name in names}
+        request = NormFwdRequest(host.zeros(shape, "f16"), mode=NormMode.BATCH_NORM, training=training, **given)
         graphs.append(describe(request).graph)
     assert graphs[0] == graphs[1]
     assert {wire.strides for wire in graphs[1].wires if wire.dims == (16, 8, 1, 1)} == {(8, 1, 8, 8)}

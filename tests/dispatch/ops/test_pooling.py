@@ -10,9 +10,8 @@ import dispatch
 from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch
-from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, pooling, pooling_bwd
+from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, pooling, pooling_bwd, reference
 from dispatch.ops.pooling.cases import cases
-from dispatch.ops.pooling.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
@@ -60,7 +59,7 @@ def test_as_loops_compute_it(shape, window, stride, padding, mode, dev, rng):
     expected = looped(x, window, stride, padding, mode)
     got = pooling(dev.array(x), window, mode=mode, stride=stride, padding=padding)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-14, atol=1e-15)
-    held = reference(PoolingRequest(dev.array(x), window, mode, stride, padding))["out"]
+    held = reference(PoolingRequest(dev.array(x), window, mode=mode, stride=stride, padding=padding))["out"]
     np.testing.assert_allclose(held, expected, rtol=1e-14, atol=1e-15)
 
 

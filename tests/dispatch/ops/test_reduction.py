@@ -10,11 +10,8 @@ from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST, U32, Arch
 from dispatch.libraries.cudnn.reference import evaluate
-from dispatch.ops.reduction import ReduceOp, ReduceRequest, reduce
+from dispatch.ops.reduction import ReduceOp, ReduceRequest, axes_of, describe, reduce, reference, shrinks
 from dispatch.ops.reduction.cases import cases
-from dispatch.ops.reduction.graph import describe
-from dispatch.ops.reduction.reference import reference
-from dispatch.ops.reduction.rules import axes_of, shrinks
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
@@ -66,9 +63,9 @@ def test_as_plain_python_computes_it(axes, op, dev, rng):
     x = rng.standard_normal((2, 3, 4, 5))
     x[0, 0, 0, 0] = 0
     expected = looped(x, axes, PLAIN[op])
-    got = reduce(dev.array(x), axes, op=op)
+    got = reduce(dev.array(x), axes, reduce=op)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12, atol=1e-13)
-    held = reference(ReduceRequest(dev.array(x), axes, op))["out"]
+    held = reference(ReduceRequest(dev.array(x), axes, reduce=op))["out"]
     np.testing.assert_allclose(held, expected, rtol=1e-12, atol=1e-13)
 
 
@@ -76,7 +73,7 @@ def test_as_plain_python_computes_it(axes, op, dev, rng):
 def test_places_count_the_reduced_axes_in_row_major_order(op, dev, rng):
     x = rng.standard_normal((2, 3, 4))
     chosen = {R.MIN: min, R.MAX: max, R.AMAX: lambda v: max(v, key=abs)}[op]
-    values, places = reduce(dev.array(x), (0, 2), op=op, indices=True)
+    values, places = reduce(dev.array(x), (0, 2), reduce=op, indices=True)
     assert places.dtype is U32
     np.testing.assert_array_equal(places.numpy(), looped(x, (0, 2), lambda v: v.index(chosen(v))))
     np.testing.assert_array_equal(values.numpy(), looped(x, (0, 2), PLAIN[op]))
@@ -143,7 +140,7 @@ def test_axes_are_merged_but_never_across_what_is_kept(dev):
 )
 def test_the_graph_of_sums_computes_them(shape, axes, op, dev, rng):
     x = rng.standard_normal(shape).astype(np.float32)
-    request = ReduceRequest(dev.array(x), axes, op)
+    request = ReduceRequest(dev.array(x), axes, reduce=op)
     graph, places = describe(request)
     (x_uid,) = (uid for uid, place in places.items() if place == 0)
     dims = graph.wire(x_uid).dims
@@ -155,9 +152,18 @@ def test_the_graph_of_sums_computes_them(shape, axes, op, dev, rng):
 
 def test_sums_of_rows_and_columns_go_by_a_graph_and_the_rest_by_the_older_call(dev):
     x, image = dev.zeros((8, 6)), dev.zeros((2, 3, 5, 4))
-    for request in (ReduceRequest(x, 0), ReduceRequest(x, 1, R.AVG), ReduceRequest(image, (0, 1, 2), R.NORM1)):
+    for request in (
+        ReduceRequest(x, 0),
+        ReduceRequest(x, 1, reduce=R.AVG),
+        ReduceRequest(image, (0, 1, 2), reduce=R.NORM1),
+    ):
         assert select(request, Arch(90)).function == "cudnnBackendExecute"
-    others = [ReduceRequest(x, 0, R.MAX), ReduceRequest(x), ReduceRequest(image, (1, 2)), ReduceRequest(x[:, :4], 1)]
+    others = [
+        ReduceRequest(x, 0, reduce=R.MAX),
+        ReduceRequest(x),
+        ReduceRequest(image, (1, 2)),
+        ReduceRequest(x[:, :4], 1),
+    ]
     for request in others:
         assert select(request, Arch(90)).function == "cudnnReduceTensor"
     assert select(ReduceRequest(x, 0), Arch(75)).function == "cudnnReduceTensor"
@@ -169,7 +175,11 @@ def test_extremes_of_what_is_not_finite(dtype, dev):
     top = float(np.finfo(np.float64 if dtype == "f64" else np.float32).max)
     rows = dev.array(np.array([[-np.inf] * 3, [np.inf] * 3, [1, np.nan, np.inf], [-np.inf, 2, 3]]), dtype)
     wide = dtype if dtype == "f64" else "f32"
-    largest = reduce(rows, 1, op=R.MAX, out_dtype=wide).numpy()
+    largest = reduce(rows, 1, reduce=R.MAX, out_dtype=wide).numpy()
     np.testing.assert_array_equal(largest, [-top, np.inf, np.nan, 3])
-    np.testing.assert_array_equal(reduce(rows, 1, op=R.MIN, out_dtype=wide).numpy(), [-np.inf, top, np.nan, -np.inf])
-    np.testing.assert_array_equal(reduce(rows, 1, op=R.AMAX, out_dtype=wide).numpy(), [np.inf, np.inf, np.nan, np.inf])
+    np.testing.assert_array_equal(
+        reduce(rows, 1, reduce=R.MIN, out_dtype=wide).numpy(), [-np.inf, top, np.nan, -np.inf]
+    )
+    np.testing.assert_array_equal(
+        reduce(rows, 1, reduce=R.AMAX, out_dtype=wide).numpy(), [np.inf, np.inf, np.nan, np.inf]
+    )

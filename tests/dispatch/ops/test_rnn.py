@@ -20,10 +20,10 @@ from dispatch.ops.rnn import (
     rnn_bwd_data,
     rnn_bwd_weights,
     unpack_weights,
-    weight_shapes,
 )
 from dispatch.ops.rnn.cases import cases
 from dispatch.ops.rnn.mutations import PASSES, named
+from dispatch.ops.rnn.weights import weight_shapes
 from dispatch.row_check import check_row
 from dispatch.testing.roundoff import as_on_a_gpu
 

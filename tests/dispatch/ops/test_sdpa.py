@@ -81,7 +81,7 @@ def test_the_forward_is_its_definition(masks, host, rng):
     def sees(row, column):
         return column <= row + shift + right and column > row + shift - left
 
-    request = SdpaFwdRequest(*map(host.array, (q, k, v, bias)), scale=0.3, stats=True, **masks)
+    request = SdpaFwdRequest(*map(host.array, (q, k, v)), bias=host.array(bias), scale=0.3, stats=True, **masks)
     found = reference(request)
     wide = np.broadcast_to(bias.astype(float), (2, 4, 5, 7))
     out, stats = by_loops(*(a.astype(float) for a in (q, k, v)), 0.3, sees, wide)
@@ -191,7 +191,7 @@ def test_masks_that_engines_get_wrong_are_refused(host):
     with pytest.raises(NoRow, match="multiple of 8"):
         select(SdpaFwdRequest(odd, odd, odd), Arch(90))
     with pytest.raises(NoRow, match="TOP_LEFT with a bias"):
-        select(SdpaFwdRequest(q, q, q, bias, right_bound=0, diagonal=Diagonal.BOTTOM_RIGHT), Arch(90))
+        select(SdpaFwdRequest(q, q, q, bias=bias, right_bound=0, diagonal=Diagonal.BOTTOM_RIGHT), Arch(90))
 
 
 def test_a_version_that_gets_gradients_wrong_is_refused(host):

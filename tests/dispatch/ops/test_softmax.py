@@ -8,10 +8,17 @@ import dispatch
 from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F32, HOST, Arch
-from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, softmax, softmax_bwd
+from dispatch.ops.softmax import (
+    SoftmaxAlgorithm,
+    SoftmaxBwdRequest,
+    SoftmaxRequest,
+    axes_of,
+    four_axes,
+    reference,
+    softmax,
+    softmax_bwd,
+)
 from dispatch.ops.softmax.cases import cases
-from dispatch.ops.softmax.reference import reference
-from dispatch.ops.softmax.rules import axes_of, four_axes
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 from dispatch.testing.check import Mismatch
@@ -37,7 +44,7 @@ def test_as_scipy_computes_it(axis, dev, rng):
         expected = scipy.special.log_softmax(x, axis) if algorithm is LOG else scipy.special.softmax(x, axis)
         got = softmax(dev.array(x), axis=axis, algorithm=algorithm)
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-13, atol=1e-14)
-        held = reference(SoftmaxRequest(dev.array(x), axis, algorithm))["out"]
+        held = reference(SoftmaxRequest(dev.array(x), axis=axis, algorithm=algorithm))["out"]
         np.testing.assert_allclose(held, expected, rtol=1e-13, atol=1e-14)
 
 
@@ -149,8 +156,8 @@ def test_half_precision_is_rounded_once(dev, rng):
 def test_operands_that_do_not_lie_alike_are_refused(arch, dev):
     """cuDNN takes them, and goes by the strides of one of them, or ends in an error of its own."""
     dense, turned = dev.zeros((6, 10), "f32"), dev.zeros((10, 6), "f32").T
-    select(SoftmaxRequest(turned, 0), arch)  # the output is made as x lies
-    select(SoftmaxRequest(turned, 0, out=dev.zeros((10, 6), "f32").T), arch)
+    select(SoftmaxRequest(turned, axis=0), arch)  # the output is made as x lies
+    select(SoftmaxRequest(turned, axis=0, out=dev.zeros((10, 6), "f32").T), arch)
     select(SoftmaxBwdRequest(turned, dev.zeros((10, 6), "f32").T), arch)
     for request in (SoftmaxRequest(turned, out=dense), SoftmaxRequest(dense, out=turned)):
         with pytest.raises(NoRow, match="needs out with the strides of x"):

@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.activation import ActivationMode, activation, activation_bwd
 from dispatch.ops.activation.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op in ("activation_fwd", "activation_bwd") and row.min_arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op in ("activation", "activation_bwd") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 M = ActivationMode
 

@@ -46,7 +46,7 @@ def test_losses_and_gradients_are_those_of_torch(gpu, rng):
 def test_a_replay_reads_the_labels_that_are_there_then(gpu, rng):
     torch = pytest.importorskip("torch")
     _, given = operands(gpu, rng, [1, 1, 1], [2, 1], [12, 12])
-    request = CtcRequest(*given, 2, True, True, gpu.empty((2,)), gpu.empty((12, 2, 6)))
+    request = CtcRequest(*given, max_label_length=2, out=gpu.empty((2,)), gradient=gpu.empty((12, 2, 6)))
     for labels in ([1, 2, 3], [4, 4, 5], [3, 1, 2], [5, 2, 2]):
         logits = rng.standard_normal((12, 2, 6)).astype(np.float32)
         given[0].copy_from(logits)

@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.dropout import DropoutRequest, dropout, dropout_bwd, dropout_states
 from dispatch.ops.dropout.cases import cases
 
-OPS = ("dropout_states", "dropout_fwd", "dropout_bwd")
+OPS = ("dropout_states", "dropout", "dropout_bwd")
 ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
@@ -21,7 +21,7 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, try_row):
 def drawn(gpu, seed, count):
     """The masks of so many passes from a seed, of which the later ones are replayed."""
     states, x = dropout_states(gpu, seed), gpu.array(np.ones(4099, np.float32))
-    request = DropoutRequest(x, states, 0.5, gpu.empty((4099,)), gpu.empty((516,), "u8"))
+    request = DropoutRequest(x, states, 0.5, out=gpu.empty((4099,)), reserve=gpu.empty((516,), "u8"))
     return [dispatch.run(request)[0].numpy() != 0 for _ in range(count)]
 
 

@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.pooling import PoolingMode, pooling, pooling_bwd
 from dispatch.ops.pooling.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op in ("pooling_fwd", "pooling_bwd") and row.min_arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op in ("pooling", "pooling_bwd") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 M = PoolingMode
 

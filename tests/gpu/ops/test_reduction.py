@@ -24,7 +24,9 @@ def test_sums_and_extremes_are_those_of_torch(axes, rng):
     ours, over = dispatch.from_dlpack(x), tuple(range(4)) if axes is None else axes
     for op, theirs in ((ReduceOp.ADD, torch.sum), (ReduceOp.MAX, torch.amax), (ReduceOp.AVG, torch.mean)):
         expected = theirs(x, dim=over, keepdim=True).cpu().numpy()
-        np.testing.assert_allclose(reduce(ours, axes, op=op, keepdims=True).numpy(), expected, rtol=1e-12, atol=1e-11)
+        np.testing.assert_allclose(
+            reduce(ours, axes, reduce=op, keepdims=True).numpy(), expected, rtol=1e-12, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -45,11 +47,11 @@ def test_sums_of_rows_and_columns_start_from_zero_each_time(shape, axis, dtype, 
 def test_of_equal_elements_the_first_has_the_place(op, gpu):
     x = gpu.array(np.array([[3, 1, 3, 1], [2, 2, 2, 2]], np.float32))
     least = op is ReduceOp.MIN
-    values, places = reduce(x, 1, op=op, indices=True)
+    values, places = reduce(x, 1, reduce=op, indices=True)
     assert values.numpy().tolist() == [1 if least else 3, 2]
     assert places.numpy().tolist() == [1 if least else 0, 0]
 
 
 @pytest.mark.parametrize("op", list(ReduceOp))
 def test_a_nan_is_passed_on(op, gpu):
-    assert np.isnan(reduce(gpu.array(np.array([1, np.nan, 3], np.float32)), op=op).item())
+    assert np.isnan(reduce(gpu.array(np.array([1, np.nan, 3], np.float32)), reduce=op).item())

@@ -18,11 +18,11 @@ from dispatch.ops.rnn import (
     rnn_bwd_data,
     rnn_bwd_weights,
     unpack_weights,
-    weight_shapes,
 )
 from dispatch.ops.rnn.cases import cases
+from dispatch.ops.rnn.weights import weight_shapes
 
-OPS = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")
+OPS = ("rnn", "rnn_bwd_data", "rnn_bwd_weights")
 ROWS = [row for row in dispatch.TABLE if row.op in OPS and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 M = RnnMode

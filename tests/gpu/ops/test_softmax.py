@@ -8,7 +8,7 @@ from dispatch.keys import HOST
 from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxRequest, softmax, softmax_bwd
 from dispatch.ops.softmax.cases import cases
 
-ROWS = [row for row in dispatch.TABLE if row.op in ("softmax_fwd", "softmax_bwd") and row.min_arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op in ("softmax", "softmax_bwd") and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

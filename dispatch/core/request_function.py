@@ -1,0 +1,92 @@
+"""The function of a request class: it makes a request and runs it, with the class's own parameters."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+
+from dispatch.core.request import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Request
+
+__all__ = ["request_function"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ENDING = """\
+It is enqueued on the current stream of the calling thread, and nothing is waited for. An output that is left out is
+allocated. Raises BadRequest for arguments that do not fit, NoRow where no library takes the request, StaleTensor for
+tensors of a closed device, DeviceFault on a lost one."""
+
+
+def request_function(
+    request_class: Callable[P, Request[R]], name: str, call: Callable[..., Any] | None = None
+) -> Callable[P, R]:
+    """The request function of a class: its parameters, defaults, types and documentation are the class's.
+
+    `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request.
+    """
+    kind: Any = request_class
+    function: Any = _made(kind, name) if call is None else call
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = kind.__module__
+    function.__annotations__ = {field.name: field.type for field in fields(kind)} | {"return": _result(kind)}
+    function.__doc__ = _documentation(kind)
+    return cast("Callable[P, R]", function)
+
+
+def _made(kind: Any, name: str) -> Any:
+    """`def name(parameters of the class): return run(kind(those))`, compiled, as `dataclass` makes its `__init__`."""
+    given = fields(kind)
+    if any(field.default_factory is not MISSING for field in given):
+        raise TypeError(f"{kind.__name__}: a default of a request is a value, not a factory")
+    parameters, passed = [], []
+    for field in sorted(given, key=lambda field: bool(field.kw_only)):
+        if field.kw_only and "*" not in parameters:
+            parameters.append("*")
+        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
+        passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
+    scope = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
+    exec(f"def {name}({', '.join(parameters)}):\n    return _run(_kind({', '.join(passed)}))", scope)
+    return scope[name]
+
+
+def _documentation(kind: Any) -> str:
+    """That of a class; what it does not say of its fields, the classes say that it derives from."""
+    text, entries, rest = _sections(kind)
+    missing = {field.name for field in fields(kind)} - _named(entries)
+    for parent in kind.__mro__[1:]:
+        prose, found, _ = _sections(parent)
+        taken = [entry for entry in re.split(r"\n(?=    \w)", found) if _named(entry) & missing]
+        if taken:
+            entries, missing = "\n".join([entries, *taken]), missing - _named(found)
+            rest = "\n\n".join(part for part in (rest, prose.partition("\n\n")[2]) if part)
+    return "\n\n".join(part for part in (text, f"Args:\n{entries}", rest, ENDING) if part)
+
+
+def _sections(kind: Any) -> tuple[str, str, str]:
+    """A class's documentation before its Attributes, these, and what comes behind them."""
+    text, _, behind = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    entries, _, rest = behind.partition("\n\n")
+    return text.rstrip(), entries.rstrip(), rest.rstrip()
+
+
+def _named(entries: str) -> set[str]:
+    """The fields that the entries of an Attributes section are about."""
+    return {name for names in re.findall(r"(?m)^    (\w[\w, ]*):", entries) for name in names.split(", ")}
+
+
+def _result(kind: Any) -> Any:
+    """The R of the Request[R] that a class derives from."""
+    for parent in kind.__mro__:
+        for base in parent.__dict__.get("__orig_bases__", ()):
+            for argument in get_args(base):
+                if not isinstance(argument, TypeVar):
+                    return getattr(argument, "__forward_arg__", argument)
+    return Any
