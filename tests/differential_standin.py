@@ -26,7 +26,7 @@ from dispatch.device.stream import Stream
 from dispatch.errors import Refused
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import Arch, Dtype
-from dispatch.ops.matmul import cublaslt
+from dispatch.ops.matmul import cublaslt, empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -325,5 +325,5 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
     patch(cublaslt, "heuristic", heuristic)
     patch(cublaslt, "handle_of", lambda _: None)
     patch(cublaslt, "_bare_matmul", lambda: product)
-    for room in (cublaslt, refit, cuda_executor):
-        patch(room, "driver", DRIVER)
+    for module in (empty, refit, cuda_executor):
+        patch(module, "driver", DRIVER)
