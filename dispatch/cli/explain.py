@@ -1,20 +1,25 @@
 """`python -m dispatch explain OP …`: the row that a request would take, purely from the table, or why none takes it.
 
-The request is a real one over memory of the host that nothing reads, so it is checked as any other is; what the command
-line leaves open (the order of a and b, the dtypes of bias and aux) is filled in as the rows want it. Only the installed
-library's version is asked of the machine, and that needs no GPU.
+The request is a real one over memory of the host that nothing reads, so it is checked as any other is. Every field of
+the op's request class is a flag; what the command line leaves open, such as the order of operands, is filled in as the
+rows want it. Only the installed library's version is asked of the machine, and that needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
-from dispatch.cli.probe import Probe, probes
+from dispatch.cli.operands import Call
+from dispatch.cli.probe import ask, ask_columns, request_class
+from dispatch.cli.request_flags import ORDERS, Spec, add_flags, given_fields, reader
 from dispatch.cli.table import architecture, describe, rule_text, version_text
-from dispatch.errors import NEAREST, NoRow
-from dispatch.keys import Compute, Dtype, Epilogue, ScaleMode
+from dispatch.device.registry import device
+from dispatch.device.tensor import Tensor
+from dispatch.errors import NEAREST, BadRequest, NoRow
+from dispatch.keys import Compute, Dtype, Epilogue
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
@@ -25,89 +30,79 @@ __all__ = ["add_arguments", "installed", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `explain`."""
-    names, dtypes = ", ".join(Epilogue.__members__), ", ".join(Dtype.by_name)
-    parser.add_argument("op", choices=TABLE.ops, help="the op")
-    parser.add_argument("--dtype", type=_dtype, required=True, help=f"of the first operand: {dtypes}")
-    parser.add_argument("--b-dtype", type=_dtype, help="of the second operand (default: that of the first)")
-    parser.add_argument("--c-dtype", type=_dtype, help="add a C of this dtype (default: none)")
-    parser.add_argument("--out-dtype", type=_dtype, help="of the result (default: what the operands lead to)")
-    parser.add_argument("--bias-dtype", type=_dtype, help="of the bias, if any (default: what the row wants)")
-    parser.add_argument("--aux-dtype", type=_dtype, help="of the input of GELU, if any (default: what the row wants)")
-    parser.add_argument("--epilogue", type=_member(Epilogue), default=Epilogue.NONE, help=f"{names} (default: NONE)")
+    """The options of `explain`: an op, and those of its requests."""
+    ops = parser.add_subparsers(dest="op", required=True, metavar="OP")
+    for op in TABLE.ops:
+        _add_op(ops.add_parser(op, help=", ".join(dict.fromkeys(row.library for row in TABLE.of(op)))), op)
+
+
+def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
+    kind = request_class(op)
+    parser.set_defaults(kind=kind)
+    operand: Any = reader("", Tensor)
+    names = ", ".join(Dtype.by_name)
+    if kind is None:  # the op of a row of the user's, of which the table knows the columns alone
+        parser.add_argument("--dtype", type=_typed(reader("dtype", Any)), action="append", required=True, help=names)
+        parser.add_argument("--compute", type=_typed(reader("", Compute)), help=", ".join(Compute.__members__))
+        parser.add_argument(
+            "--epilogue", type=_typed(reader("", Epilogue)), default=Epilogue.NONE, help="default: NONE"
+        )
+    else:
+        add_flags(parser, kind)
+        parser.add_argument(
+            "--dtype", type=_typed(reader("dtype", Any)), help=f"of operands that have no other: {names}"
+        )
+        parser.add_argument(
+            "--shape", type=_typed(operand), action="append", default=[], metavar="8x64[:f16][:rows]",
+            help=f"an operand, in the order of the request's fields; extents, dtype and order ({', '.join(ORDERS)}), "
+            "of which any may be left out; may be repeated",
+        )  # fmt: skip
     parser.add_argument("--arch", type=architecture, help="sm_90, or host (default: this machine's)")
-    parser.add_argument(
-        "--compute", type=_member(Compute), help=f"{', '.join(Compute.__members__)} (default: the row's)"
-    )
-    parser.add_argument(
-        "--scales", type=_modes, default=(None, None), metavar="MODE[,MODE]",
-        help=f"scale mode of a and b, or of both: {', '.join(ScaleMode.__members__)}, none (default: none)",
-    )  # fmt: skip
-    parser.add_argument("--shape", type=_shape, default=(256, 256, 256), metavar="M,N,K", help="default: 256,256,256")
-    parser.add_argument(
-        "--order", choices=("nn", "nt", "tn", "tt"),
-        help="how a and b lie: n for dense rows, t for dense columns (default: as the row wants)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reduced-precision", action="store_true",
-        help="let sums and epilogues round to the result's dtype on the way (matmul)",
-    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="show every refusal")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
-def _dtype(text: str) -> Dtype:
-    try:
-        return Dtype.of(text)
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _member(kind: type[Any]) -> Any:
-    """Read a name of an enum, in any case, and a Compute without its COMPUTE_ too."""
-    names = {short.lower(): name for name in kind.__members__ for short in (name, name.removeprefix("COMPUTE_"))}
+def _typed(each: Any) -> Any:
+    """A reader as argparse wants one."""
 
     def read(text: str) -> Any:
-        if text.lower() in names:
-            return kind[names[text.lower()]]
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(kind.__members__)}")
+        try:
+            return each.read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"got {text!r}; expected {each.expected}") from None
 
     return read
 
 
-def _modes(text: str) -> tuple[ScaleMode | None, ScaleMode | None]:
-    read = _member(ScaleMode)
-    found = [None if part.lower() == "none" else read(part) for part in text.split(",")]
-    if len(found) > 2:
-        raise argparse.ArgumentTypeError(f"{text!r} has more modes than there are operands")
-    return found[0], found[-1]
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write it like 256,256,256") from None
-
-
 def run(options: argparse.Namespace) -> int:
     """Explain one request; 1 where no row takes it."""
-    arch = options.arch
-    if arch is None:
-        from dispatch.device.registry import device
-
-        arch = device().arch
-    refusal: NoRow | None = None
-    for probe in probes(options):
-        row = probe.select(arch)
-        if isinstance(row, NoRow):
-            refusal = refusal or row  # of the likeliest request
-            continue
-        _accept(options, probe, row)
-        return 0
-    if refusal is not None:
+    arch = device().arch if options.arch is None else options.arch
+    refusal: NoRow | None
+    if options.kind is None:
+        row, refusal = ask_columns(options.op, options.dtype, arch, options.compute, options.epilogue)
+        text = f"{options.op}({', '.join(map(str, options.dtype))})"
+    else:
+        row, request, refusal = ask(_call(options), arch)
+        text = "" if request is None else request.describe()
+    if row is not None:
+        _accept(options, text, row)
+    elif refusal is not None:
         _refuse(options, refusal)
-    return 1
+    return 0 if row is not None else 1
+
+
+def _call(options: argparse.Namespace) -> Call:
+    """The request class with what the command line gives."""
+    values = given_fields(options)
+    for field in fields(options.kind):
+        if field.name == "on":  # a device: the host's memory is as good as any
+            values["on"] = device("host")
+    call = Call(options.kind, values, options.dtype)
+    shapes: list[Spec] = options.shape
+    call.shapes(shapes)
+    for name in call.missing():
+        raise BadRequest(f"--{name.replace('_', '-')}", "nothing", call.expected(name))
+    return call
 
 
 def installed(library: str) -> dict[str, str | None]:
@@ -128,10 +123,10 @@ def installed(library: str) -> dict[str, str | None]:
         return {"version": None, "path": None, "problem": str(error)}
 
 
-def _accept(options: argparse.Namespace, probe: Probe, row: Row) -> None:
+def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
     here = installed(row.library)
     if options.json:
-        facts = {"request": probe.text, "row": row.name, **describe(row)}
+        facts = {"request": text, "row": row.name, **describe(row)}
         found = {f"installed_{name}": value for name, value in here.items()}
         print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None})
         return
@@ -147,7 +142,7 @@ def _accept(options: argparse.Namespace, probe: Probe, row: Row) -> None:
         *([("note", row.note)] if row.note else []),
         *([("NaN, inf", row.nonfinite)] if row.nonfinite else []),
     ]
-    say(probe.text)
+    say(text)
     print_aligned(lines, indent="  ")
 
 

@@ -1,144 +1,160 @@
-"""Requests for `explain` to ask the table with: one after the other, until a row takes one.
+"""Requests for `explain` to ask the table with: real ones over memory of the host, in every way that is left open.
 
-Matmul requests are real ones over host memory that nothing reads. For an op that this file does not know, such as a
-user's own, the table's columns are asked without tensors; the rules of its rows, which need them, are left out.
+The command line may leave open how operands lie and which dtype those of an epilogue have. All of that is tried, the
+likeliest first, until a row takes a request. Of an op without a request class, such as one that a user's row brings,
+the table's columns are asked without tensors; the rules of its rows, which need them, are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import product
+import inspect
+from dataclasses import replace
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.request import Signature
+from dispatch.cli.operands import tensor_of
+from dispatch.cli.request_flags import Partial, Spec
+from dispatch.core.request import Request, Signature
 from dispatch.core.row import Row, refusals
-from dispatch.device.registry import device
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import FP8, Arch, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul import MatmulRequest, Scales, aux_shape
-from dispatch.ops.matmul.scales import scale_shape
+from dispatch.ops.graph import GraphRequest
 from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table import select
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
-    from dispatch.device.tensor import Tensor
+    from dispatch.cli.operands import Call
+    from dispatch.keys import Arch, Compute, Dtype, Epilogue
 
-__all__ = ["Probe", "probes"]
+__all__ = ["ask", "ask_columns", "request_class"]
 
-Modes = tuple[ScaleMode | None, ScaleMode | None]
+MOST = 400  # ways that are tried
 
 
-@dataclass(frozen=True)
-class Probe:
-    """One thing to ask the table: a request, or the choices of one."""
+def request_class(op: str) -> type[Any] | None:
+    """The class of an op's requests; None where there is none."""
+    if not TABLE.of(op):  # which imports the op's family
+        return None
+    from dispatch.cli.drawing import Drawing
 
-    text: str
-    request: Any
+    left: list[type[Any]] = [Request]
+    found: list[type[Any]] = []
+    for kind in left:
+        left += kind.__subclasses__()
+        if getattr(kind, "op", None) == op and not inspect.isabstract(kind):
+            found.append(kind)
+    return Drawing if GraphRequest in found else next(iter(found), None)
 
-    def select(self, arch: Arch) -> Row | NoRow:
-        """The row that takes it, or why none does."""
-        if not isinstance(self.request, MatmulRequest):
-            return _by_columns(self, arch)
+
+def ask(call: Call, arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
+    """The first row that takes a request of the command line's, and that request; or the refusal that is nearest.
+
+    Raises BadRequest, which names the flag, where it makes no request at all.
+    """
+    nearest: tuple[tuple[bool, int], NoRow] | None = None
+    wrong: BadRequest | None = None
+    for request in _requests(call):
+        if isinstance(request, BadRequest):
+            wrong = wrong or request
+            continue
         try:
-            return select.select(self.request, arch)
+            return select.select(request, arch), request, None
         except NoRow as refusal:
-            return refusal
+            reasons = refusal.nearest_first[0][1]
+            far = any(reason.kind is Kind.ARCH for reason in reasons), distance(reasons)
+            if nearest is None or far < nearest[0]:
+                nearest = far, refusal
+    if nearest is None:
+        raise wrong if wrong is not None else BadRequest("op", call.kind.op, "an op that has rows")
+    return None, None, nearest[1]
 
 
-def probes(options: argparse.Namespace) -> Iterator[Probe]:
-    """What the command line asks, in every way that it leaves open, the likeliest first."""
-    if options.op != "matmul":
-        text = f"{options.op}({', '.join(d.name for d in (options.dtype, options.b_dtype, options.c_dtype) if d)})"
-        yield Probe(f"{text} {options.epilogue.name}", options)
-        return
-    orders = (options.order,) if options.order else _orders(options.dtype, options.epilogue)
-    for order in orders:
-        blank = _matmul(options, order, Epilogue.NONE)
-        bias, aux = _companions(options, blank.request.d_dtype)
-        for one, other in product(bias, aux):
-            yield _matmul(options, order, options.epilogue, one, other)
+def _requests(call: Call) -> Iterator[Any]:
+    """A request for each way that the command line leaves open, or what is wrong with it."""
+    for way in islice(_ways(call, call.fill()), MOST):
+        yield _request(call, way)
 
 
-def _orders(dtype: Dtype, epilogue: Epilogue) -> tuple[str, ...]:
-    """Orders of a and b, the one first that suits: fp8 units read along k, and BGRADA sums columns of a."""
-    likely = "nt" if dtype in FP8 or dtype.bits == 4 else "tn" if epilogue is Epilogue.BGRADA else "nn"
-    return tuple(dict.fromkeys((likely, "nn", "nt", "tn", "tt")))
+def _request(call: Call, specs: dict[str, Spec]) -> Any:
+    try:
+        return call.kind(**_fields(call, {name: tensor_of(spec) for name, spec in specs.items()}))
+    except BadRequest as error:
+        known = error.operand.partition(".")[0] in call.fields
+        flag = f"--{error.operand.replace('_', '-')}" if known else error.operand
+        return BadRequest(flag, error.given, error.expected, error.hint)
 
 
-def _companions(options: argparse.Namespace, out: Dtype) -> tuple[list[Dtype], list[Dtype]]:
-    """Dtypes that rows of these operands allow for the bias and for the input of GELU."""
-    pair = (options.dtype, options.b_dtype or options.dtype)
-    rows = [row for row in TABLE.of("matmul") if row.dtypes[:2] == pair and row.dtypes[3] is out]
-    found = [list(dict.fromkeys(dtype for row in rows for dtype in row.epilogue_dtypes[place])) for place in range(2)]
-    bias = [options.bias_dtype] if options.bias_dtype else found[0] or [out]
-    aux = [options.aux_dtype] if options.aux_dtype else found[1] or [out]
-    return bias if options.epilogue.adds_bias else bias[:1], aux if options.epilogue.activation == "gelu" else aux[:1]
-
-
-def _matmul(
-    options: argparse.Namespace, order: str, epilogue: Epilogue, bias: Dtype | None = None, aux: Dtype | None = None
-) -> Probe:
-    host = device("host")
-    m, n, k = _sizes(options.shape)
-
-    def matrix(rows: int, columns: int, dtype: Dtype, dense: str) -> Tensor:
-        return host.empty((rows, columns), dtype) if dense == "n" else host.empty((columns, rows), dtype).mT
-
-    fields: dict[str, Any] = {
-        "a": matrix(m, k, options.dtype, order[0]),
-        "b": matrix(k, n, options.b_dtype or options.dtype, order[1]),
-    }
-    if options.c_dtype is not None:
-        fields["c"] = host.empty((m, n), options.c_dtype)
-    if epilogue.adds_bias and bias is not None:
-        fields["bias"] = host.empty((n,), bias)
-    if epilogue.activation and (epilogue.writes_aux or epilogue.is_gradient) and aux is not None:
-        fields["aux"] = _aux(epilogue, (m, n), aux)
-    scales = Scales(**_factors(options.scales, m, n, k))
-    choices = {"compute": options.compute, "out_dtype": options.out_dtype, "scales": scales}
-    request = MatmulRequest(**fields, **choices, epilogue=epilogue, reduced_precision=options.reduced_precision)
-    return Probe(request.describe(), request)
-
-
-def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape) < 0:
-        raise BadRequest("--shape", ",".join(map(str, shape)), "m,n,k, each 0 or more")
-    return shape
-
-
-def _aux(epilogue: Epilogue, shape: tuple[int, int], dtype: Dtype) -> Tensor:
-    wanted, strides = aux_shape(epilogue, shape)
-    whole = device("host").empty((shape[0], strides[0]), "u8" if epilogue.activation == "relu" else dtype)
-    return whole[:, : wanted[1]]
-
-
-def _factors(modes: Modes, m: int, n: int, k: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, mode, lines in zip("ab", modes, (m, n), strict=True):
-        if mode is not None:
-            dtype, shape = scale_shape(mode, lines, k)
-            found[name], found[f"{name}_mode"] = device("host").empty(shape or (1,), dtype), mode
+def _fields(call: Call, tensors: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request, operands within other fields included."""
+    found = {name: _made(name, value, tensors) for name, value in call.values.items()}
+    found |= {name: tensor for name, tensor in tensors.items() if "." not in name}
+    for path, tensor in tensors.items():
+        outer, dot, inner = path.partition(".")
+        if dot and isinstance(call.values.get(outer, {}), dict):
+            found.setdefault(outer, {})[inner] = tensor
     return found
 
 
-def _by_columns(probe: Probe, arch: Arch) -> Row | NoRow:
+def _made(name: str, value: Any, tensors: dict[str, Any]) -> Any:
+    if isinstance(value, Spec):
+        return tensors[name]
+    if isinstance(value, Partial):
+        inner = {key: _made(f"{name}.{key}", part, tensors) for key, part in value.values.items()}
+        inner |= {path.partition(".")[2]: tensor for path, tensor in tensors.items() if path.startswith(f"{name}.")}
+        return value.kind(**inner)
+    if isinstance(value, dict):
+        return {key: _made(f"{name}.{key}", part, tensors) for key, part in value.items()}
+    return value
+
+
+def _ways(call: Call, specs: dict[str, Spec]) -> Iterator[dict[str, Spec]]:
+    """The operands with every order, and every dtype of an epilogue's, that is left open."""
+    free = [name for name in call.required if specs[name].order is None and len(specs[name].shape or ()) > 1]
+    first: Any = specs[call.required[0]].dtype if call.required else None
+    dtypes = {name: dict.fromkeys((specs[name].dtype, *_dtypes(call.kind.op, first))) for name in call.open}
+    for orders in _orders([len(specs[name].shape or ()) for name in free]):
+        for chosen in product(*dtypes.values()):
+            ways = dict(specs)
+            for name, order in zip(free, orders, strict=True):
+                ways[name] = ways[name]._replace(order=order)
+            for name, dtype in zip(dtypes, chosen, strict=True):
+                ways[name] = ways[name]._replace(dtype=dtype)
+            yield ways
+
+
+def _orders(ranks: list[int]) -> Iterator[tuple[str, ...]]:
+    """How operands may lie: all alike, or the first two of them apart."""
+    kinds = ("rows", "columns", "channels_last")
+    pairs = product(kinds[:2], repeat=min(2, len(ranks)))
+    ways = [(kind,) * len(ranks) for kind in kinds] + [(*pair, *("rows",) * (len(ranks) - 2)) for pair in pairs]
+    yield from dict.fromkeys(ways)
+
+
+def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
+    """The dtypes that rows of an op allow beside a first operand's."""
+    for row in TABLE.of(op):
+        if first is None or row.dtypes[0] is first:
+            yield from row.dtypes
+            for allowed in row.epilogue_dtypes:
+                yield from allowed
+
+
+def ask_columns(
+    op: str, given: list[Dtype], arch: Arch, compute: Compute | None, epilogue: Epilogue
+) -> tuple[Row | None, NoRow | None]:
     """Ask the columns of the rows of an op; a dtype that was not given is taken to be the row's."""
-    options = probe.request
-    given = (options.dtype, options.b_dtype, options.c_dtype)
+    text = f"{op}({', '.join(dtype.name for dtype in given)}) {epilogue.name}"
     tried: list[tuple[str, list[Refusal]]] = []
-    for row in TABLE.of(options.op):
-        dtypes = [dtype or wanted for dtype, wanted in zip(given, row.dtypes[:3], strict=False)] + list(row.dtypes[3:])
-        dtypes[-1] = options.out_dtype or (row.dtypes[-1] if len(dtypes) > 1 else dtypes[-1])
-        wanted = Signature(tuple(dtypes), options.compute, options.epilogue, options.scales)
-        bare = replace(row, rules=())  # rules look at tensors
+    for row in TABLE.of(op):
+        dtypes = (*given[: len(row.dtypes)], *row.dtypes[len(given) :])
+        wanted = Signature(dtypes, compute, epilogue, row.scales[0])
+        bare: Any = replace(row, rules=())  # rules look at tensors
         elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
-        reasons = elsewhere or refusals(bare, probe.request, wanted)
+        reasons = elsewhere or refusals(bare, bare, wanted)
         if not reasons:
-            return row
+            return row, None
         tried.append((row.name, reasons))
     nearest = min(tried, key=lambda refused: distance(refused[1]))
-    return NoRow(probe.text, tried, f"{nearest[0]}, which {' and '.join(map(str, nearest[1]))}")
+    return None, NoRow(text, tried, f"{nearest[0]}, which {' and '.join(map(str, nearest[1]))}")

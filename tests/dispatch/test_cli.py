@@ -172,29 +172,6 @@ def test_explain_needs_no_library():
     assert "CUDABIND_CUBLASLT_PATH=/nowhere" in facts["installed_problem"]
 
 
-# fmt: off
-EXPLAINED = {  # options: what the row's name says behind the dtypes of a and b
-    "f32 --arch sm_80":                                                  "→f32 32F sm_80",
-    "f32 --arch sm_90 --compute 32F_FAST_TF32":                          "→f32 32F_FAST_TF32 sm_80",
-    "f32 --arch host --epilogue bgrada":                                 "→f32 32F host",
-    "bf16 --out-dtype f32 --arch sm_90 --epilogue DGELU_BGRAD":          "→f32 32F sm_80",
-    "f8e4m3 --b-dtype f8e5m2 --out-dtype f8e5m2 --arch sm_90":           "+bf16→f8e5m2 32F sm_90",
-    "f8e4m3 --out-dtype f8e4m3 --c-dtype f16 --arch sm_90":              "+f16→f8e4m3 32F sm_90",
-    "f8e4m3 --out-dtype f8e4m3 --arch sm_90 --epilogue GELU_AUX_BIAS":   "+bf16→f8e4m3 32F sm_90",
-    "f8e4m3 --arch sm_90 --scales OUTER_VEC_32F":                        "→bf16 32F OUTER_VEC_32F sm_90",
-    "f8e4m3 --arch sm_90 --scales VEC128_32F,blk128x128_32f":            "→bf16 32F VEC128_32F·BLK128x128_32F sm_90",
-    "f4e2m1 --arch sm_100 --scales VEC16_UE4M3":                         "→bf16 32F VEC16_UE4M3 sm_100",
-    "i8 --arch sm_80 --shape 8,12,16":                                   "→i32 32I sm_80",
-}
-# fmt: on
-
-
-@pytest.mark.parametrize("words", EXPLAINED)
-def test_explain_finds_the_row_whatever_is_left_open(words):
-    facts = told(f"explain matmul --dtype {words} --json")
-    assert f"{EXPLAINED[words]} {facts['library']}" in facts["row"]
-
-
 def test_explain_of_a_refusal_gives_the_nearest_first_and_exits_1():
     words = "explain matmul --dtype f8e4m3 --epilogue BGRADB --arch sm_90"
     done = call(words)
@@ -220,25 +197,6 @@ def test_explain_json_of_a_refusal_has_every_row():
     assert {reason["kind"] for reason in reasons} == {"dtypes", "compute", "epilogue", "scales", "arch", "rule"}
     assert all(reason["text"].startswith("needs dtypes (") for reason in reasons if reason["kind"] == "dtypes")
     assert facts["nearest"].startswith(facts["refusals"][0]["row"])
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("matmul --dtype f7", "'f7' is no dtype"),
-        ("matmul --dtype f32 --epilogue SWISH", "'SWISH' is none of NONE"),
-        ("matmul --dtype f32 --shape 4x4", "expected m,n,k"),
-        ("matmul --dtype f32 --shape a,b,c", "is no shape"),
-        ("matmul --dtype f32 --scales NONE,NONE,NONE", "more modes than there are operands"),
-        ("matmul --dtype f64 --shape 100000000,100000000,100000000", "llocate"),
-        ("softmin --dtype f32", "invalid choice: 'softmin'"),
-    ],
-)
-def test_explain_of_nonsense_is_a_mistake(words, complaint):
-    done = call(f"explain {words} --arch sm_90")
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 OWN_OP = """

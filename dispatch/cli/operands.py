@@ -1,0 +1,300 @@
+"""The operands of a request as the command line gives them, and what it leaves out.
+
+An operand that is left out is like the first one, but where others settle its extents: weights are as many as their
+network has, gradients have the shape of what they are gradients of. `FILL` says so of the classes that have such
+operands; the command line may always say otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from dispatch.cli.request_flags import Partial, Spec, hints, reader
+from dispatch.device.registry import device
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, I32, U8, Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Call", "tensor_of"]
+
+Shape = tuple[int, ...]
+
+
+def tensor_of(spec: Spec) -> Tensor:
+    """Memory of the host that nothing reads, as a spec says; what it leaves open is C order and f32."""
+    host, shape, dtype = device("host"), spec.shape or (), spec.dtype or F32
+    if spec.strides is not None:  # rows of a longer pitch
+        return host.empty((*shape[:-1], spec.strides[-2]), dtype)[..., : shape[-1]]
+    if spec.order == "columns" and len(shape) > 1:
+        return host.empty((*shape[:-2], shape[-1], shape[-2]), dtype).mT
+    if spec.order == "channels_last" and len(shape) > 2:
+        made = host.empty((shape[0], *shape[2:], shape[1]), dtype)
+        return made.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+    return host.empty(shape, dtype)
+
+
+class Call:
+    """A request class and what the command line gives for its fields; `specs` are its operands by name.
+
+    An operand within another field has both names: scales.a.
+    """
+
+    def __init__(self, kind: type[Any], values: dict[str, Any], dtype: Dtype | None) -> None:
+        self.kind, self.values, self.dtype = kind, values, dtype
+        self.fields = {field.name: field for field in fields(kind)}
+        self.specs: dict[str, Spec] = {}
+        for name, value in values.items():
+            self._collect(name, value)
+        found = hints(kind)
+        self.operands = [name for name in self.fields if found[name] in (Tensor, Tensor | None)]
+        self.required = [name for name in self.operands if self.fields[name].default is MISSING]
+        self.open: list[str] = []  # operands whose dtype the rows may choose
+
+    def _collect(self, name: str, value: Any) -> None:
+        if isinstance(value, Spec):
+            self.specs[name] = value
+        elif isinstance(value, Partial):
+            for key, part in value.values.items():
+                self._collect(f"{name}.{key}", part)
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                self._collect(f"{name}.{key}", part)
+
+    def shapes(self, given: list[Spec]) -> None:
+        """Take operands in the order of the class, from --shape."""
+        free = [name for name in self.operands if name not in self.specs]
+        if len(given) > len(free):
+            raise BadRequest("--shape", f"{len(given)} operands", f"{len(free)} at most: {', '.join(free)}")
+        self.specs |= dict(zip(free, given, strict=False))
+
+    def missing(self) -> list[str]:
+        """The fields that are no operands and must be given."""
+        needed = [name for name, field in self.fields.items() if field.default is field.default_factory is MISSING]
+        return [name for name in needed if name not in self.values and name not in self.required]
+
+    def expected(self, name: str) -> str:
+        """What a field takes."""
+        found = reader(name, hints(self.kind)[name])
+        return "what no flag can say" if found is None else found.expected
+
+    def fill(self) -> dict[str, Spec]:
+        """All operands, those that were left out included."""
+        if self.kind.__name__ in FILL:
+            FILL[self.kind.__name__](self)
+        for name in self.required:
+            first = self.specs.get(self.required[0], Spec())
+            if first.shape is None:
+                expected = f"extents of {self.required[0]}, the first operand, like 8x64"
+                raise BadRequest("--shape", "none", expected)
+            self.want(name, first.shape, order=first.order)
+        for name, spec in self.specs.items():
+            if spec.shape is None:
+                raise BadRequest(f"--{name.replace('_', '-')}", "no extents", f"extents of {name}, like 8x64")
+            if spec.dtype is None:
+                self.specs[name] = spec._replace(dtype=self._default_dtype())
+                if name not in self.required:
+                    self.open.append(name)
+        return self.specs
+
+    def _default_dtype(self) -> Dtype:
+        first = next((self.specs[name].dtype for name in self.required if name in self.specs), None)
+        found = self.dtype or first
+        if found is None:
+            raise BadRequest("--dtype", "none", f"that of the operands: one of {', '.join(Dtype.by_name)}")
+        return found
+
+    def want(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: Dtype | None = None,
+        order: str | None = None,
+        strides: Shape | None = None,
+    ) -> Shape:
+        """An operand that there must be, with what of it is not given; returns its shape."""
+        spec = self.specs.get(name, Spec())
+        if spec.shape is None:
+            spec = spec._replace(shape=shape, order=spec.order or order, strides=strides)
+        self.specs[name] = spec if spec.dtype is not None else spec._replace(dtype=dtype)
+        return self.specs[name].shape or ()
+
+    def shape(self, name: str) -> Shape:
+        """The extents of an operand that must have been given."""
+        spec = self.specs.get(name, Spec())
+        if spec.shape is None:
+            raise BadRequest("--shape", f"none of {name}", f"extents of {name}, like 8x64x32x32")
+        return spec.shape
+
+    def value(self, name: str) -> Any:
+        """What a field is given, or its default."""
+        found = self.values.get(name, self.fields[name].default)
+        if found is MISSING:
+            raise BadRequest(f"--{name.replace('_', '-')}", "nothing", f"a {name}, which {self.kind.op} needs")
+        return found.kind(**found.values) if isinstance(found, Partial) else found
+
+    def tensor(self, name: str) -> Tensor:
+        spec = self.specs[name]
+        return tensor_of(spec if spec.dtype is not None else spec._replace(dtype=self._default_dtype()))
+
+
+# -- what follows from other operands ---------------------------------------------------------------------------------
+def _product(call: Call) -> None:
+    """A and B of 256 by 256; bias, aux and scale factors where the epilogue and the modes want them."""
+    *batch, m, k = call.want("a", (256, 256))
+    n = call.want("b", (*batch, k, 256))[-1]
+    if "c" in call.specs:
+        call.want("c", (*batch, m, n))
+    if "scales" in call.fields:
+        _companions(call, (*batch, m, n), k)
+    elif call.value("epilogue") is not None:
+        _tree_operands(call, (*batch, m, n))
+
+
+def _companions(call: Call, shape: Shape, k: int) -> None:
+    from dispatch.ops.matmul.scales import aux_shape, scale_shape
+
+    epilogue = call.value("epilogue")
+    if epilogue.adds_bias or "bias" in call.specs:
+        call.want("bias", shape[-1:])
+    if epilogue.activation and (epilogue.writes_aux or epilogue.is_gradient):
+        aux, strides = aux_shape(epilogue, shape)
+        call.want("aux", aux, U8 if epilogue.activation == "relu" else None, strides=strides)
+    scales = call.values.get("scales", Partial(object, {})).values
+    for side, lines in (("a", shape[-2]), ("b", shape[-1])):
+        if f"{side}_mode" in scales and not isinstance(scales.get(side), float):
+            dtype, factors = scale_shape(scales[f"{side}_mode"], lines, k)
+            call.want(f"scales.{side}", factors or (1,), dtype)
+
+
+def _tree_operands(call: Call, shape: Shape) -> None:
+    from dispatch.libraries.cutlass.visitors import operands_of
+
+    shapes = {"row": shape[-1:], "col": shape[-2:-1], "load": shape, "scalar": (1,)}
+    for name, kind in operands_of(call.value("epilogue")).items():
+        if kind in shapes and name not in ("alpha", "beta") and not isinstance(_given(call, name), (int, float)):
+            call.want(f"operands.{name}", shapes[kind], F32)
+
+
+def _given(call: Call, name: str) -> Any:
+    return call.values.get("operands", {}).get(name)
+
+
+def _both(call: Call) -> None:
+    for name in call.required[:2]:  # images and filters are not alike
+        call.shape(name)
+
+
+def _groups(call: Call) -> None:
+    call.want("ends", call.shape("b")[:1], I32)
+
+
+def _network(call: Call) -> None:
+    network = call.value("network")
+    reads_x = "x" in call.fields
+    steps, batch, _ = call.want(
+        "x" if reads_x else "y", (16, 8, network.input_size if reads_x else network.output_size)
+    )
+    if "y" in call.fields:
+        call.want("y", (steps, batch, network.output_size))
+    if "weights" in call.fields:
+        call.want("weights", (network.weight_count,))
+    if "reserve" in call.required:
+        call.want("reserve", (64,), U8)  # its size is compared where the plan is made
+    if "training" in call.fields and call.value("training") and call.value("dropout"):
+        _states(call)
+    for name, size in (("hx", network.state_size), ("cx", network.hidden_size)):
+        if name in call.specs:
+            call.want(name, (network.pseudo_layers, batch, size))
+
+
+def _states(call: Call) -> None:
+    from dispatch.libraries.cudnn.dropout_states import states_bytes
+
+    call.want("states", (states_bytes(device("host")),), U8)
+
+
+def _dropped(call: Call) -> None:
+    from dispatch.ops.dropout import reserve_bytes
+
+    size = 1
+    for extent in call.shape("dy"):
+        size *= extent
+    call.want("reserve", (reserve_bytes(size),), U8)
+
+
+def _norm(call: Call) -> None:
+    from dispatch.ops.norm import NormFwdRequest
+
+    x = call.shape(call.required[0])
+    call.want("x", x)
+    mode = call.value("mode")
+    channels = mode.name in ("BATCH_NORM", "INSTANCE_NORM", "GROUP_NORM")
+    scale = call.want("scale", x[1:2] if channels else x[-1:], F32)
+    if "bias" in call.operands and "bias" in call.specs:
+        call.want("bias", scale, call.specs["scale"].dtype)
+    if "running_mean" in call.fields and mode.name == "BATCH_NORM" and not call.value("training"):
+        call.want("running_mean", scale, F32)
+        call.want("running_var", scale, F32)
+    if "inv_variance" in call.fields:
+        choices = {"mode": mode, "groups": call.value("groups"), "training": True}
+        made = NormFwdRequest(call.tensor("x"), call.tensor("scale"), **choices).made()
+        call.want("inv_variance", made["inv_variance_out"].shape, F32)
+        if "mean_out" in made:
+            call.want("mean", made["mean_out"].shape, F32)
+
+
+def _pooled(call: Call) -> None:
+    from dispatch.ops.pooling import PoolingRequest
+
+    call.shape("x")
+    steps = {name: call.value(name) for name in ("window", "mode", "stride", "padding")}
+    made = PoolingRequest(call.tensor("x"), **steps).made()["out"]
+    order = call.specs["x"].order
+    call.want("dy", call.want("y", made.shape, order=order), order=order)
+
+
+def _attention(call: Call) -> None:
+    from dispatch.ops.sdpa import SdpaFwdRequest
+
+    q = call.shape("q")
+    for name in ("k", "v"):
+        call.want(name, q, order=call.specs["q"].order)
+    if {"o", "do", "stats"} <= call.specs.keys():
+        return
+    made = SdpaFwdRequest(call.tensor("q"), call.tensor("k"), call.tensor("v"), stats=True).made()
+    call.want("do", call.want("o", made["out"].shape))
+    call.want("stats", made["stats_out"].shape, F32)
+
+
+def _alignments(call: Call) -> None:
+    _, sequences, _ = (*call.shape("logits"), 0, 0)[:3]
+    call.want("labels", (sequences * call.value("max_label_length"),), I32)
+    for name in ("label_lengths", "input_lengths"):
+        call.want(name, (sequences,), I32)
+
+
+FILL: dict[str, Callable[[Call], Any]] = {
+    "MatmulRequest": _product,
+    "CutlassGemmRequest": _product,
+    "CutlassGroupedGemmRequest": _groups,
+    "ConvFwdRequest": _both,
+    "ConvBwdDataRequest": _both,
+    "ConvBwdFilterRequest": _both,
+    "CutlassConvFwdRequest": _both,
+    "CutlassConvBwdDataRequest": _both,
+    "CutlassConvBwdFilterRequest": _both,
+    "RnnRequest": _network,
+    "RnnBwdDataRequest": _network,
+    "RnnBwdWeightsRequest": _network,
+    "DropoutRequest": _states,
+    "DropoutBwdRequest": _dropped,
+    "NormFwdRequest": _norm,
+    "NormBwdRequest": _norm,
+    "PoolingBwdRequest": _pooled,
+    "SdpaBwdRequest": _attention,
+    "CtcRequest": _alignments,
+}

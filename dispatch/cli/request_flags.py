@@ -1,0 +1,302 @@
+"""The flags of a request class: one for each field, read by the field's type.
+
+An operand is written as `8x64x32x32:f16:channels_last`: extents, dtype and order, of which any may be left out. Enums
+are given by name, tuples like 3,3 or 3x3, dataclasses like mode=LSTM,input_size=64. The types are the annotations of
+the class, those that its module imports for type checkers alone included.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import re
+import sys
+import types
+from argparse import Action, ArgumentError, BooleanOptionalAction
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
+
+from dispatch.cli.expression import evaluate
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+from dispatch.libraries.cutlass import evt
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterator
+
+__all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "given_fields", "hints", "reader"]
+
+ORDERS = ("rows", "columns", "channels_last")  # C order, the last two axes the other way round, the second axis last
+FIELD = "field "  # before a field's name in a namespace, which has options of other meanings, too
+
+
+class Spec(NamedTuple):
+    """An operand as far as the command line says it."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: Dtype | None = None
+    order: str | None = None
+    strides: tuple[int, ...] | None = None  # of what is filled in: the command line has orders alone
+
+    @classmethod
+    def read(cls, text: str) -> Spec:
+        """The operand of a word."""
+        found: dict[str, Any] = {}
+        for part in text.split(":"):
+            made: dict[str, Any] = {}
+            if re.fullmatch(r"\d+(x\d+)*", part):
+                made["shape"] = tuple(map(int, part.split("x")))
+            elif part in Dtype.by_name:
+                made["dtype"] = Dtype.by_name[part]
+            elif part in ORDERS:
+                made["order"] = part
+            if not made or made.keys() & found:
+                raise ValueError(part)
+            found |= made
+        return cls(**found)
+
+
+class Partial(NamedTuple):
+    """A dataclass of which some fields are given; it is made once the operands among them are."""
+
+    kind: type[Any]
+    values: dict[str, Any]
+
+
+class Reader(NamedTuple):
+    """How a word of the command line is read, and what it should be."""
+
+    read: Callable[[str], Any]  # ValueError for what is none
+    expected: str
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+def hints(kind: type[Any]) -> dict[str, Any]:
+    """The type of each field of a dataclass or named tuple, or a class of no meaning for a name that is nowhere."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if not vars(base).keys() & {"__dataclass_fields__", "_fields"}:
+            continue  # what it annotates is no field
+        names = _Names(base.__module__)
+        for name, hint in inspect.get_annotations(base).items():
+            text = hint.__forward_arg__ if hasattr(hint, "__forward_arg__") else hint
+            found[name] = eval(text, {}, names) if isinstance(text, str) else hint  # of a loaded module
+    return found
+
+
+class _Names(Mapping[str, Any]):
+    """The names of a module, and those that it imports under TYPE_CHECKING."""
+
+    def __init__(self, module: str) -> None:
+        self._module, self._known = module, vars(sys.modules[module])
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._known:
+            return self._known[name]
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        if name in _imported(self._module):
+            module, known = _imported(self._module)[name]
+            return getattr(importlib.import_module(module), known)
+        return type(name, (), {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+@cache
+def _imported(module: str) -> dict[str, tuple[str, str]]:
+    """What a module imports by name, anywhere in it: the module and the name there."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # a class of an interactive session has no source
+        return {}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in found for alias in node.names}
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+def reader(name: str, hint: Any) -> Reader | None:
+    """How a field is read; None for one that no word can say."""
+    if name.endswith("dtype"):
+        return Reader(_one_of(Dtype.by_name), f"a dtype: {', '.join(Dtype.by_name)}")
+    if get_origin(hint) in (Union, types.UnionType):
+        readers = [found for each in sorted(get_args(hint), key=_rank) if (found := reader(name, each))]
+        expected = dict.fromkeys(each.expected for each in sorted(readers, key=lambda each: each.expected == "none"))
+        return Reader(lambda text: _first(readers, text), " or ".join(expected)) if readers else None
+    if get_origin(hint) is tuple:
+        return _tuple_reader(name, hint)
+    if hint is Any and name == "operands":
+        return Reader(lambda text: _pairs(text, lambda _: Spec.read), "operands by name, like bias=256:f32")
+    if not isinstance(hint, type):
+        return None
+    if hint in SIMPLE:
+        return SIMPLE[hint]
+    if issubclass(hint, Enum):
+        return _enum_reader(hint)
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _record_reader(hint)
+    return None
+
+
+def _rank(hint: Any) -> int:
+    """The kinds of a union in the order in which they are tried: a word has the first that takes it."""
+    order: list[Any] = [type(None), bool, int, float, complex, tuple, Tensor]
+    origin = get_origin(hint) or hint
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return -1
+    return order.index(origin) if origin in order else len(order)
+
+
+def _first(readers: list[Reader], text: str) -> Any:
+    for each in readers:
+        try:
+            return each.read(text)
+        except ValueError:  # noqa: PERF203  # words are few
+            continue
+    raise ValueError(text)
+
+
+def _one_of(names: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text.lower() not in names:
+            raise ValueError(text)
+        return names[text.lower()]
+
+    return read
+
+
+EVT = {name: getattr(evt, name) for name in evt.__all__ if name.islower()}
+SIMPLE: dict[type[Any], Reader] = {
+    type(None): Reader(_one_of({"none": None}), "none"),
+    bool: Reader(_one_of({"true": True, "false": False}), "true or false"),
+    int: Reader(int, "a whole number"),
+    float: Reader(float, "a number"),
+    complex: Reader(complex, "a number"),
+    str: Reader(str, "a word"),
+    evt.Node: Reader(lambda text: evaluate(text, EVT), "an epilogue tree like relu(accumulator() + row('bias'))"),
+    Tensor: Reader(Spec.read, "an operand like 8x64:f16:rows"),
+}
+
+
+def _enum_reader(kind: type[Enum]) -> Reader:
+    """Names in any case; what all begin with, such as COMPUTE_, may be left out."""
+    first = next(iter(kind.__members__)).partition("_")[0] + "_"
+    prefix = first if all(name.startswith(first) for name in kind.__members__) else ""
+    names = {
+        short.lower(): member for name, member in kind.__members__.items() for short in (name, name[len(prefix) :])
+    }
+    return Reader(_one_of(names), f"one of {', '.join(kind.__members__)}")
+
+
+def _tuple_reader(name: str, hint: Any) -> Reader | None:
+    """Numbers like 3,3 or 3x3; pairs of them are set apart by a semicolon."""
+    kinds = [each for each in get_args(hint) if each is not Ellipsis]
+    nested = all(get_origin(each) is tuple for each in kinds)
+    inner = reader(name, kinds[0])
+    if inner is None or kinds[0] is Tensor:
+        return None
+    split = ";" if nested else "[,x]"
+    count = None if Ellipsis in get_args(hint) else len(kinds)
+
+    def read(text: str) -> tuple[Any, ...]:
+        found = tuple(inner.read(part) for part in re.split(split, text))
+        if (count is not None and len(found) != count) or (nested and len(found) < 2):
+            raise ValueError(text)
+        return found
+
+    return Reader(read, "pairs like 1,1;0,2" if nested else "numbers like 3,3")
+
+
+def _record_reader(kind: type[Any]) -> Reader:
+    """Values by name: mode=LSTM,input_size=64."""
+    known = {name: made for name, hint in hints(kind).items() if (made := reader(name, hint))}
+    parameters = inspect.signature(kind).parameters
+    needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+    others = ", ".join(name for name in known if name not in needed)
+
+    def of(name: str) -> Callable[[str], Any]:
+        if name not in known:
+            raise ValueError(name)
+        return known[name].read
+
+    def read(text: str) -> Partial:
+        found = _pairs(text, of)
+        if not found.keys() >= set(needed):
+            raise ValueError(text)
+        return Partial(kind, found)
+
+    values = ",".join(f"{name}=…" for name in needed or [next(iter(known))])
+    return Reader(read, f"values by name, like {values}{' and' if needed else ', of'} {others}")
+
+
+def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name in found:
+            raise ValueError(part)
+        found[name] = reader_of(name)(value)
+    return found
+
+
+# -- flags ------------------------------------------------------------------------------------------------------------
+def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
+    """A flag for each field of a request class that a word can say."""
+    found, said = hints(kind), documented(kind)
+    for field in fields(kind):
+        each = reader(field.name, found[field.name])
+        if each is None:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        about = said.get(field.name, "").replace("%", "%%")
+        options: dict[str, Any] = {"dest": FIELD + field.name, "default": MISSING}
+        if found[field.name] is bool:
+            parser.add_argument(flag, action=BooleanOptionalAction, help=about, **options)
+            continue
+        unsaid = field.default is MISSING or field.default is None
+        default = "" if unsaid else f" (default: {getattr(field.default, 'name', field.default)})"
+        text = f"{about + '; ' if about else ''}{each.expected}{default}"
+        parser.add_argument(flag, action=_Read, reader=each, metavar=field.name.upper(), help=text, **options)
+
+
+class _Read(Action):
+    """Keeps what a reader makes of a word, or says what was expected."""
+
+    def __init__(self, *words: Any, reader: Reader, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.reader = reader
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, _: str | None = None) -> None:
+        try:
+            setattr(namespace, self.dest, self.reader.read(values))
+        except (ValueError, BadRequest):
+            raise ArgumentError(self, f"got {values!r}; expected {self.reader.expected}") from None
+
+
+def given_fields(options: Namespace) -> dict[str, Any]:
+    """The fields that the command line gives."""
+    found = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
+    return {name: value for name, value in found.items() if value is not MISSING}
+
+
+def documented(kind: type[Any]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, listed = inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")
+        for entry in re.split(r"\n(?=    \S)", listed.partition("\n\n")[0]):
+            names, colon, text = entry.strip().partition(": ")
+            if colon:
+                found |= dict.fromkeys(re.split(r",\s*", names), " ".join(text.split()).rstrip("."))
+    return found

@@ -1,0 +1,150 @@
+"""`explain` of every op: its flags come from the request class, and what they leave open is filled in."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+import dispatch as dp
+from dispatch.__main__ import main
+
+LSTM = "--network mode=LSTM,input_size=64,hidden_size=128"
+IMAGES = "--shape 8x64x32x32 --shape 64x64x3x3 --pad 1"
+GRADIENTS = "--shape 8x64x32x32 --shape 8x64x32x32 --pad 1 --w-extents 3,3"
+# fmt: off
+# ruff: noqa: E501, RUF001
+MATMUL = {  # what the name of the row says behind the dtypes of a and b
+    "f32 --arch sm_80":                                                       "→f32 32F sm_80",
+    "f32 --arch sm_90 --compute 32F_FAST_TF32":                               "→f32 32F_FAST_TF32 sm_80",
+    "f32 --arch host --epilogue bgrada":                                      "→f32 32F host",
+    "bf16 --out-dtype f32 --arch sm_90 --epilogue DGELU_BGRAD":               "→f32 32F sm_80",
+    "f8e4m3 --b f8e5m2 --out-dtype f8e5m2 --arch sm_90":                      "+bf16→f8e5m2 32F sm_90",
+    "f8e4m3 --out-dtype f8e4m3 --c f16 --arch sm_90":                         "+f16→f8e4m3 32F sm_90",
+    "f8e4m3 --out-dtype f8e4m3 --arch sm_90 --epilogue GELU_AUX_BIAS":        "+bf16→f8e4m3 32F sm_90",
+    "f8e4m3 --arch sm_90 --scales a_mode=OUTER_VEC_32F,b_mode=OUTER_VEC_32F": "→bf16 32F OUTER_VEC_32F sm_90",
+    "f8e4m3 --arch sm_90 --scales a_mode=VEC128_32F,b_mode=blk128x128_32f":   "→bf16 32F VEC128_32F·BLK128x128_32F sm_90",
+    "f4e2m1 --arch sm_100 --scales a_mode=VEC16_UE4M3,b_mode=VEC16_UE4M3":    "→bf16 32F VEC16_UE4M3 sm_100",
+    "i8 --arch sm_80 --shape 8x16 --shape 16x12":                             "→i32 32I sm_80",
+}
+EXPLAINED = {  # what the name of the row says, and what the request does; all for sm_90
+    f"conv_fwd --dtype f16 {IMAGES}": ("f16×f16→f16 32F sm_75 cudnn", "w f16[64, 64, 3, 3]"),
+    f"conv_fwd --dtype f16 {IMAGES} --bias 64 --activation GELU_FWD": ("f16×f16→f16 32F sm_75 cudnn", "strides (65536, 1, 2048, 64)"),
+    f"conv_fwd --dtype i8 --out-dtype f32 {IMAGES} --bias 64": ("i8×i8→f32 32I fused sm_80 cudnn", "bias f32[64]"),
+    f"conv_bwd_data --dtype bf16 {IMAGES} --pad 0,1;1,0": ("bf16×bf16→bf16 32F sm_80 cudnn", "pad=((0, 1), (1, 0))"),
+    f"conv_bwd_filter --dtype f32 {GRADIENTS}": ("f32×f32→f32 32F sm_75 cudnn", "w_extents=(3, 3)"),
+    "sdpa_fwd --dtype bf16 --shape 2x8x128x64 --bias 1x1x128x128": ("bf16×bf16→bf16 32F sm_80 cudnn", "bias bf16[1, 1, 128, 128]"),
+    "sdpa_fwd --dtype f16 --shape 2x8x128x64 --dropout 0.1 --seed 1:i64 --offset 1:i64": ("f16×f16→f16 32F sm_80 cudnn", "seed i64[1]"),
+    "sdpa_bwd --dtype f16 --shape 2x8x128x64 --deterministic": ("f16×f16→f16 32F sm_80 cudnn", "stats f32[2, 8, 128, 1]"),
+    "norm_fwd --dtype bf16 --shape 8x64x128": ("bf16→bf16 32F sm_80 cudnn", "scale f32[128]"),
+    "norm_fwd --dtype bf16 --shape 8x64x16x16 --mode BATCH_NORM --bias 64": ("bf16→bf16 32F sm_80 cudnn", "running_var f32[64]"),
+    "norm_fwd --dtype f16 --shape 8x64x16x16 --mode GROUP_NORM --groups 8 --training": ("f16→f16 32F groups sm_80 cudnn", "groups=8"),
+    "norm_bwd --dtype f16 --shape 8x64x128": ("f16→f16 32F sm_80 cudnn", "inv_variance f32[8, 64, 1], mean f32[8, 64, 1]"),
+    "norm_bwd --dtype f16 --shape 8x64x128 --mode RMS_NORM --no-bias": ("f16→f16 32F sm_80 cudnn", "bias=False"),
+    "cudnn_graph --dtype f32 --shape 8x64x64 --shape 8x64x64 --draw 'RELU_FWD(matmul(x, y) * 2)'": ("→f32 32F sm_75 cudnn", "MATMUL > MUL > RELU_FWD"),
+    "cudnn_graph --shape 8x64:f64 --compute-dtype f64": ("→f64 64F sm_75 cudnn", "IDENTITY"),
+    "softmax --dtype bf16 --shape 64x128 --axis 0 --algorithm LOG": ("bf16→bf16 32F sm_80 cudnn", "axis=0, algorithm=LOG"),
+    "softmax_bwd --dtype f16 --shape 64x128": ("f16→f16 32F sm_75 cudnn", "dy f16[64, 128]"),
+    "activation --shape 64x128:f64:columns --mode TANH": ("f64→f64 64F sm_75 cudnn", "strides (1, 64), mode=TANH"),
+    "activation_bwd --dtype f16 --shape 64x128 --mode ELU --coef 0.5": ("f16→f16 32F sm_75 cudnn", "coef=0.5"),
+    "pooling --dtype i8 --shape 8x64x32x32 --window 2,2 --stride 2": ("i8→i8 sm_75 cudnn", "window=(2, 2)"),
+    "pooling_bwd --dtype f16 --shape 8x64x32x32 --window 2": ("f16→f16 32F sm_75 cudnn", "dy f16[8, 64, 16, 16]"),
+    "reduce --dtype f32 --shape 64x128 --axes 1": ("f32→f32 32F sums sm_80 cudnn", "axes=1"),
+    "reduce --dtype f32 --shape 64x128 --reduce max --axes none": ("f32→f32 32F sm_75 cudnn", "reduce=MAX"),
+    "dropout_states --seed 7": ("u8→u8 sm_75 cudnn", "seed=7"),
+    "dropout --dtype f16 --shape 64x128": ("f16→f16 32F sm_75 cudnn", "states u8["),
+    "dropout_bwd --dtype f16 --shape 64x128 --p 0.25": ("f16→f16 32F sm_75 cudnn", "reserve u8[1024], p=0.25"),
+    f"rnn --dtype f16 {LSTM},layers=2 --shape 16x8x64": ("f16→f16 32F sm_75 cudnn", "weights f16[231424]"),
+    f"rnn --dtype f16 {LSTM} --training --dropout 0.5 --hx f16": ("f16→f16 32F sm_75 cudnn", "hx f16[1, 8, 128], states u8["),
+    f"rnn_bwd_data --dtype f64 {LSTM},bidirectional=true --cx 2x8x128": ("f64→f64 64F sm_75 cudnn", "y f64[16, 8, 256]"),
+    f"rnn_bwd_weights --dtype f32 {LSTM},bias=SINGLE_INP_BIAS --compute 32F_FAST_TF32": ("f32→f32 32F_FAST_TF32 one bias sm_80 cudnn", "reserve u8["),
+    "ctc_loss --dtype f32 --shape 50x8x30 --max-label-length 10": ("f32→f32 32F sm_75 cudnn", "labels i32[80]"),
+    "cutlass_gemm --dtype bf16 --epilogue 'relu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "relu(add(acc, row(bias)))"),
+    "cutlass_gemm --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
+    "cutlass_grouped_gemm --dtype bf16 --shape 512x256 --shape 4x256x128": ("bf16×bf16→bf16 sm_90 cutlass", "4 groups"),
+    f"cutlass_conv_fwd --dtype f16 {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "strides (576, 1, 192, 64)"),
+    f"cutlass_conv_bwd_data --dtype f16 {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "pad=1"),
+    f"cutlass_conv_bwd_filter --dtype f16 {GRADIENTS}": ("f16×f16→f16 sm_90 cutlass", "w_extents=(3, 3)"),
+}
+WRONG = {  # the flag, what was given, what is expected
+    "matmul --dtype f7": ("--dtype", "got 'f7'", "expected a dtype: "),
+    "matmul --dtype f32 --epilogue SWISH": ("--epilogue", "got 'SWISH'", "expected one of NONE, RELU"),
+    "matmul --dtype f32 --shape 4xa": ("--shape", "got '4xa'", "expected an operand like 8x64:f16:rows"),
+    "matmul --dtype f32 --shape 4:f32:f16": ("--shape", "got '4:f32:f16'", "expected an operand"),
+    "matmul --dtype f32 --shape 4x4 --shape 5x4": ("--b", "f32[5, 4]", "4"),
+    "matmul --shape 4x4": ("--dtype", "got none", "that of the operands: one of "),
+    "matmul --dtype f32 --alpha many": ("--alpha", "got 'many'", "a whole number or a number or "),
+    "matmul --dtype f32 --scales mode=NONE": ("--scales", "got 'mode=NONE'", "values by name, like a=…, of a, b, c, d, aux, a_mode"),
+    "matmul --dtype f32 --autotune maybe": ("unrecognized arguments", "maybe", ""),
+    "matmul --dtype f64 --shape 100000000x100000000": ("llocate", "", ""),
+    "matmul --dtype f32" + " --shape 4x4" * 8: ("--shape", "got 8 operands", "7 at most: a, b, c, bias"),
+    "conv_fwd --dtype f16 --shape 8x64x32x32": ("--shape", "got none of w", "expected extents of w, like 8x64"),
+    "conv_fwd --dtype f16 --pad": ("--pad", "expected one argument", ""),
+    f"conv_fwd --dtype f16 {IMAGES} --pad a": ("--pad", "got 'a'", "a whole number or numbers like 3,3 or pairs like 1,1;0,2"),
+    f"conv_fwd --dtype f16 {IMAGES} --stride 1,1,1": ("--stride", "got (1, 1, 1)", "2 spatial axes"),
+    "softmax --dtype f32": ("--shape", "got none", "extents of x, the first operand"),
+    "pooling --dtype f32 --shape 1x1x4x4": ("--window", "got nothing", "a whole number or numbers like 3,3"),
+    "rnn --dtype f32": ("--network", "got nothing", "values by name, like mode=…,input_size=…,hidden_size=… and layers, "),
+    "rnn --dtype f32 --network mode=LSTM": ("--network", "got 'mode=LSTM'", "values by name, like mode=…,input_size=…"),
+    "cudnn_graph --shape 4x4:f32 --draw 'open(x)'": ("--draw", "got open(x)", "an expression like RELU_FWD"),
+    "cutlass_gemm --dtype f16 --epilogue 'relu('": ("--epilogue", "got 'relu('", "an epilogue tree like relu("),
+    "softmin --dtype f32": ("OP", "invalid choice: 'softmin'", ""),
+}
+# fmt: on
+
+
+def told(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, Any, str]:
+    """The status of a command, its JSON, and its complaints."""
+    try:
+        status = main(["explain", *shlex.split(words)])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    said = capsys.readouterr()
+    return status, json.loads(said.out) if said.out else None, said.err
+
+
+@pytest.mark.parametrize("words", MATMUL)
+def test_explain_finds_the_row_whatever_is_left_open(words, capsys):
+    status, facts, complaint = told(capsys, f"matmul --dtype {words} --json")
+    assert (status, complaint) == (0, "")
+    assert f"{MATMUL[words]} {facts['library']}" in facts["row"]
+
+
+@pytest.mark.parametrize("words", EXPLAINED)
+def test_explain_builds_a_request_of_every_op(words, capsys):
+    status, facts, complaint = told(capsys, f"{words.replace(';', chr(92) + ';')} --arch sm_90 --json")
+    assert (status, complaint) == (0, "")
+    row, request = EXPLAINED[words]
+    assert facts["row"] == f"{words.split()[0]} {row}"
+    assert request in facts["request"]
+    assert facts["row"] in {row.name for row in dp.TABLE.of(facts["op"])}
+
+
+def test_there_is_a_line_for_every_op_of_the_table():
+    assert {words.split()[0] for words in EXPLAINED} | {"matmul"} == set(dp.TABLE.ops)
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_mistake_is_told_with_its_flag(words, capsys):
+    status, _, complaint = told(capsys, f"{words} --arch sm_90")
+    assert status == 2
+    assert all(part in " ".join(complaint.split()) for part in WRONG[words]), complaint
+    assert "Traceback" not in complaint
+
+
+def test_a_refusal_is_that_of_the_nearest_way_that_is_left_open(capsys):
+    status, facts, _ = told(capsys, "matmul --dtype f8e4m3 --epilogue BGRADB --arch sm_90 --json")
+    assert (status, facts["row"]) == (1, None)
+    assert [reason["kind"] for reason in facts["refusals"][0]["reasons"]] == ["epilogue"]
+    assert "b f8e4m3[256, 256] strides (1, 256)" in facts["request"]  # as fp8 units read it
+    status, facts, _ = told(capsys, "matmul --dtype f8e4m3 --b rows --arch sm_90 --json")
+    assert (status, [reason["kind"] for reason in facts["refusals"][0]["reasons"]]) == (1, ["rule"])
+
+
+def test_a_request_is_explained_without_its_library(capsys, monkeypatch):
+    """Sizes that a library would say are those of the host, and its version is all that is asked of it."""
+    monkeypatch.setenv("CUDABIND_CUDNN_PATH", "/nowhere/libcudnn.so.9")
+    for words in EXPLAINED:
+        if words.startswith(("rnn", "dropout", "sdpa")):
+            status, facts, _ = told(capsys, f"{words} --arch sm_90 --json")
+            assert (status, facts["library"]) == (0, "cudnn")
