@@ -153,7 +153,7 @@ class Storm:
         self.outcome.faults[kind] += 1
         dev = self.sup.device
         if kind in ("kill", "stop", "pause", "stop one that stands by"):
-            children = [self.sup._crew._child] if "stands" not in kind else self.sup._crew.reserve.children[:1]
+            children = [self.sup._pool._child] if "stands" not in kind else self.sup._pool.standby.children[:1]
             for child in filter(None, children):
                 # Not os.kill: another fault may have ended it just now.
                 child.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
@@ -188,7 +188,7 @@ class Storm:
             soft, hard = resource.getrlimit(what)
             resource.setrlimit(what, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
             try:
-                child = self.sup._crew._child
+                child = self.sup._pool._child
                 if child is not None:
                     child.process.send_signal(signal.SIGKILL)
                 self.over.wait(PINCH)

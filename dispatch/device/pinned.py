@@ -58,7 +58,7 @@ class _Lease:
         self.pool, self.page, self.block = pool, page, block
 
     def __del__(self) -> None:
-        self.pool.arena.give(self.block)
+        self.pool.allocator.give(self.block)
 
 
 class PinnedPool:
@@ -68,7 +68,7 @@ class PinnedPool:
         self._device = device
         self._numbers = itertools.count()
         self._pages: dict[int, _Page] = {}
-        self.arena = BlockAllocator(self._grow)
+        self.allocator = BlockAllocator(self._grow)
 
     def _grow(self, nbytes: int) -> tuple[int, int]:
         number = next(self._numbers)
@@ -78,7 +78,7 @@ class PinnedPool:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialized C-order array; its memory goes back to the pool with the last view of it."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        block = self.arena.take(nbytes)
+        block = self.allocator.take(nbytes)
         page = self._pages[block.chunk]
         window = (ctypes.c_uint8 * nbytes).from_address(page.base + block.offset)
         window.lease = _Lease(self, page, block)  # type: ignore[attr-defined]  # a ctypes array takes attributes
@@ -97,5 +97,5 @@ class PinnedPool:
 
     def trim(self) -> None:
         """Free what no array is in."""
-        for number in self.arena.empty_chunks():
+        for number in self.allocator.empty_chunks():
             del self._pages[number]

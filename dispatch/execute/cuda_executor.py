@@ -51,7 +51,7 @@ class CudaExecutor(Executor):
     """Runs requests on a stream of a GPU."""
 
     device: CudaDevice
-    holding = False  # whether launches keep the interpreter's lock
+    holds_gil = False  # whether launches keep the interpreter's lock
     _is_preparing = False  # for a call that the caller captures
 
     def __init__(self, stream: Stream) -> None:
@@ -220,7 +220,7 @@ class CudaExecutor(Executor):
         with device.here, relaxed():
             recorder = self._recorder or device.stream()
             self._recorder = None  # unless it ends well
-            replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holding=self.holding)
+            replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holds_gil=self.holds_gil)
         if replay is None:
             return None
         self._recorder = recorder

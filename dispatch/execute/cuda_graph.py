@@ -31,10 +31,10 @@ class GraphExec:
 
     __slots__ = ("_exec", "keep", "launch")
 
-    def __init__(self, executable: int, stream: ctypes.c_void_p, *, holding: bool = False) -> None:
+    def __init__(self, executable: int, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> None:
         self._exec = ctypes.c_void_p(executable)
         self.keep: Any = None  # memory whose addresses are in the graph
-        launch = driver.cuGraphLaunch.unchecked_holding_gil if holding else driver.cuGraphLaunch.unchecked
+        launch = driver.cuGraphLaunch.unchecked_holding_gil if holds_gil else driver.cuGraphLaunch.unchecked
         # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
         self.launch: Callable[[], int] = partial(launch, self._exec, stream)
 
@@ -51,11 +51,11 @@ def capture(
     recorder: ctypes.c_void_p,
     recordings: Recordings,
     *,
-    holding: bool = False,
+    holds_gil: bool = False,
 ) -> GraphExec | None:
     """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
 
-    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holding`: the
+    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holds_gil`: the
     launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). Waits for the context in
     other libraries end captures, so one that is lost is repeated; None where that happens again and again.
     """
@@ -68,7 +68,7 @@ def capture(
                     executable = int(driver.cuGraphInstantiate(graph.value, 0))
             finally:
                 driver.cuGraphDestroy.unchecked(graph)
-            return GraphExec(executable, ctypes.c_void_p(target.value), holding=holding)
+            return GraphExec(executable, ctypes.c_void_p(target.value), holds_gil=holds_gil)
     return None
 
 

@@ -27,7 +27,7 @@ __all__ = ["Room"]
 
 
 class Room(ABC):
-    """The full queues of a crew.
+    """The full queues of a pool.
 
     Guarantees: who waits for room is told of it, for it counts in `blocked` before it looks. What is dropped fails
     before it leaves its queue, so that an interrupt between the two leaves it where its worker passes over it.
@@ -56,27 +56,27 @@ class Room(ABC):
     def failed(self, future: Future, errors: list[BaseException]) -> None:
         """Keep a failed future, and what its callbacks raised, until somebody asks."""
 
-    def drop_oldest(self, seats: list[WorkerQueue], count: int) -> None:
+    def drop_oldest(self, queues: list[WorkerQueue], count: int) -> None:
         """Fail so many of the oldest requests that wait, in favour of newer ones; here run the callbacks of these."""
-        for seat in sorted(seats, key=lambda seat: len(seat.items), reverse=True):
-            for _ in range(min(count, len(seat.items))):
-                items = seat.items
+        for queue in sorted(queues, key=lambda queue: len(queue.pending), reverse=True):
+            for _ in range(min(count, len(queue.pending))):
+                pending = queue.pending
                 try:
-                    future = items.oldest() if type(items) is PriorityQueue else items[0]  # type: ignore[index]
+                    future = pending.oldest() if type(pending) is PriorityQueue else pending[0]  # type: ignore[index]
                 except IndexError:  # the worker was quicker
                     break
                 count -= 1
-                self._drop(seat, future)
+                self._drop(queue, future)
 
-    def _drop(self, seat: WorkerQueue, future: Future) -> None:
+    def _drop(self, queue: WorkerQueue, future: Future) -> None:
         """Fail one that waits, and only then take it out: the worker passes over what an interrupt leaves there."""
-        text = f"dropped for a newer request, for it was the oldest and {self.full([seat], 'drop_oldest', None)}"
+        text = f"dropped for a newer request, for it was the oldest and {self.full([queue], 'drop_oldest', None)}"
         self.keep(future)
         is_mine, errors = future.withdraw(QueueFull(text))
         if not is_mine and not future._status:  # it is being sent
             return
         with suppress(ValueError):  # the worker was quicker
-            seat.items.remove(future)
+            queue.pending.remove(future)
             if not is_mine and future._status == CANCELLED:
                 self._count(withdrawn=1)
         if is_mine:
@@ -88,13 +88,13 @@ class Room(ABC):
             self.dropped += dropped
             self.withdrawn += withdrawn
 
-    def wait_for_room(self, seats: list[WorkerQueue], when_full: str, deadline: float | None) -> WorkerQueue:
-        """A seat with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
+    def wait_for_room(self, queues: list[WorkerQueue], when_full: str, deadline: float | None) -> WorkerQueue:
+        """A queue with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
         if when_full == "drop_oldest":
-            seat = min(seats, key=lambda seat: len(seat.items))
-            if len(seat.items) >= seat.limit:  # the one that was full may be another
-                self.drop_oldest([seat], 1)
-            return seat
+            queue = min(queues, key=lambda queue: len(queue.pending))
+            if len(queue.pending) >= queue.limit:  # the one that was full may be another
+                self.drop_oldest([queue], 1)
+            return queue
         while True:
             gate = allocate_lock()
             gate.acquire()
@@ -103,13 +103,13 @@ class Room(ABC):
                 self.blocked = len(self.gates)  # before the look: whoever makes room then knows of this one
             try:
                 self.check()
-                seat = min(seats, key=lambda seat: len(seat.items))
-                if len(seat.items) < seat.limit:
-                    return seat
-                _wake_all(seats)  # who filled the queue may have been interrupted before it said so
+                queue = min(queues, key=lambda queue: len(queue.pending))
+                if len(queue.pending) < queue.limit:
+                    return queue
+                _wake_all(queues)  # who filled the queue may have been interrupted before it said so
                 left = None if deadline is None else deadline - monotonic()
                 if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
-                    raise QueueFull(self.full(seats, when_full, deadline))
+                    raise QueueFull(self.full(queues, when_full, deadline))
                 gate.acquire(True, -1 if left is None else min(left, LONGEST))
             finally:
                 with self.lock:
@@ -117,13 +117,13 @@ class Room(ABC):
                         self.gates.remove(gate)
                     self.blocked = len(self.gates)
 
-    def full(self, seats: list[WorkerQueue], when_full: str, deadline: float | None) -> str:
-        where = f"worker {seats[0].index}" if len(seats) == 1 else f"all {len(seats)} workers"
-        log("queue full", {"device": self.device, "workers": [seat.index for seat in seats]})
+    def full(self, queues: list[WorkerQueue], when_full: str, deadline: float | None) -> str:
+        where = f"worker {queues[0].index}" if len(queues) == 1 else f"all {len(queues)} workers"
+        log("queue full", {"device": self.device, "workers": [queue.index for queue in queues]})
         why = ""
         if when_full == "block":
             why = "; a worker's own thread cannot wait for room" if deadline is None else "; the time to wait is over"
-        return f"the queue of {where} of {self.device} is full ({seats[0].limit} requests each){why}"
+        return f"the queue of {where} of {self.device} is full ({queues[0].limit} requests each){why}"
 
     def make_room(self) -> None:
         with self.lock:
@@ -138,7 +138,7 @@ class Room(ABC):
         self.blocked = 0
 
 
-def _wake_all(seats: list[WorkerQueue]) -> None:
-    for seat in seats:
-        if seat.asleep:
-            seat.wake()
+def _wake_all(queues: list[WorkerQueue]) -> None:
+    for queue in queues:
+        if queue.asleep:
+            queue.wake()

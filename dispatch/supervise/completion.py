@@ -35,7 +35,7 @@ QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not loo
 LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
 SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
-DOUBT = 0.05  # seconds without a callback, after which the event is looked at: after a fault there are no callbacks
+SILENCE = 0.05  # seconds without a callback, after which the event is looked at: after a fault there are no callbacks
 
 
 class Completion(Protocol):
@@ -47,13 +47,13 @@ class Completion(Protocol):
     def recycle(self, event: ctypes.c_void_p) -> None:
         """Take an event back that is complete, or was not recorded."""
 
-    def watch(self, flight: Batch) -> None:
+    def watch(self, batch: Batch) -> None:
         """A batch is enqueued and its event recorded."""
 
-    def ended(self, flight: Batch) -> bool:
+    def ended(self, batch: Batch) -> bool:
         """Whether the oldest batch has ended well; raises what it ended in."""
 
-    def pause(self, flights: deque[Batch], *, full: bool) -> None:
+    def pause(self, batches: deque[Batch], *, full: bool) -> None:
         """Nothing has ended and nothing can be enqueued; `full`: whatever is queued, there is no room for it."""
 
     def close(self) -> None:
@@ -66,17 +66,17 @@ class Polling:
     A worker that waits looks without a pause at first, and then for a share of the time waited so far.
     """
 
-    def __init__(self, device: CudaDevice, seat: WorkerQueue, _stream: Stream) -> None:
-        self._device, self._seat = device, seat
+    def __init__(self, device: CudaDevice, queue: WorkerQueue, _stream: Stream) -> None:
+        self._device, self._queue = device, queue
         self.event, self.recycle = device.event, device.recycle
         self._looks = 0
         self._since = 0.0
 
-    def watch(self, flight: Batch) -> None:
+    def watch(self, batch: Batch) -> None:
         self._looks = 0
 
-    def ended(self, flight: Batch) -> bool:
-        status = driver.cuEventQuery.unchecked_holding_gil(flight.event)
+    def ended(self, batch: Batch) -> bool:
+        status = driver.cuEventQuery.unchecked_holding_gil(batch.event)
         if status == NOT_READY:
             return False
         if status:
@@ -84,12 +84,12 @@ class Polling:
         self._looks = 0
         return True
 
-    def pause(self, flights: deque[Batch], *, full: bool) -> None:
+    def pause(self, batches: deque[Batch], *, full: bool) -> None:
         self._looks += 1
         seconds = 0.0
         if self._looks == 1:
             self._since = time.perf_counter()
-            seconds = len(flights[0].futures) * QUICKEST  # a look before that only takes the lock from others
+            seconds = len(batches[0].futures) * QUICKEST  # a look before that only takes the lock from others
         elif self._looks >= LOOKS:
             seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
         if seconds < SHORTEST:
@@ -97,7 +97,7 @@ class Polling:
         if full:
             time.sleep(seconds)
         else:
-            self._seat.rest(seconds)
+            self._queue.wait(seconds)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -106,11 +106,11 @@ class Polling:
 class Blocking:
     """A thread for each worker waits in `cuEventSynchronize`, asleep, and wakes the worker."""
 
-    def __init__(self, device: CudaDevice, seat: WorkerQueue, _stream: Stream) -> None:
-        self._device, self._seat = device, seat
+    def __init__(self, device: CudaDevice, queue: WorkerQueue, _stream: Stream) -> None:
+        self._device, self._queue = device, queue
         self._events: deque[ctypes.c_void_p] = deque()  # of their own kind
-        self._flights: SimpleQueue[Batch | None] = SimpleQueue()
-        name = f"dispatch {device} waiter {seat.index}"
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        name = f"dispatch {device} waiter {queue.index}"
         self._thread = threading.Thread(target=self._wait, name=name, daemon=True)
         self._thread.start()
 
@@ -124,34 +124,34 @@ class Blocking:
     def recycle(self, event: ctypes.c_void_p) -> None:
         self._events.append(event)
 
-    def watch(self, flight: Batch) -> None:
-        flight.mark = NOT_READY
-        self._flights.put(flight)
+    def watch(self, batch: Batch) -> None:
+        batch.mark = NOT_READY
+        self._batches.put(batch)
 
     def _wait(self) -> None:
         self._device.activate()
         # While a thread captures in the default mode, others may not even wait for an event; this one may.
         exchange_mode()(ctypes.byref(ctypes.c_int(RELAXED)))
         while True:
-            flight = self._flights.get()
-            if flight is None:
+            batch = self._batches.get()
+            if batch is None:
                 return
-            flight.mark = driver.cuEventSynchronize.unchecked(flight.event)
-            self._seat.wake()
+            batch.mark = driver.cuEventSynchronize.unchecked(batch.event)
+            self._queue.wake()
 
-    def ended(self, flight: Batch) -> bool:
-        status = flight.mark
+    def ended(self, batch: Batch) -> bool:
+        status = batch.mark
         if status == NOT_READY:
             return False
         if status:
             self._device.fail(status, "cuEventSynchronize")
         return True
 
-    def pause(self, flights: deque[Batch], *, full: bool) -> None:
-        self._seat.nap(-1) if full else self._seat.rest(-1)
+    def pause(self, batches: deque[Batch], *, full: bool) -> None:
+        self._queue.wait_for_wakeup(-1) if full else self._queue.wait(-1)
 
     def close(self) -> None:
-        self._flights.put(None)
+        self._batches.put(None)
         self._thread.join()
         if self._device.fault is None:
             for event in self._events:
@@ -166,8 +166,8 @@ class Callback:
     ended in, and it is also looked at when nothing was heard for a while.
     """
 
-    def __init__(self, device: CudaDevice, seat: WorkerQueue, stream: Stream) -> None:
-        self._device, self._seat, self._stream = device, seat, stream
+    def __init__(self, device: CudaDevice, queue: WorkerQueue, stream: Stream) -> None:
+        self._device, self._queue, self._stream = device, queue, stream
         self.event, self.recycle = device.event, device.recycle
         self._number = ctypes.c_void_p(next(_numbers))
         self._called = self._sent = 0
@@ -176,29 +176,29 @@ class Callback:
 
     def _hear(self) -> None:
         self._called += 1
-        self._seat.wake()
+        self._queue.wake()
 
-    def watch(self, flight: Batch) -> None:
+    def watch(self, batch: Batch) -> None:
         self._sent += 1
-        flight.mark = self._sent
+        batch.mark = self._sent
         status = driver.cuLaunchHostFunc.unchecked(self._stream.c_handle, _announce, self._number)
         if status:
             self._device.fail(status, "cuLaunchHostFunc")
 
-    def ended(self, flight: Batch) -> bool:
-        if self._called < flight.mark and not self._in_doubt:
+    def ended(self, batch: Batch) -> bool:
+        if self._called < batch.mark and not self._in_doubt:
             return False
         self._in_doubt = False
-        status = driver.cuEventQuery.unchecked_holding_gil(flight.event)
+        status = driver.cuEventQuery.unchecked_holding_gil(batch.event)
         if status == NOT_READY:
             return False
         if status:
             self._device.fail(status, "cuEventQuery")
         return True
 
-    def pause(self, flights: deque[Batch], *, full: bool) -> None:
+    def pause(self, batches: deque[Batch], *, full: bool) -> None:
         before = self._called
-        self._seat.nap(DOUBT) if full else self._seat.rest(DOUBT)
+        self._queue.wait_for_wakeup(SILENCE) if full else self._queue.wait(SILENCE)
         self._in_doubt = self._called == before
 
     def close(self) -> None:

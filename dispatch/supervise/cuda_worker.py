@@ -18,7 +18,7 @@ from dispatch.supervise import trace
 from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import COMPLETIONS
 from dispatch.supervise.future import DONE, FAILED, MISSED
-from dispatch.supervise.queue import CANCELLING, again
+from dispatch.supervise.queue import CANCELLING, clone_error
 from dispatch.supervise.worker import Worker
 
 if TYPE_CHECKING:
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaWorker"]
 
-BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others get their turn
-IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait for a turn
+BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others may launch in between
+IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait to launch
 
 
 class CudaWorker(Worker):
     """Runs requests on a stream of a GPU.
 
     Guarantees: a future is settled with success only after an event behind its work was seen to be complete; a status
-    other than that fails it. The keeper's `turn` is held while requests are enqueued: launching gives up the
+    other than that fails it. The owner's `launch_lock` is held while requests are enqueued: launching gives up the
     interpreter's lock for a moment, and with several threads that would fetch it back, each launch would wait.
     """
 
     device: CudaDevice
 
-    def __init__(self, seat: WorkerQueue, keeper: WorkerOwner) -> None:
-        super().__init__(seat, keeper)
+    def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
+        super().__init__(queue, owner)
         self._stream: Stream | None = None
-        self._flights: deque[Batch] = deque()
+        self._batches: deque[Batch] = deque()
         self._completion: Any = None
-        self._untold: deque[Future] | None = None  # what ends while this worker has the turn; None while it has not
+        self._untold: deque[Future] | None = None  # what ends under `launch_lock`; None where it is not held
 
-    def in_hand(self) -> list[Future]:
-        return [future for flight in self._flights for future in flight.futures]
+    def in_flight(self) -> list[Future]:
+        return [future for batch in self._batches for future in batch.futures]
 
     def _open(self) -> None:
         self.device.activate()
@@ -64,51 +64,51 @@ class CudaWorker(Worker):
         self._stream = self.device.stream()
         self.executor = self.device.executor(self._stream)
         self._record_event = driver.cuEventRecord.unchecked
-        self._completion = COMPLETIONS[self.keeper.completion](self.device, self.seat, self._stream)
+        self._completion = COMPLETIONS[self.owner.completion](self.device, self.queue, self._stream)
 
     def _serve(self) -> None:
-        seat, keeper, flights = self.seat, self.keeper, self._flights
+        queue, owner, batches = self.queue, self.owner, self._batches
         while True:
             moved = False
-            if seat.items and keeper.ending < CANCELLING and seat.busy < IN_FLIGHT:
-                self._take()
+            if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
+                self._enqueue_batch()
                 moved = True
-                if keeper.blocked and len(seat.items) <= seat.limit // 2:
-                    keeper.make_room()
-            if flights and self._land():
+                if owner.blocked and len(queue.pending) <= queue.limit // 2:
+                    owner.make_room()
+            if batches and self._poll():
                 moved = True
             if moved:
                 continue
-            if flights:
+            if batches:
                 self._pause()
-            elif keeper.ending and (keeper.ending >= CANCELLING or not len(seat.items)):
+            elif owner.state and (owner.state >= CANCELLING or not len(queue.pending)):
                 return
             else:
-                seat.rest(-1)
+                queue.wait(-1)
 
-    def _take(self) -> None:
+    def _enqueue_batch(self) -> None:
         """Enqueue what is queued, up to a batch, and record an event behind it."""
-        items, run = self.seat.items, self.executor.run
+        pending, run = self.queue.pending, self.executor.run
         if trace.hooks:
             run = partial(trace.hooked, self.executor, run)
-        flight = Batch(self._completion.event())
-        self._flights.append(flight)
+        batch = Batch(self._completion.event())
+        self._batches.append(batch)
         untold = self._untold = deque()
         try:
-            self._enqueue(flight, items, run)
-            if self.keeper.holding:
-                self.keeper.launched()
-        finally:  # a callback may wait for whatever it likes, and so may not keep the turn from others
+            self._enqueue(batch, pending, run)
+            if self.owner.ordered:
+                self.owner.launched()
+        finally:  # a callback may wait for whatever it likes, and so must not run under `launch_lock`
             self._untold = None
             while untold:
                 self._tell(untold.popleft())
 
-    def _enqueue(self, flight: Batch, items: deque[Future] | PriorityQueue, run: Callable[[Request], Any]) -> None:
-        futures, requests = flight.futures, flight.requests
-        with self.keeper.turn:
-            for _ in range(min(len(items), BATCH)):
+    def _enqueue(self, batch: Batch, pending: deque[Future] | PriorityQueue, run: Callable[[Request], Any]) -> None:
+        futures, requests = batch.futures, batch.requests
+        with self.owner.launch_lock:
+            for _ in range(min(len(pending), BATCH)):
                 try:
-                    future = items.popleft()
+                    future = pending.popleft()
                     request = future._request
                     del future._request
                 except AttributeError:
@@ -126,16 +126,16 @@ class CudaWorker(Worker):
                     if self._rescue(future, request, error):
                         futures.append(future)
                         requests.append(request)  # again: what was in flight may have been settled meanwhile
-            self._record(flight)
+            self._record(batch)
 
     def _fail(self, future: Future, error: BaseException) -> None:
         if self._untold is None:
             super()._fail(future, error)
             return
-        self.seat.failed += 1
+        self.queue.failed += 1
         future._value, future._status = error, FAILED
         self._untold.append(future)
-        self.keeper.failed(future, [])
+        self.owner.failed(future, [])
 
     def _tell(self, future: Future) -> None:
         if self._untold is None:
@@ -161,69 +161,69 @@ class CudaWorker(Worker):
         except CudaError:
             return error
 
-    def _follow(self, seat: QueueLike) -> None:
-        other = seat.worker
+    def _follow(self, queue: QueueLike) -> None:
+        other = queue.worker
         if other is not None and other.executor is not None:
             with Storage.ordering:  # or its handle may go between the look at it and the wait, where that worker ends
                 self.executor.stream.wait_for(other.executor.stream)
 
-    def _record(self, flight: Batch) -> None:
-        if not flight.futures:
-            self._flights.pop()
-            self._completion.recycle(flight.event)
+    def _record(self, batch: Batch) -> None:
+        if not batch.futures:
+            self._batches.pop()
+            self._completion.recycle(batch.event)
             return
-        status = self._record_event(flight.event, self.executor.stream.c_handle)
+        status = self._record_event(batch.event, self.executor.stream.c_handle)
         if status:
             self.device.fail(status, "cuEventRecord")
-        flight.recorded = True
-        self.seat.busy += len(flight.futures)
-        self._completion.watch(flight)
+        batch.recorded = True
+        self.queue.busy += len(batch.futures)
+        self._completion.watch(batch)
 
-    def _land(self) -> bool:
+    def _poll(self) -> bool:
         """Settle the oldest batch if the GPU is past it."""
-        flight = self._flights[0]
-        if not self._completion.ended(flight):
+        batch = self._batches[0]
+        if not self._completion.ended(batch):
             return False
-        self._flights.popleft()
-        self._completion.recycle(flight.event)
-        self._succeed(flight)
+        self._batches.popleft()
+        self._completion.recycle(batch.event)
+        self._succeed(batch)
         return True
 
-    def _succeed(self, flight: Batch) -> None:
-        seat = self.seat
-        seat.done += len(flight.futures)
-        if flight.recorded:
-            seat.busy -= len(flight.futures)
-        for future in flight.futures:
+    def _succeed(self, batch: Batch) -> None:
+        queue = self.queue
+        queue.done += len(batch.futures)
+        if batch.recorded:
+            queue.busy -= len(batch.futures)
+        for future in batch.futures:
             future._status = DONE
             if future._waiting is not None:
                 self._tell(future)
 
     def _pause(self) -> None:
         """Wait for what is in flight, and for what is queued if there is room for it."""
-        self._completion.pause(self._flights, full=self.seat.busy >= IN_FLIGHT)
+        self._completion.pause(self._batches, full=self.queue.busy >= IN_FLIGHT)
 
-    def _settle_flights(self) -> None:
-        if self._stream is None or not self._flights:
+    def _settle_batches(self) -> None:
+        if self._stream is None or not self._batches:
             return
         self._stream.synchronize()
-        for flight in self._flights:
-            self._succeed(flight)
-            flight.futures.clear()
-            flight.requests.clear()
-        while self._flights and self._flights[0].recorded:  # one that is not is being filled, and goes on empty
-            self._completion.recycle(self._flights.popleft().event)
+        for batch in self._batches:
+            self._succeed(batch)
+            batch.futures.clear()
+            batch.requests.clear()
+        while self._batches and self._batches[0].recorded:  # one that is not is being filled, and goes on empty
+            self._completion.recycle(self._batches.popleft().event)
 
     def _close(self) -> None:
         try:
-            self._settle_flights()
+            self._settle_batches()
         finally:
             fault = self.device.fault
-            for flight in self._flights:  # there are any left only if the stream's status is not known to be good
-                for future in flight.futures:
-                    self._fail(future, again(fault or self.keeper.reason()))
-            self._flights.clear()
-            self.seat.busy = 0
+            for batch in self._batches:  # there are any left only if the stream's status is not known to be good
+                for future in batch.futures:
+                    self._fail(future, clone_error(fault or self.owner.reason()))
+            self._batches.clear()
+            self.queue.busy = 0
             if self._completion is not None:
                 self._completion.close()
             super()._close()

@@ -34,7 +34,7 @@ class QueueLike(Protocol):
     index: int
     worker: Any
 
-    def attend(self, future: Future, timeout: float | None) -> float | None: ...
+    def help_wait(self, future: Future, timeout: float | None) -> float | None: ...
 
 
 class Future:
@@ -52,9 +52,9 @@ class Future:
         it. A claim and the note of who claimed are one step of the interpreter, which nothing can come between.
     """
 
-    __slots__ = ("__weakref__", "_number", "_request", "_seat", "_status", "_value", "_waiting")
+    __slots__ = ("__weakref__", "_number", "_queue", "_request", "_status", "_value", "_waiting")
     _number: int  # with process isolation, in the order of sending
-    _seat: QueueLike  # where it was placed
+    _queue: QueueLike  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
     _request: Request  # until it is claimed
     _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it
@@ -221,7 +221,7 @@ class Future:
     def _wait(self, timeout: float | None) -> None:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, -math.inf)
-        left = self._seat.attend(self, timeout) if hasattr(self, "_seat") else timeout
+        left = self._queue.help_wait(self, timeout) if hasattr(self, "_queue") else timeout
         if self._status:
             return
         waiting = open_waiting(self)

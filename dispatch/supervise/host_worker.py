@@ -19,30 +19,30 @@ __all__ = ["HostWorker"]
 class HostWorker(Worker):
     """Runs requests on the host, where they are done as soon as they return."""
 
-    def __init__(self, seat: WorkerQueue, keeper: WorkerOwner) -> None:
-        super().__init__(seat, keeper)
-        self._hand: Future | None = None
+    def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
+        super().__init__(queue, owner)
+        self._current: Future | None = None
 
-    def in_hand(self) -> list[Future]:
-        return [] if self._hand is None else [self._hand]
+    def in_flight(self) -> list[Future]:
+        return [] if self._current is None else [self._current]
 
     def _serve(self) -> None:
-        seat, keeper = self.seat, self.keeper
-        while keeper.ending < CANCELLING:
-            if seat.items:
-                self._take()
-                if keeper.blocked and len(seat.items) <= seat.limit // 2:
-                    keeper.make_room()
-            elif keeper.ending and not len(seat.items):  # what may not start yet is waited for
+        queue, owner = self.queue, self.owner
+        while owner.state < CANCELLING:
+            if queue.pending:
+                self._run_next()
+                if owner.blocked and len(queue.pending) <= queue.limit // 2:
+                    owner.make_room()
+            elif owner.state and not len(queue.pending):  # what may not start yet is waited for
                 return
             else:
-                seat.rest(-1)
+                queue.wait(-1)
 
-    def _take(self) -> None:
+    def _run_next(self) -> None:
         """Run the next request."""
-        seat = self.seat
+        queue = self.queue
         try:
-            future = seat.items.popleft()
+            future = queue.pending.popleft()
         except IndexError:  # somebody has dropped it
             return
         try:
@@ -52,8 +52,8 @@ class HostWorker(Worker):
             request = self._unusual(future)
             if request is MISSED:
                 return
-        self._hand = future
-        seat.busy = 1
+        self._current = future
+        queue.busy = 1
         try:
             run = self.executor.run
             future._value = trace.hooked(self.executor, run, request) if trace.hooks else run(request)
@@ -61,10 +61,10 @@ class HostWorker(Worker):
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
             ran = self._rescue(future, request, error)
         finally:
-            seat.busy = 0
-            self._hand = None
+            queue.busy = 0
+            self._current = None
         if ran:
-            seat.done += 1
+            queue.done += 1
             future._status = DONE
             if future._waiting is not None:
                 self._tell(future)

@@ -62,9 +62,9 @@ class Journal:
     and results are held until the next write, so their memory is freed PERIOD later than without a journal.
     """
 
-    def __init__(self, path: str | os.PathLike[str], crew: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], pool: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
         self.path = Path(path)
-        self._crew = crew
+        self._pool = pool
         self._may_hang = isolation == "process"  # with threads, a deadline is only looked at before the start
         # A pipe that nobody reads is an error at once, and not waited for.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
@@ -79,7 +79,7 @@ class Journal:
         self._ending = Signal()
         self._bell = Signal()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"dispatch {crew.device} journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"dispatch {pool.device} journal", daemon=True)
         try:
             os.set_blocking(self._file, True)
             self._write([self._header(isolation, setup)])
@@ -89,10 +89,10 @@ class Journal:
             raise
 
     def _header(self, isolation: str, setup: Sequence[str]) -> dict[str, Any]:
-        device = self._crew.device
+        device = self._pool.device
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         header = {"journal": VERSION, "pid": os.getpid(), "begun": now, "device": device.name, "arch": str(device.arch)}
-        header |= {"streams": len(self._crew.seats), "isolation": isolation, "setup": list(setup)}
+        header |= {"streams": len(self._pool.queues), "isolation": isolation, "setup": list(setup)}
         return header | {"python": sys.version.split()[0]}
 
     def note(self, future: Future, request: Request, worker: int, timeout: float | None = None) -> None:
@@ -170,14 +170,14 @@ class Journal:
     def _row(self, request: Request) -> str | None:
         """The row that ran a request, from the workers' plans; where they are in a child, the first that takes it."""
         key = (type(request), *request.key())
-        plans = [getattr(executor, "plans", {}).get(key) for executor in self._crew.homes]
+        plans = [getattr(executor, "plans", {}).get(key) for executor in self._pool.queue_of]
         row = next((plan.row for plan in plans if plan is not None), None)
         if row is not None:
             return str(row.name)
         if key not in self._rows:  # to find one takes a third of a millisecond
             if len(self._rows) >= ROWS:
                 self._rows.clear()
-            self._rows[key] = row_of(request, self._crew.device.arch)
+            self._rows[key] = row_of(request, self._pool.device.arch)
         return self._rows[key]
 
     def _ended(self) -> Iterator[dict[str, Any]]:
@@ -194,7 +194,7 @@ class Journal:
     def _outcome(self, future: Future) -> dict[str, str]:
         if future._status == CANCELLED:
             return {"status": "cancelled"}
-        error, refusal = future._value, self._crew.refusal
+        error, refusal = future._value, self._pool.refusal
         # What fails because the supervisor ended, or because of others, was not run: a rerun has nothing to compare.
         turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
         kinds = NEVER_RUN if self._may_hang else (*NEVER_RUN, DeadlineExceeded)

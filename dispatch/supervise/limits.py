@@ -1,6 +1,6 @@
 """Limits: what is taken for a time in seconds, and how often the workers of one supervisor may break.
 
-supervisor.py and future.py check what users give; pool.py and isolate/crew.py ask before they put something new in the
+supervisor.py and future.py check what users give; pool.py and isolate/pool.py ask before they put something new in the
 place of what broke. Nothing here waits or starts anything.
 """
 
@@ -42,7 +42,7 @@ class RestartLimit:
 
     Guarantees: not more than `max_restarts` starts in a row fail before the circuit opens, however long each takes. An
     open circuit that half-opens has spent its restarts: one break within `max_seconds` opens it again at once.
-    Who calls holds the crew's lock.
+    Who calls holds the pool's lock.
     """
 
     def __init__(self, max_restarts: int, max_seconds: float, cooldown: float | None) -> None:

@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 __all__ = ["place", "shares"]
 
 
-def place(ticket: int, seats: list[WorkerQueue]) -> WorkerQueue:
-    """The seat with the least to do; in turn among equals."""
-    best = seats[ticket % len(seats)]
-    least = len(best.items) + best.busy
+def place(ticket: int, queues: list[WorkerQueue]) -> WorkerQueue:
+    """The queue with the least to do; in turn among equals."""
+    best = queues[ticket % len(queues)]
+    least = len(best.pending) + best.busy
     if least:
-        for seat in seats:
-            load = len(seat.items) + seat.busy
+        for queue in queues:
+            load = len(queue.pending) + queue.busy
             if load < least:
-                best, least = seat, load
+                best, least = queue, load
     return best
 
 
-def shares(count: int, seats: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
+def shares(count: int, queues: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
     """How many of `count` requests go where, so that all have as much to do as they can; no more than fit."""
-    loads = {seat: len(seat.items) + seat.busy for seat in seats}
-    lower = [seat for seat in seats if len(seat.items) < seat.limit]  # one that is full may have the least to do
+    loads = {queue: len(queue.pending) + queue.busy for queue in queues}
+    lower = [queue for queue in queues if len(queue.pending) < queue.limit]  # one that is full may have the least to do
     while lower:
-        level = -(-(count + sum(loads[seat] for seat in lower)) // len(lower))
-        below = [seat for seat in lower if loads[seat] <= level]
+        level = -(-(count + sum(loads[queue] for queue in lower)) // len(lower))
+        below = [queue for queue in lower if loads[queue] <= level]
         if len(below) == len(lower):
             break
         lower = below
-    shares = []
-    for seat in lower:
-        share = min(level - loads[seat], count, max(seat.limit - len(seat.items), 0))
+    given = []
+    for queue in lower:
+        share = min(level - loads[queue], count, max(queue.limit - len(queue.pending), 0))
         count -= share
         if share:
-            shares.append((seat, share))
-    return shares
+            given.append((queue, share))
+    return given

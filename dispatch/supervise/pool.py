@@ -1,7 +1,7 @@
 """WorkerPool: the workers of one supervisor, and the policy over them: who gets a request, what a defect or a fault
 leads to.
 
-supervisor.py is what users hold; worker.py has the threads, which know the crew and not the supervisor, so that one
+supervisor.py is what users hold; worker.py has the threads, which know the pool and not the supervisor, so that one
 that is dropped can end. This module never runs a request and never touches a stream.
 
 What holds where a thread is interrupted or cannot start. Python interrupts the main thread alone (Ctrl-C, any handler
@@ -56,7 +56,7 @@ from dispatch.supervise.failures import Failures
 from dispatch.supervise.future import DELIVERED, DONE, LateFuture
 from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.priority_queue import PRIORITIES, PriorityQueue
-from dispatch.supervise.queue import BROKEN, CANCELLING, CLOSING, OPEN, WorkerQueue, again
+from dispatch.supervise.queue import BROKEN, CANCELLING, CLOSING, OPEN, WorkerQueue, clone_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,17 +72,17 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBU
 UNDO_STEP = 0.05  # seconds between looks at whether what was begun has come to its end, so that it can be undone
 AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that nobody closed
 
-_crews: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class WorkerPool(Room, Circuit):
-    """The workers of one supervisor and the policy over them: what the threads hold, so that they do not hold it.
+    """The workers of one supervisor and the policy over them. Threads hold this, and not the supervisor.
 
-    Guarantees: `ending` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
-    who submits looks at `WorkerQueue.vacant` after adding to it: what comes too late is ended by whoever sees that it
+    Guarantees: `state` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
+    who submits looks at `WorkerQueue.draining` after adding to it: what comes too late is ended by whoever sees that it
     did. Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
-    What a main thread does here may be interrupted anywhere (see above): so it holds `lock` by `with` only,
-    waits in plain locks, and leaves nothing that is not done again by the next who comes.
+    What a main thread does here may be interrupted anywhere (see above): so it holds `lock` by `with` only, waits in
+    plain locks, and leaves nothing that is not done again by the next who comes.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class WorkerPool(Room, Circuit):
     ) -> None:
         self.device = device
         self.completion = completion
-        self.ending = OPEN
+        self.state = OPEN
         self.refusal: DispatchError | None = None
-        self.turn = threading.Lock()
+        self.launch_lock = threading.Lock()
         self.lock = threading.Lock()
         self.blocked = 0
         self.gates = []
-        self.holding = False
+        self.ordered = False
         self.dropped = self.withdrawn = 0
         self.tickets = itertools.count()
-        self.homes: dict[Any, WorkerQueue] = {}  # executor -> seat
+        self.queue_of: dict[Any, WorkerQueue] = {}  # by executors, whose plans the worker has
         self.samples: deque[float] = deque(maxlen=SAMPLES)
         self.restarts = 0
         self.limit = limit
-        self.resting = False  # the circuit is open, but for a while only
-        self.rested = allocate_lock()  # held; released for those who wait for the end of that, where they shall not
-        self.rested.acquire()
+        self.cooling_down = False  # the circuit is open, but for a while only
+        self.cooled = allocate_lock()  # held; released for those who wait for the end of that, where they shall not
+        self.cooled.acquire()
         self._up = allocate_lock()  # held until the workers have begun, or cannot
         self._up.acquire()
         self._starters: list[int] = []  # the thread that starts the others, once it has begun
@@ -118,8 +118,8 @@ class WorkerPool(Room, Circuit):
         self._is_up = False
         self._start_error: BaseException | None = None
         self.failures = Failures()
-        self.seats = self.make_seats(streams, queue_size)
-        _crews.add(self)
+        self.queues = self.make_queues(streams, queue_size)
+        _pools.add(self)
         device.supervisors.add(self)
 
     generation = 1
@@ -127,13 +127,13 @@ class WorkerPool(Room, Circuit):
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         """Threads are of one generation."""
 
-    def make_seats(self, streams: int, queue_size: int) -> list[WorkerQueue]:
-        """The places, with their workers in them."""
+    def make_queues(self, streams: int, queue_size: int) -> list[WorkerQueue]:
+        """The queues, each with its worker."""
         kind = HostWorker if self.device.is_host else CudaWorker
-        seats = [WorkerQueue(index, queue_size) for index in range(streams)]
-        for seat in seats:
-            seat.worker = kind(seat, self)
-        return seats
+        queues = [WorkerQueue(index, queue_size) for index in range(streams)]
+        for queue in queues:
+            queue.worker = kind(queue, self)
+        return queues
 
     def start(self, then: Callable[[], None]) -> None:
         """Have the workers begin, and then do what else there is to be begun; raises what that raised, or WorkerFailed.
@@ -171,52 +171,52 @@ class WorkerPool(Room, Circuit):
         self._up.release()
 
     def _start_threads(self) -> None:
-        for seat in self.seats:
-            if seat.worker is not None:
-                seat.worker.start()
+        for queue in self.queues:
+            if queue.worker is not None:
+                queue.worker.start()
 
     def undo(self) -> None:
         """End one that never came to be, and wait until nothing of it is left."""
         self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
-        _crews.discard(self)
+        _pools.discard(self)
         self.device.supervisors.discard(self)
         while self._starters and not self._is_up:
             self._up.acquire(True, UNDO_STEP)
         self.join()
 
     # -- requests that are not as others ---------------------------------------------------------------------------
-    def rank(self, seat: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
-        """Add futures that have a priority or wait for others; those of a seat that never had any cost nothing."""
+    def rank(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
+        """Add futures that have a priority or wait for others; those of a queue that never had any cost nothing."""
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
         with self.lock:
-            if type(seat.items) is not PriorityQueue:
-                seat.items = PriorityQueue(seat.items, self.may_start)  # type: ignore[arg-type]
+            if type(queue.pending) is not PriorityQueue:
+                queue.pending = PriorityQueue(queue.pending, self.may_start)  # type: ignore[arg-type]
         for future in futures:
             if isinstance(future, LateFuture):
                 for other in future.after:
                     if not other._status:
-                        self.holding = True
-                        other.add_done_callback(lambda _: seat.wake())
-        seat.items.put(futures, priority)
+                        self.ordered = True
+                        other.add_done_callback(lambda _: queue.wake())
+        queue.pending.put(futures, priority)
 
     def may_start(self, future: LateFuture) -> bool:
         """Whether all that a future waits for has ended, or is enqueued where another worker can wait for its event."""
         return all(other._status or self._is_enqueued(other) for other in future.after)
 
     def _is_enqueued(self, other: Future) -> bool:
-        return getattr(other, "_seat", None) in self.seats and other.is_launched
+        return getattr(other, "_queue", None) in self.queues and other.is_launched
 
     def launched(self) -> None:
         """A worker has enqueued something: wake those that waited for that."""
-        for seat in self.seats:
-            if seat.asleep and type(seat.items) is PriorityQueue and seat.items:
-                seat.wake()
+        for queue in self.queues:
+            if queue.asleep and type(queue.pending) is PriorityQueue and queue.pending:
+                queue.wake()
 
-    # -- what workers say (worker.WorkerOwner) -------------------------------------------------------------------------
-    def opened(self, executor: Any, seat: WorkerQueue) -> None:
+    # -- what workers say (queue.WorkerOwner) -------------------------------------------------------------------------
+    def opened(self, executor: Any, queue: WorkerQueue) -> None:
         with self.lock:
-            self.homes = {**_without(self.homes, seat), executor: seat}
+            self.queue_of = {**_without(self.queue_of, queue), executor: queue}
 
     def keep(self, future: Future) -> None:
         self.failures.keep(future)
@@ -233,11 +233,11 @@ class WorkerPool(Room, Circuit):
     def lost(self) -> None:
         """The device is lost: nothing more is taken, and what is queued fails."""
         if self.device.fault is not None:
-            self.end(BROKEN, again(self.device.fault))
+            self.end(BROKEN, clone_error(self.device.fault))
 
     def reason(self) -> DispatchError:
         """Why what is queued will not be run."""
-        return again(self.refusal or Closed(f"the supervisor of {self.device} has ended"))
+        return clone_error(self.refusal or Closed(f"the supervisor of {self.device} has ended"))
 
     def sample(self, start: float, future: Future) -> None:
         if future._status == DONE:
@@ -247,23 +247,23 @@ class WorkerPool(Room, Circuit):
     def check(self) -> None:
         """Raise why nothing is taken any more."""
         if self.refusal is not None:
-            raise again(self.refusal)
+            raise clone_error(self.refusal)
 
-    def end(self, ending: int, refusal: DispatchError) -> None:
-        """Take nothing more; `ending` says what becomes of what is queued."""
-        if ending == BROKEN > self.ending:
+    def end(self, state: int, refusal: DispatchError) -> None:
+        """Take nothing more; `state` says what becomes of what is queued."""
+        if state == BROKEN > self.state:
             event = "device lost" if isinstance(refusal, DeviceFault) else "circuit opened"
             log(event, {"device": self.device, "cause": refusal})
         with self.lock:
-            if self.refusal is None or self.resting or ending == BROKEN > self.ending:
+            if self.refusal is None or self.cooling_down or state == BROKEN > self.state:
                 self.refusal = refusal
-            self.ending = max(self.ending, ending)
-            self.resting = False
+            self.state = max(self.state, state)
+            self.cooling_down = False
             self.open_gates()
         with suppress(RuntimeError):
-            self.rested.release()
-        for seat in self.seats:
-            seat.wake()
+            self.cooled.release()
+        for queue in self.queues:
+            queue.wake()
 
     def finish(self, why: str = "with its device") -> None:
         """Run what is queued, and end; the device asks for this before it is closed."""
@@ -272,7 +272,7 @@ class WorkerPool(Room, Circuit):
 
     def is_own_thread(self) -> bool:
         here = threading.current_thread()
-        return any(seat.worker is not None and seat.worker.thread is here for seat in self.seats)
+        return any(queue.worker is not None and queue.worker.thread is here for queue in self.queues)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for all workers, their successors included; one of them cannot, and does not."""
@@ -280,10 +280,10 @@ class WorkerPool(Room, Circuit):
             return
         deadline = None if seconds is None else monotonic() + seconds
         self._join_starter(seconds)
-        for seat in self.seats:
+        for queue in self.queues:
             worker = None
-            while worker is not seat.worker and seat.worker is not None:
-                worker = seat.worker
+            while worker is not queue.worker and queue.worker is not None:
+                worker = queue.worker
                 if worker.thread.ident is not None:  # or it was never started
                     worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
 
@@ -296,16 +296,16 @@ class WorkerPool(Room, Circuit):
     def abandon(self) -> None:
         """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock.
 
-        It may be called again: who ended the crew may have been interrupted before all of it had heard of that.
+        It may be called again: who ended the pool may have been interrupted before all of it had heard of that.
         """
-        is_news = self.ending <= OPEN
+        is_news = self.state <= OPEN
         if is_news:
             self.refusal = Closed("the supervisor is gone")
-            self.ending = CANCELLING
+            self.state = CANCELLING
         with suppress(RuntimeError):
-            self.rested.release()
-        for seat in self.seats:
-            seat.wake()
+            self.cooled.release()
+        for queue in self.queues:
+            queue.wake()
         if not is_news:
             return
         warnings.warn(
@@ -317,16 +317,16 @@ class WorkerPool(Room, Circuit):
     def after_fork(self) -> None:
         """In a forked child: its threads are not there, and a CUDA context does not survive a fork."""
         self.lock = threading.Lock()
-        self.turn = threading.Lock()
+        self.launch_lock = threading.Lock()
         self.gates = []
         self.refusal = Closed(
             f"this supervisor of {self.device} was made before os.fork(), which leaves its threads and the CUDA context"
             " behind; make it in the child, and start children with the 'spawn' method"
         )
-        self.ending = BROKEN
-        for seat in self.seats:
-            left = [*seat.items, *seat.in_hand()]
-            seat.items.clear()
+        self.state = BROKEN
+        for queue in self.queues:
+            left = [*queue.pending, *queue.in_flight()]
+            queue.pending.clear()
             for future in left:
                 future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
                 future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
@@ -335,8 +335,8 @@ class WorkerPool(Room, Circuit):
 
 # Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
 # their beginning by no handler, so that Ctrl-C there would leave the block without its end.
-def _without(homes: dict[Any, WorkerQueue], seat: WorkerQueue) -> dict[Any, WorkerQueue]:
-    return {executor: other for executor, other in homes.items() if other is not seat}
+def _without(queue_of: dict[Any, WorkerQueue], queue: WorkerQueue) -> dict[Any, WorkerQueue]:
+    return {executor: other for executor, other in queue_of.items() if other is not queue}
 
 
 def is_exhausted(error: BaseException) -> bool:
@@ -355,17 +355,17 @@ def unstarted(device: Device, error: BaseException) -> DispatchError:
 
 
 def _after_fork() -> None:
-    for crew in list(_crews):
-        crew.after_fork()
+    for pool in list(_pools):
+        pool.after_fork()
 
 
 def _at_exit() -> None:
     """Let workers that nobody closed end before the interpreter does: cancel what is queued, wait a little."""
-    crews = [crew for crew in _crews if crew.ending < CANCELLING]
-    for crew in crews:
-        crew.end(CANCELLING, Closed("the interpreter exits"))
-    for crew in crews:
-        crew.join(AT_EXIT / len(crews))
+    pools = [pool for pool in _pools if pool.state < CANCELLING]
+    for pool in pools:
+        pool.end(CANCELLING, Closed("the interpreter exits"))
+    for pool in pools:
+        pool.join(AT_EXIT / len(pools))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,6 @@
-"""Levels: a worker's queue once a request has a priority or waits for others; before that a plain deque does.
+"""PriorityQueue: a worker's queue once a request has a priority or waits for others; before that a plain deque does.
 
-pool.py puts one in place of a seat's deque, which stays its middle level; workers and supervisors use both alike. It
+pool.py puts one in place of a queue's deque, which stays its middle level; workers and supervisors use both alike. It
 knows nothing of workers and streams: whether a request may start is asked of its future.
 """
 

@@ -1,7 +1,7 @@
 """WorkerQueue: a worker's place in its supervisor, which outlives the worker: its queue, its counts and its sleep.
 
-supervisor.py appends to the queue, worker.py takes from it. Here is also what a worker knows of who keeps it, and the
-steps in which a supervisor ends. Nothing here runs a request.
+supervisor.py appends to the queue, worker.py takes from it. Here is also what a worker knows of its owner, and the
+states of a supervisor. Nothing here runs a request.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from dispatch.errors import DispatchError
     from dispatch.supervise.future import Future
 
-__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerLike", "WorkerOwner", "WorkerQueue", "again"]
+__all__ = ["BROKEN", "CANCELLING", "CLOSING", "OPEN", "WorkerLike", "WorkerOwner", "WorkerQueue", "clone_error"]
 
-# `WorkerOwner.ending`, in the order in which it may change.
+# `WorkerOwner.state`, in the order in which it may change.
 OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; cancels it; fails it
 
 
 class WorkerLike(Protocol):
-    """What its queue, and who keeps it, know of a worker (worker.py)."""
+    """What its queue and its owner know of a worker (worker.py)."""
 
-    seat: WorkerQueue
+    queue: WorkerQueue
     thread: threading.Thread
     executor: Any
     successor: Any  # one that goes on with this one's thread
 
     def start(self) -> None: ...
-    def in_hand(self) -> list[Future]: ...
+    def in_flight(self) -> list[Future]: ...
 
 
 class WorkerOwner(Protocol):
-    """What a worker knows of who keeps it (supervisor.py)."""
+    """What a worker knows of its owner (pool.py)."""
 
     device: Device
-    ending: int
+    state: int
     blocked: int  # threads that wait for room in a queue
-    turn: Any  # a lock: who holds it enqueues
+    launch_lock: Any  # a lock: who holds it enqueues
     completion: str  # how workers learn that a stream has passed an event: a key of completion.COMPLETIONS
-    holding: bool  # whether there are requests that may start once others are enqueued
+    ordered: bool  # whether there are requests that may start once others are enqueued
 
-    def opened(self, executor: Any, seat: WorkerQueue) -> None: ...
+    def opened(self, executor: Any, queue: WorkerQueue) -> None: ...
     def keep(self, future: Future) -> None: ...
     def failed(self, future: Future, errors: list[BaseException]) -> None: ...
     def callbacks_failed(self, errors: list[BaseException]) -> None: ...
@@ -60,31 +60,44 @@ class WorkerOwner(Protocol):
     def launched(self) -> None: ...
 
 
-def again(error: DispatchError) -> DispatchError:
+def clone_error(error: DispatchError) -> DispatchError:
     """The same error as an object of its own, for each raise adds to the traceback of its object."""
-    twin = type(error)(*error.args)
-    twin.__cause__ = error.__cause__
-    return twin
+    clone = type(error)(*error.args)
+    clone.__cause__ = error.__cause__
+    return clone
 
 
 class WorkerQueue:
     """A worker's place: the queue and the counts, which outlive a worker that breaks.
 
-    Guarantees: the counts are written by the worker alone. `items` is appended to by any thread and taken from by the
-    worker, by who drops the oldest, or by anyone once it is `vacant`. A sleeper is woken: the worker sets `asleep` and
-    then looks at `items`, who submits appends and then looks at `asleep`; a wake-up too many only makes the worker look
-    once more. `items` becomes Levels when first needed, around the very same deque: what is added to that is not lost.
+    Guarantees: the counts are written by the worker alone. `pending` is appended to by any thread and taken from by the
+    worker, by who drops the oldest, or by anyone while it is `draining`. A sleeper is woken: the worker sets `asleep`
+    and then looks at `pending`, who submits appends and then looks at `asleep`; a wake-up too many only makes the
+    worker look once more. `pending` becomes a PriorityQueue when first needed, around the very same deque: what is
+    added to that is not lost.
     """
 
-    __slots__ = ("asleep", "busy", "cancelled", "done", "failed", "gate", "index", "items", "limit", "vacant", "worker")
+    __slots__ = (
+        "asleep",
+        "busy",
+        "cancelled",
+        "done",
+        "draining",
+        "failed",
+        "gate",
+        "index",
+        "limit",
+        "pending",
+        "worker",
+    )
 
     def __init__(self, index: int, limit: int) -> None:
         self.index, self.limit = index, limit
-        self.items: deque[Future] | PriorityQueue = deque()
+        self.pending: deque[Future] | PriorityQueue = deque()
         self.gate = allocate_lock()  # held, but for the moment between a wake-up and the worker's taking note of it
         self.gate.acquire()
         self.asleep = False
-        self.vacant = False  # no worker will come any more
+        self.draining = False  # no worker will come any more
         self.busy = self.done = self.failed = self.cancelled = 0
         self.worker: WorkerLike | None = None
 
@@ -97,49 +110,49 @@ class WorkerQueue:
             except RuntimeError:  # released already: the worker has not yet taken note
                 pass
 
-    def rest(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Sleep until something is queued, somebody wakes the worker, or the time is over (-1: without end)."""
         self.asleep = True
-        if not self.items:
+        if not self.pending:
             self.gate.acquire(True, seconds)
         self.asleep = False
 
-    def nap(self, seconds: float) -> None:
+    def wait_for_wakeup(self, seconds: float) -> None:
         """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
         self.gate.acquire(True, seconds)
 
     def expect(self, future: Future) -> None:
         """See to it that a future with a deadline ends, though nobody takes it from the queue, if that is possible."""
 
-    def attend(self, future: Future, timeout: float | None) -> float | None:
+    def help_wait(self, future: Future, timeout: float | None) -> float | None:
         """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
         the time."""
         return timeout
 
-    def in_hand(self) -> list[Future]:
+    def in_flight(self) -> list[Future]:
         """What has been taken from the queue and not been settled."""
-        return [] if self.worker is None else self.worker.in_hand()
+        return [] if self.worker is None else self.worker.in_flight()
 
-    def vacate(self, keeper: WorkerOwner) -> None:
+    def drain(self, owner: WorkerOwner) -> None:
         """End what is left in the queue; from now on whoever adds to it does the same."""
-        self.vacant = True
-        items = self.items
-        if type(items) is PriorityQueue:
-            items.release()
-        while items:
+        self.draining = True
+        pending = self.pending
+        if type(pending) is PriorityQueue:
+            pending.release()
+        while pending:
             try:
-                future = items[0] if type(items) is deque else items.first()  # type: ignore[union-attr]
+                future = pending[0] if type(pending) is deque else pending.first()  # type: ignore[union-attr]
             except IndexError:  # another thread, which has just added to it, is here too
                 continue
-            cause = None if keeper.ending == CANCELLING else keeper.reason()
+            cause = None if owner.state == CANCELLING else owner.reason()
             if cause is not None:
-                keeper.keep(future)
+                owner.keep(future)
             is_mine, errors = future.withdraw(cause)
             if not is_mine or cause is None:
                 self.cancelled += future._status == CANCELLED
-                keeper.callbacks_failed(errors)
+                owner.callbacks_failed(errors)
             else:
                 self.failed += 1
-                keeper.failed(future, errors)
+                owner.failed(future, errors)
             with suppress(ValueError):  # taken out only now: an interrupted call leaves it to the next
-                items.remove(future)
+                pending.remove(future)

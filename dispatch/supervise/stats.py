@@ -1,4 +1,4 @@
-"""Stats: the counts and latencies of a supervisor at about this moment, read off its crew without stopping anybody.
+"""Stats: the counts and latencies of a supervisor at about this moment, read off its pool without stopping anybody.
 
 supervisor.py gives them to users, status_server.py to `python -m dispatch top`. Nothing here counts: workers do, as
 they go.
@@ -49,22 +49,22 @@ class Stats:
     workers: tuple[WorkerStats, ...]
 
 
-def count(crew: WorkerPool) -> Stats:
-    """What a crew's seats and samples say now; they go on counting meanwhile."""
+def count(pool: WorkerPool) -> Stats:
+    """What a pool's queues and samples say now; they go on counting meanwhile."""
     workers = tuple(
-        WorkerStats(len(seat.items), seat.busy, seat.done, seat.failed, seat.cancelled) for seat in crew.seats
+        WorkerStats(len(queue.pending), queue.busy, queue.done, queue.failed, queue.cancelled) for queue in pool.queues
     )
-    samples = sorted(crew.samples.copy())  # a deque must not grow while it is walked: copying is one step
+    samples = sorted(pool.samples.copy())  # a deque must not grow while it is walked: copying is one step
     p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
     return Stats(
         queued=sum(worker.queued for worker in workers),
         running=sum(worker.running for worker in workers),
         done=sum(worker.done for worker in workers),
-        failed=sum(worker.failed for worker in workers) + crew.dropped,
-        cancelled=sum(worker.cancelled for worker in workers) + crew.withdrawn,
-        restarts=crew.restarts,
-        generation=crew.generation,
-        bytes_in_use=crew.device.bytes_in_use(),
+        failed=sum(worker.failed for worker in workers) + pool.dropped,
+        cancelled=sum(worker.cancelled for worker in workers) + pool.withdrawn,
+        restarts=pool.restarts,
+        generation=pool.generation,
+        bytes_in_use=pool.device.bytes_in_use(),
         p50=p50,
         p90=p90,
         p99=p99,

@@ -43,33 +43,33 @@ CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # what a listener says tha
 CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
 _numbers = itertools.count(1)
-_boards: weakref.WeakSet[StatusServer] = weakref.WeakSet()
+_servers: weakref.WeakSet[StatusServer] = weakref.WeakSet()
 
 
 class StatusServer:
-    """Answers who asks how one supervisor is doing; the thread does not keep the crew alive.
+    """Answers who asks how one supervisor is doing; the thread does not keep the pool alive.
 
     Guarantees: it only describes, so nothing that it lacks, be it a name, a descriptor, a thread or memory, is an error
     of the supervisor. The log says what it lacks, and `is_open` whether it answers.
     """
 
-    def __init__(self, crew: WorkerPool, isolation: str) -> None:
-        self._crew = weakref.ref(crew)
-        self._facts = {"pid": os.getpid(), "supervisor": next(_numbers), "device": str(crew.device)}
+    def __init__(self, pool: WorkerPool, isolation: str) -> None:
+        self._pool = weakref.ref(pool)
+        self._facts = {"pid": os.getpid(), "supervisor": next(_numbers), "device": str(pool.device)}
         self._facts |= {"isolation": isolation}
         self._opened = monotonic()
         self._closing = Signal()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         try:
-            self._open(f"dispatch {crew.device} status")
+            self._open(f"dispatch {pool.device} status")
         except (OSError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
             self.close()
             log("no status", {**self._facts, "cause": error})
 
     def _open(self, name: str) -> None:
         listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _boards.add(self)
+        _servers.add(self)
         _bind(listener, f"\0{PREFIX}-{self._facts['pid']}-{self._facts['supervisor']}")
         listener.listen()
         thread = threading.Thread(target=self._answer, args=(listener,), name=name, daemon=True)
@@ -115,12 +115,12 @@ class StatusServer:
 
     def facts(self) -> dict[str, Any]:
         """What is answered: a JSON object."""
-        crew = self._crew()
+        pool = self._pool()
         facts: dict[str, Any] = {"version": VERSION, **self._facts, "time": monotonic(), "opened": self._opened}
-        if crew is None:
+        if pool is None:
             return facts | {"state": "gone"}
-        state = "open" if crew.ending == OPEN else "broken" if crew.ending == BROKEN else "closing"
-        return facts | {"state": state, **asdict(count(crew))}
+        state = "open" if pool.state == OPEN else "broken" if pool.state == BROKEN else "closing"
+        return facts | {"state": state, **asdict(count(pool))}
 
 
 def _bind(listener: socket.socket, name: str) -> None:
@@ -190,8 +190,8 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
 
 
 def _after_fork() -> None:
-    for board in list(_boards):
-        board.forget()
+    for server in list(_servers):
+        server.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

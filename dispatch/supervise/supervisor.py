@@ -21,7 +21,7 @@ from dispatch.supervise.future import Future, LateFuture
 from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import place, shares
 from dispatch.supervise.pool import WorkerPool
-from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, again
+from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
 from dispatch.supervise.stats import Stats, count
 from dispatch.supervise.waiters import Sample
 
@@ -115,27 +115,27 @@ class Supervisor:
         self.device = device if isinstance(device, Device) else find_device(device)
         self.device.check()
         limit = RestartLimit(max_restarts, max_seconds, cooldown)
-        crew: WorkerPool
+        pool: WorkerPool
         if isolation == "thread":
-            crew = WorkerPool(self.device, streams, queue_size, limit, completion)
+            pool = WorkerPool(self.device, streams, queue_size, limit, completion)
         else:
             from dispatch.supervise.process.process_pool import ProcessPool
             from dispatch.supervise.process.shared_device import shared
 
             self.device = home = shared(self.device.name)
-            crew = ProcessPool(home, streams, queue_size, limit, setup, spare, hang_seconds, completion)
-        self._crew = crew
+            pool = ProcessPool(home, streams, queue_size, limit, setup, spare, hang_seconds, completion)
+        self._pool = pool
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         self._journal: Journal | None = None
-        self._board: StatusServer | None = None
+        self._status_server: StatusServer | None = None
         try:
-            crew.start(partial(self._describe, journal, isolation, setup))
-            self._unseen = weakref.finalize(self, _unwatch, self._board, self._journal, wait=False)
-            self._dropped = weakref.finalize(self, _drop, crew)
+            pool.start(partial(self._describe, journal, isolation, setup))
+            self._unseen = weakref.finalize(self, _unwatch, self._status_server, self._journal, wait=False)
+            self._dropped = weakref.finalize(self, _drop, pool)
             self._dropped.atexit = False  # `_at_exit` does that
         except BaseException:
-            crew.undo()
-            _unwatch(self._board, self._journal, wait=False)
+            pool.undo()
+            _unwatch(self._status_server, self._journal, wait=False)
             if isolation == "process":
                 self.device.close()  # nobody was given it
             raise
@@ -147,8 +147,8 @@ class Supervisor:
         if journal is not None:
             from dispatch.supervise.journal import Journal
 
-            self._journal = Journal(journal, self._crew, isolation, setup)
-        self._board = StatusServer(self._crew, isolation)
+            self._journal = Journal(journal, self._pool, isolation, setup)
+        self._status_server = StatusServer(self._pool, isolation)
 
     def submit(
         self,
@@ -167,9 +167,9 @@ class Supervisor:
         events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
         after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
         """
-        crew = self._crew
-        if crew.refusal is not None:
-            crew.check()
+        pool = self._pool
+        if pool.refusal is not None:
+            pool.check()
         deadline = None
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)  # the journal has it, too, and JSON knows no other numbers
@@ -181,35 +181,35 @@ class Supervisor:
             raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
         future = Future(request) if is_plain else late_future(request, deadline, after)
         try:
-            ticket = next(crew.tickets)
-            seat = None
+            ticket = next(pool.tickets)
+            queue = None
             if worker is not None:
-                seat = place(ticket, self._pool(worker))
+                queue = place(ticket, self._allowed(worker))
             elif self._affine:
                 bound = getattr(request, "bound", None)
                 if bound is not None:
-                    seat = crew.homes.get(bound.executor)
-                    if seat is not None and len(seat.items) > NEAR:
-                        seat = None
-            if seat is None:
-                seat = place(ticket, crew.seats)
-            if len(seat.items) >= self._limit:
-                seat = crew.wait_for_room(self._pool(worker), self._when_full, deadline)
-            future._seat = seat
+                    queue = pool.queue_of.get(bound.executor)
+                    if queue is not None and len(queue.pending) > NEAR:
+                        queue = None
+            if queue is None:
+                queue = place(ticket, pool.queues)
+            if len(queue.pending) >= self._limit:
+                queue = pool.wait_for_room(self._allowed(worker), self._when_full, deadline)
+            future._queue = queue
             if trace.hooks or self._journal is not None:
-                self._observe([future], [request], seat, timeout)
+                self._observe([future], [request], queue, timeout)
             if not ticket & SAMPLED:
-                future.add_done_callback(Sample(crew.sample, perf_counter()))
+                future.add_done_callback(Sample(pool.sample, perf_counter()))
             if is_first_come:
-                seat.items.append(future)
+                queue.pending.append(future)
             else:
-                crew.rank(seat, [future], priority)
-            if seat.asleep:
-                seat.wake()
-            if seat.vacant:
-                seat.vacate(crew)
+                pool.rank(queue, [future], priority)
+            if queue.asleep:
+                queue.wake()
+            if queue.draining:
+                queue.drain(pool)
             if deadline is not None:
-                seat.expect(future)
+                queue.expect(future)
         except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
             future.withdraw(None)
             raise
@@ -229,97 +229,99 @@ class Supervisor:
         meanwhile, the futures of those that found no room have failed with the reason. Raises as `submit` does
         otherwise.
         """
-        crew = self._crew
-        if crew.refusal is not None:
-            crew.check()
+        pool = self._pool
+        if pool.refusal is not None:
+            pool.check()
         futures: list[Future] = list(map(Future, requests := list(requests)))
         others = check_futures(after) if after else ()
         if others:
             futures = [LateFuture(future.claim(), others) for future in futures]
-        seats = self._pool(worker)
-        if self._when_full == "raise" and len(futures) > sum(max(seat.limit - len(seat.items), 0) for seat in seats):
-            raise QueueFull(f"{crew.full(seats, 'raise', None)}, or has no room for {len(futures)} more")
+        queues = self._allowed(worker)
+        if self._when_full == "raise" and len(futures) > sum(
+            max(queue.limit - len(queue.pending), 0) for queue in queues
+        ):
+            raise QueueFull(f"{pool.full(queues, 'raise', None)}, or has no room for {len(futures)} more")
         try:
-            self._queue(futures, requests, seats, priority, ranked=bool(priority or others))
+            self._enqueue(futures, requests, queues, priority, ranked=bool(priority or others))
         except BaseException:  # as in `submit`
             for future in futures:
                 future.withdraw(None)
             raise
         return futures
 
-    def _queue(
-        self, futures: list[Future], requests: list[Request], seats: list[WorkerQueue], priority: int, *, ranked: bool
+    def _enqueue(
+        self, futures: list[Future], requests: list[Request], queues: list[WorkerQueue], priority: int, *, ranked: bool
     ) -> None:
         """Queue many, each worker's share at once."""
-        crew = self._crew
+        pool = self._pool
         if futures:
-            futures[-1].add_done_callback(Sample(crew.sample, perf_counter()))
+            futures[-1].add_done_callback(Sample(pool.sample, perf_counter()))
         start = 0
         while start < len(futures):
-            for seat, share in shares(len(futures) - start, seats):
+            for queue, share in shares(len(futures) - start, queues):
                 part = futures[start : start + share]
                 for future in part:
-                    future._seat = seat
+                    future._queue = queue
                 if trace.hooks or self._journal is not None:
-                    self._observe(part, requests[start : start + share], seat, None)
+                    self._observe(part, requests[start : start + share], queue, None)
                 if ranked:
-                    crew.rank(seat, part, priority)
+                    pool.rank(queue, part, priority)
                 else:
-                    seat.items.extend(part)
+                    queue.pending.extend(part)
                 start += share
-                if seat.asleep:
-                    seat.wake()
-                if seat.vacant:
-                    seat.vacate(crew)
+                if queue.asleep:
+                    queue.wake()
+                if queue.draining:
+                    queue.drain(pool)
             if start < len(futures) and self._when_full == "drop_oldest":
-                crew.drop_oldest(seats, len(futures) - start)
+                pool.drop_oldest(queues, len(futures) - start)
             elif start < len(futures):
                 try:
-                    crew.wait_for_room(seats, "block", None)
+                    pool.wait_for_room(queues, "block", None)
                 except DispatchError as error:
                     self._give_up(futures[start:], error)
                     break
 
     def _observe(
-        self, futures: list[Future], requests: list[Request], seat: WorkerQueue, timeout: float | None
+        self, futures: list[Future], requests: list[Request], queue: WorkerQueue, timeout: float | None
     ) -> None:
         """Let hooks and journal know of requests that are about to be queued."""
         for future, request in zip(futures, requests, strict=True):
             trace.watch(future, request)
             if self._journal is not None:
-                self._journal.note(future, request, seat.index, timeout)
+                self._journal.note(future, request, queue.index, timeout)
 
     def _give_up(self, futures: list[Future], error: DispatchError) -> None:
         for future in futures:
-            failure = again(error)
+            failure = clone_error(error)
             failure.__cause__ = error
-            self._crew.failures.keep(future)
+            self._pool.failures.keep(future)
             is_mine, errors = future.withdraw(failure)
             if is_mine:
-                self._crew.failed(future, errors)
+                self._pool.failed(future, errors)
 
-    def _pool(self, worker: Any) -> list[WorkerQueue]:
-        """The seats that a request may go to."""
-        seats = self._crew.seats
+    def _allowed(self, worker: Any) -> list[WorkerQueue]:
+        """The queues that a request may go to."""
+        queues = self._pool.queues
         if worker is None:
-            return seats
+            return queues
         numbers = list(worker) if isinstance(worker, (list, tuple, range)) else [worker]
-        if not numbers or not all(type(number) is int and 0 <= number < len(seats) for number in numbers):
-            raise BadRequest("worker", shown(worker), f"a number from 0 to {len(seats) - 1}, or some of them")
-        return [seats[number] for number in numbers]
+        if not numbers or not all(type(number) is int and 0 <= number < len(queues) for number in numbers):
+            raise BadRequest("worker", shown(worker), f"a number from 0 to {len(queues) - 1}, or some of them")
+        return [queues[number] for number in numbers]
 
     @property
     def generation(self) -> int:
         """How many sets of workers there have been: with "process", the number of the present child."""
-        return self._crew.generation
+        return self._pool.generation
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         """Call `observer(generation)` whenever a child was replaced; with "thread" that never happens."""
-        self._crew.watch_generation(observer)
+        self._pool.watch_generation(observer)
 
     def stats(self) -> Stats:
         """Counts and latencies at about this moment."""
-        return count(self._crew)
+        return count(self._pool)
 
     def close(self, wait: bool = True) -> None:
         """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
@@ -333,20 +335,20 @@ class Supervisor:
 
     def _close(self, wait: bool) -> Undelivered | None:
         if not wait:
-            self._crew.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
+            self._pool.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
             self._dropped.detach()
             self._unwatch(wait=False)
             return None
-        self._crew.finish("when its block was left, or by close()")
+        self._pool.finish("when its block was left, or by close()")
         self._dropped.detach()  # only now: what an interrupt leaves undone is done when this is dropped
         try:
-            self._unwatch(wait=not self._crew.is_own_thread())
+            self._unwatch(wait=not self._pool.is_own_thread())
         except DispatchError as error:
-            self._crew.failures.add_errors([error])
-        return None if self._crew.is_own_thread() else self._crew.failures.take()
+            self._pool.failures.add_errors([error])
+        return None if self._pool.is_own_thread() else self._pool.failures.take()
 
     def _unwatch(self, *, wait: bool) -> None:
-        _unwatch(self._board, self._journal, wait=wait)
+        _unwatch(self._status_server, self._journal, wait=wait)
         self._unseen.detach()
 
     def __enter__(self) -> Supervisor:
@@ -363,9 +365,9 @@ class Supervisor:
         _attach(error, undelivered)
 
     def __repr__(self) -> str:
-        crew = self._crew
-        state = "" if crew.refusal is None else ", broken" if crew.resting or crew.ending == BROKEN else ", closed"
-        return f"<Supervisor of {self.device}, {len(self._crew.seats)} workers{state}>"
+        pool = self._pool
+        state = "" if pool.refusal is None else ", broken" if pool.cooling_down or pool.state == BROKEN else ", closed"
+        return f"<Supervisor of {self.device}, {len(self._pool.queues)} workers{state}>"
 
 
 def _attach(error: BaseException, undelivered: Undelivered) -> None:
@@ -380,18 +382,18 @@ def _attach(error: BaseException, undelivered: Undelivered) -> None:
         end.__context__ = undelivered
 
 
-def _drop(crew: WorkerPool) -> None:
+def _drop(pool: WorkerPool) -> None:
     """End what a supervisor left that was not closed. Ctrl-C in here is heard of by nobody, and must cost no thread."""
     try:
-        crew.abandon()
+        pool.abandon()
     except BaseException:
-        crew.abandon()
+        pool.abandon()
         raise
 
 
-def _unwatch(board: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
+def _unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
     """Close what others look at."""
-    if board is not None:
-        board.close(wait)
+    if server is not None:
+        server.close(wait)
     if journal is not None:
         journal.close(wait)

@@ -17,7 +17,7 @@ from dispatch.device.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device.stream import current
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, words
 from dispatch.supervise.future import CANCELLED, FAILED, MISSED, LateFuture
-from dispatch.supervise.queue import again
+from dispatch.supervise.queue import clone_error
 
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future, QueueLike
@@ -33,17 +33,17 @@ class Worker:
     WorkerFailed. Its executor, stream and handles are made, used and closed on its own thread.
     """
 
-    def __init__(self, seat: WorkerQueue, keeper: WorkerOwner) -> None:
-        self.seat, self.keeper, self.device = seat, keeper, keeper.device
+    def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
+        self.queue, self.owner, self.device = queue, owner, owner.device
         self.executor: Any = None
         self.successor: Worker | None = None  # one that goes on with this one's thread
-        name = f"dispatch {self.device} worker {seat.index}"
+        name = f"dispatch {self.device} worker {queue.index}"
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
         self.thread.start()
 
-    def in_hand(self) -> list[Future]:
+    def in_flight(self) -> list[Future]:
         """What has been taken from the queue and not been settled."""
         return []
 
@@ -60,7 +60,7 @@ class Worker:
         if self.executor is not None:
             self.executor.close()
 
-    def _settle_flights(self) -> None:
+    def _settle_batches(self) -> None:
         """Wait for what is in flight, so that its memory is free."""
 
     def _cause(self, error: CudaError) -> BaseException:
@@ -74,13 +74,13 @@ class Worker:
         for step in (self._live, self._close):
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001  # it goes to the keeper, who decides
+            except BaseException as error:  # noqa: BLE001  # it goes to the owner, who decides
                 defect = defect or error
             lost = self.device.fault is not None
             if lost:
-                self.keeper.lost()  # before any future tells of it: who hears of a fault is refused from then on
-        if lost or defect is None or not self.keeper.replace(self, defect):
-            self.seat.vacate(self.keeper)
+                self.owner.lost()  # before any future tells of it: who hears of a fault is refused from then on
+        if lost or defect is None or not self.owner.replace(self, defect):
+            self.queue.drain(self.owner)
         elif self.successor is not None:
             if self.executor is not None:  # it is closed: what this thread does from now on has another
                 current.executors.pop(self.executor.stream, None)
@@ -88,7 +88,7 @@ class Worker:
 
     def _live(self) -> None:
         self._open()
-        self.keeper.opened(self.executor, self.seat)
+        self.owner.opened(self.executor, self.queue)
         self._serve()
 
     # -- one request that is not as others --------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Worker:
         """What to run of a future without `_request`; MISSED for one that was cancelled, or must not start any more."""
         request = future.claim()
         if request is MISSED:
-            self.seat.cancelled += future._status == CANCELLED
+            self.queue.cancelled += future._status == CANCELLED
         elif isinstance(future, LateFuture):
             refusal = future.refusal()
             if refusal is not None:
@@ -104,15 +104,15 @@ class Worker:
                 return MISSED
             try:
                 for other in future.after:
-                    if not other._status and other._seat is not self.seat:
-                        self._follow(other._seat)
+                    if not other._status and other._queue is not self.queue:
+                        self._follow(other._queue)
             except BaseException as error:  # noqa: BLE001  # without that order it must not run
                 self._judge(future, request, error)
                 return MISSED
             future.after = ()
         return request
 
-    def _follow(self, seat: QueueLike) -> None:
+    def _follow(self, queue: QueueLike) -> None:
         """Let what is enqueued from now on run after all that another worker has enqueued; on the host it has run."""
 
     def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
@@ -131,10 +131,10 @@ class Worker:
         if isinstance(error, CudaError):
             error = self._cause(error)
         if self.device.fault is not None:
-            self.keeper.lost()
-            fault = again(self.device.fault)
+            self.owner.lost()
+            fault = clone_error(self.device.fault)
             self._fail(future, fault)
-            raise again(fault)
+            raise clone_error(fault)
         if isinstance(error, (DispatchError, CudaError)):
             self._fail(future, error)
             return
@@ -143,7 +143,7 @@ class Worker:
             self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
             return
         failure = WorkerFailed(
-            f"worker {self.seat.index} of {self.device} broke on {described(request)}: {words(error)}"
+            f"worker {self.queue.index} of {self.device} broke on {described(request)}: {words(error)}"
         )
         failure.__cause__ = error
         self._fail(future, failure)
@@ -152,7 +152,7 @@ class Worker:
     def _retry(self, future: Future, request: Request) -> BaseException | None:
         """Free what can be freed and run a request once more; returns what it failed with again."""
         self.executor.release()
-        self._settle_flights()
+        self._settle_batches()
         gc.collect()
         try:
             if isinstance(self.device, CudaDevice):
@@ -169,15 +169,15 @@ class Worker:
         return None
 
     def _fail(self, future: Future, error: BaseException) -> None:
-        self.seat.failed += 1
-        self.keeper.failed(future, future.settle(FAILED, error))
+        self.queue.failed += 1
+        self.owner.failed(future, future.settle(FAILED, error))
 
     def _tell(self, future: Future) -> None:
         """Tell those who wait for a future whose status is set."""
         waiting = future._waiting
         errors = waiting.tell(future) if waiting is not None else []
         if errors:
-            self.keeper.callbacks_failed(errors)
+            self.owner.callbacks_failed(errors)
 
 
 def described(request: Request) -> str:

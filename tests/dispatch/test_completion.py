@@ -70,10 +70,10 @@ class Gpu:
         self.fault = DeviceFault(f"{function}: {status}")
         raise self.fault
 
-    def end(self, flight, status=0, *, called=True):
+    def end(self, batch, status=0, *, called=True):
         """The stream has passed a batch; after a fault no callback is called."""
-        self.status[flight.event.value] = status
-        self.ends[flight.event.value].set()
+        self.status[batch.event.value] = status
+        self.ends[batch.event.value].set()
         if called and not self.callbacks.empty():
             function, number = self.callbacks.get()
             thread = threading.Thread(target=function, args=(number,))
@@ -90,24 +90,24 @@ def gpu(monkeypatch):
 
 @pytest.fixture(params=[Polling, Blocking, Callback])
 def way(request, gpu):
-    seat = WorkerQueue(0, 1)
-    made = request.param(gpu, seat, SimpleNamespace(c_handle=ctypes.c_void_p(7)))
+    queue = WorkerQueue(0, 1)
+    made = request.param(gpu, queue, SimpleNamespace(c_handle=ctypes.c_void_p(7)))
     yield made
     made.close()
 
 
 def fly(way):
-    flight = Batch(way.event())
-    flight.futures = [None]
-    way.watch(flight)
-    return flight
+    batch = Batch(way.event())
+    batch.futures = [None]
+    way.watch(batch)
+    return batch
 
 
-def wait_for(way, flight, *, full=False):
+def wait_for(way, batch, *, full=False):
     """As a worker does: look, pause, look again."""
-    flights = deque([flight])
-    while not way.ended(flight):
-        way.pause(flights, full=full)
+    batches = deque([batch])
+    while not way.ended(batch):
+        way.pause(batches, full=full)
 
 
 def test_all_three_have_a_name():
@@ -129,38 +129,38 @@ def test_a_batch_has_ended_when_its_event_is_complete_and_not_before(gpu, way, f
 
 @pytest.mark.parametrize("called", [False, True])
 def test_what_a_batch_ended_in_is_the_events_status(gpu, way, called):
-    flight = fly(way)
-    gpu.end(flight, FAULT, called=called)
+    batch = fly(way)
+    gpu.end(batch, FAULT, called=called)
     with pytest.raises(DeviceFault, match=r"cuEvent.*: 700"):
-        wait_for(way, flight)
+        wait_for(way, batch)
 
 
 def test_a_pause_ends_when_something_is_queued_unless_there_is_no_room_for_it(gpu, way):
-    flight = fly(way)
-    way._seat.items.append(None)
-    way.pause(deque([flight]), full=False)
-    assert not way.ended(flight)
-    gpu.end(flight)
-    wait_for(way, flight, full=True)
+    batch = fly(way)
+    way._queue.pending.append(None)
+    way.pause(deque([batch]), full=False)
+    assert not way.ended(batch)
+    gpu.end(batch)
+    wait_for(way, batch, full=True)
 
 
 def test_a_waiter_ends_with_its_worker_and_its_events_are_destroyed(gpu):
     way = Blocking(gpu, WorkerQueue(3, 1), None)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "dispatch gpu waiter 3"]
-    flight = fly(way)
-    gpu.end(flight)
-    wait_for(way, flight)
-    way.recycle(flight.event)
-    assert way.event() is flight.event
-    way.recycle(flight.event)
+    batch = fly(way)
+    gpu.end(batch)
+    wait_for(way, batch)
+    way.recycle(batch.event)
+    assert way.event() is batch.event
+    way.recycle(batch.event)
     way.close()
     assert not thread.is_alive()
-    assert gpu.destroyed == [flight.event.value]
+    assert gpu.destroyed == [batch.event.value]
 
 
 def test_a_callback_that_comes_late_finds_nobody(gpu):
     way = Callback(gpu, WorkerQueue(0, 1), SimpleNamespace(c_handle=None))
-    flight = fly(way)
+    batch = fly(way)
     way.close()
-    gpu.end(flight)
+    gpu.end(batch)
     assert way._called == 0

@@ -181,7 +181,7 @@ def test_what_runs_after_another_is_enqueued_behind_its_event_while_that_one_run
         while sum(track.enqueued for track in gpu.tracks) < 4:
             looked_at(gpu)
         assert not any(future.done() for future in (held, first, second, third))
-        zero, one = (seat.worker.executor.stream for seat in sup._crew.seats)
+        zero, one = (queue.worker.executor.stream for queue in sup._pool.queues)
         assert one.waits == [(0, zero, 2)], "its stream was told to wait before it was given anything"
         assert zero.waits == [(2, one, 1)]
         for track in gpu.tracks:
@@ -237,7 +237,7 @@ def test_a_callback_of_what_failed_keeps_no_other_worker_from_enqueueing(gpu):
         sup.submit(Work(lambda: hold.wait(PATIENCE)), worker=0)
         futures = [sup.submit(Work(action), worker=0) for action in (lambda: 1, refuse, starve)]
         for future in futures:  # the first ends as memory is looked for
-            future.add_done_callback(lambda _: told.append(sup._crew.turn.locked()))
+            future.add_done_callback(lambda _: told.append(sup._pool.launch_lock.locked()))
         hold.set()
         assert futures[0].result(PATIENCE) == 1
         assert isinstance(futures[1].exception(PATIENCE), BadRequest)
@@ -273,7 +273,7 @@ def test_a_fault_that_another_call_shows_first_is_no_success_either(gpu, call):
         futures = sup.submit_many([Work(), Work(launch), Work()])
         hold.set()
         assert {type(future.exception(PATIENCE)) for future in futures} == {DeviceFault}
-        sup._crew.failures.take()  # the first one's, which nobody holds
+        sup._pool.failures.take()  # the first one's, which nobody holds
 
 
 @pytest.mark.parametrize("faulty", [True, False], ids=["a context that ends", "a context that is well"])

@@ -385,7 +385,7 @@ for sup in sups:  # while the forked ones live
     a = sup.device.array(np.eye(3, dtype=np.float32))
     request = dp.MatmulRequest(a, a)
     assert sup.submit(request).result(120)[0, 0].item() == 1
-    os.kill(sup._crew._child.process.pid, signal.SIGKILL)
+    os.kill(sup._pool._child.process.pid, signal.SIGKILL)
     assert sup.submit(request).result(120)[0, 0].item() == 1
     assert sup.generation == 2
     sup.close()

@@ -28,7 +28,7 @@ import pytest
 import dispatch as dp
 from dispatch.supervise import supervisor as supervisor_module
 from dispatch.supervise.future import Future
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 EVERYWHERE = bool(os.environ.get("EVERYWHERE"))  # all places with processes, too, which takes minutes
@@ -176,10 +176,10 @@ def settle(sup, made, place):
         if not future.cancelled():
             future.exception()
     made.clear()
-    for seat in sup._crew.seats:
-        assert not sup._crew.lock.locked(), place
-        for name in ("pumping", "reading"):
-            lock = getattr(seat, name, None)
+    for queue in sup._pool.queues:
+        assert not sup._pool.lock.locked(), place
+        for name in ("send_lock", "recv_lock"):
+            lock = getattr(queue, name, None)
             assert lock is None or lock.acquire(timeout=PATIENCE), (name, place)
             if lock is not None:
                 lock.release()
@@ -274,7 +274,7 @@ def test_an_interrupt_anywhere_ends_every_future_and_harms_no_other(isolation, w
     share = 1 if isolation == "thread" or EVERYWHERE else 5
     with dp.Supervisor("host", streams=2, isolation=isolation, queue_size=4) as sup:
         count = go_through(sup, made, ACTIONS[what], share, rng)
-        assert sup._crew.failures.take() is None  # no interrupt was kept in the place of a callback's error
+        assert sup._pool.failures.take() is None  # no interrupt was kept in the place of a callback's error
     print(f"{count} places")
     assert count >= 10
     if isolation == "process":
@@ -348,9 +348,9 @@ def test_frames_that_are_sent_and_received_under_interrupts_lose_and_double_no_b
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    near, far = map(wire.Connection, ends)
-    messages = [[number, bytes([number % 256]) * (number * 37 % 9000)] for number in range(1, 400)]
-    left, got = deque(messages), []
+    near, far = map(messages.Connection, ends)
+    sent = [[number, bytes([number % 256]) * (number * 37 % 9000)] for number in range(1, 400)]
+    left, got = deque(sent), []
 
     def go():
         """One step of who sends, and one of who receives; each goes on where it was."""
@@ -364,13 +364,13 @@ def test_frames_that_are_sent_and_received_under_interrupts_lose_and_double_no_b
                 got.append(message)
             far.advance()
 
-    while len(got) < len(messages):
+    while len(got) < len(sent):
         for _ in range(20):
             Interrupts(1, rng).run(go)  # at the first place of a step
         interrupts = Interrupts(1, rng)
-        while interrupts.run(go) and len(got) < len(messages):  # and at each in turn
+        while interrupts.run(go) and len(got) < len(sent):  # and at each in turn
             pass
-    assert got == messages
+    assert got == sent
     for link in (near, far):
         link.close()
 

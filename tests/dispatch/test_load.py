@@ -280,8 +280,8 @@ def test_nothing_is_dropped_where_another_worker_has_room(probe):
     with dp.Supervisor("host", streams=2, queue_size=2, when_full="drop_oldest") as sup:
         holds = [held(sup, probe, worker) for worker in range(2)]
         futures = [sup.submit(probe(), worker=worker) for worker in (0, 0, 1)]
-        seats = sup._crew.seats
-        assert sup._crew.wait_for_room(seats, "drop_oldest", None) is seats[1]
+        queues = sup._pool.queues
+        assert sup._pool.wait_for_room(queues, "drop_oldest", None) is queues[1]
         assert not any(future.done() for future in futures)
         for hold in holds:
             hold.release.set()
@@ -289,7 +289,7 @@ def test_nothing_is_dropped_where_another_worker_has_room(probe):
 
 def test_a_batch_goes_where_there_is_room_though_others_have_less_to_do(probe):
     full, busy = WorkerQueue(0, 1), WorkerQueue(1, 1)
-    full.items.append(Future(probe()))
+    full.pending.append(Future(probe()))
     busy.busy = 5
     assert shares(1, [full, busy]) == [(busy, 1)]
     assert shares(1, [full]) == []

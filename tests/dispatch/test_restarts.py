@@ -48,7 +48,7 @@ def test_a_circuit_without_a_cooldown_stays_open(probe):
         break_all(sup, probe)
         with pytest.raises(WorkerFailed, match="make a new supervisor"):
             sup.submit(probe())
-        assert sup._crew.ending
+        assert sup._pool.state
 
 
 def test_an_open_circuit_half_opens_after_its_cooldown_and_has_one_break_left(probe):
@@ -87,7 +87,7 @@ def test_what_is_queued_when_the_circuit_opens_fails_and_what_waits_for_others_i
 
 def test_a_supervisor_is_closed_while_its_circuit_rests(probe):
     sup = dp.Supervisor("host", streams=1, max_restarts=1, max_seconds=1000, cooldown=1e6)
-    thread = sup._crew.seats[0].worker.thread
+    thread = sup._pool.queues[0].worker.thread
     break_all(sup, probe)
     assert "broken" in repr(sup)
     with pytest.raises(WorkerFailed, match=r"cooldown=1e\+06"):
@@ -153,12 +153,12 @@ def test_a_worker_is_replaced_where_the_system_gives_no_more_threads(probe, unst
 
 
 def test_no_thread_at_all_is_an_error_with_a_name(monkeypatch):
-    from dispatch.supervise import pool as crew
+    from dispatch.supervise import pool
 
     def none(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(crew, "start_new_thread", none)
+    monkeypatch.setattr(pool, "start_new_thread", none)
     with pytest.raises(WorkerFailed, match="limit of threads"):
         dp.Supervisor("host")
     monkeypatch.undo()

@@ -81,7 +81,7 @@ def test_a_board_does_not_keep_a_dropped_supervisor(drop):
 def test_a_supervisor_says_that_it_is_broken(probe):
     with dp.Supervisor("host", streams=1, max_restarts=0) as sup:
         assert sup.submit(probe(lambda: 1 / 0)).exception(PATIENCE)
-        sup._crew.seats[0].worker.thread.join(PATIENCE)
+        sup._pool.queues[0].worker.thread.join(PATIENCE)
         (facts,) = status.ask(os.getpid())
     assert (facts["state"], facts["failed"]) == ("broken", 1)
 
@@ -137,7 +137,7 @@ def own_name(number):
 def next_number():
     """The number of the next supervisor."""
     with dp.Supervisor("host", streams=1) as sup:
-        return sup._board.facts()["supervisor"] + 1
+        return sup._status_server.facts()["supervisor"] + 1
 
 
 def is_like_any_other(sup, probe):
@@ -250,7 +250,7 @@ def test_nothing_that_a_board_lacks_stops_a_supervisor(probe, missing, monkeypat
         patch.setattr(status.socket, "socket", Short)
         patch.setattr(threading.Thread, "start", no_more)
         sup = dp.Supervisor("host", streams=1, journal=tmp_path / "journal")
-    assert not sup._board.is_open
+    assert not sup._status_server.is_open
     assert [record.facts["event"] for record in caplog.records] == ["no status"]
     assert sup.submit(probe(lambda: 3)).result(PATIENCE) == 3
     assert status.ask(os.getpid()) == []
@@ -274,9 +274,9 @@ def test_a_board_lives_on_where_it_cannot_answer_for_a_while(number, monkeypatch
     monkeypatch.setattr(status, "PAUSE", 0.001)
     with dp.Supervisor("host", streams=1) as sup:
         assert enough.wait(PATIENCE)
-        assert sup._board.is_open
+        assert sup._status_server.is_open
         assert len(status.ask(os.getpid())) == 1
-    assert not sup._board.is_open
+    assert not sup._status_server.is_open
 
 
 def test_a_defect_in_an_answer_costs_that_answer(monkeypatch):
@@ -286,7 +286,7 @@ def test_a_defect_in_an_answer_costs_that_answer(monkeypatch):
             patch.setattr(status, "count", lambda _: 1 / 0)
             assert status.ask(os.getpid()) == []
         assert len(status.ask(os.getpid())) == 1
-        assert sup._board.is_open
+        assert sup._status_server.is_open
 
 
 EXHAUSTED = """
@@ -316,7 +316,7 @@ for each in held:
     os.close(each)
 for asker in askers:
     asker.close()
-assert sup._board.is_open
+assert sup._status_server.is_open
 assert len(ask(os.getpid())) == 1
 sup.close()
 print("fine")

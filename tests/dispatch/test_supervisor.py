@@ -17,7 +17,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, Closed, DeviceFault, QueueFull, StaleTensor, Undelivered, WorkerFailed
 from dispatch.supervise import failures
-from dispatch.supervise import pool as crew_module
+from dispatch.supervise import pool as pool_module
 from dispatch.supervise.future import MISSED, Future, LateFuture
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
@@ -120,9 +120,9 @@ def test_a_batch_is_split_so_that_all_have_as_much_to_do(probe):
             assert hold.entered.wait(PATIENCE)
         sup.submit_many([probe() for _ in range(5)], worker=1)
         sup.submit_many([probe() for _ in range(10)])
-        assert [len(seat.items) for seat in sup._crew.seats] == [5, 5, 5]
+        assert [len(queue.pending) for queue in sup._pool.queues] == [5, 5, 5]
         sup.submit_many([probe() for _ in range(2)])
-        assert sorted(len(seat.items) for seat in sup._crew.seats) in ([5, 6, 6], [5, 5, 7])
+        assert sorted(len(queue.pending) for queue in sup._pool.queues) in ([5, 6, 6], [5, 5, 7])
         for hold in holds:
             hold.release.set()
 
@@ -131,7 +131,7 @@ def test_a_request_that_is_bound_to_a_worker_goes_there_again(probe):
     with dp.Supervisor("host", streams=4) as sup:
         request = probe(lambda: threading.current_thread().name)
         assert sup.submit(request, worker=2).result(PATIENCE).endswith("2")
-        (executor,) = [executor for executor, seat in sup._crew.homes.items() if seat.index == 2]
+        (executor,) = [executor for executor, queue in sup._pool.queue_of.items() if queue.index == 2]
         request.bound = type("Bound", (), {"executor": executor})  # as a GPU's executor leaves it
         assert {sup.submit(request).result(PATIENCE)[-1] for _ in range(8)} == {"2"}
     with dp.Supervisor("host", streams=4, placement="fair") as sup:
@@ -213,7 +213,7 @@ def test_who_waits_for_room_hears_that_there_will_be_none(probe):
     threads = [threading.Thread(target=submit), threading.Thread(target=submit_many)]
     for thread in threads:
         thread.start()
-    while sup._crew.blocked < 2:
+    while sup._pool.blocked < 2:
         threading.Event().wait(0.001)
     sup.close(wait=False)
     for thread in threads:
@@ -277,13 +277,13 @@ def test_an_exception_that_leaves_the_block_carries_them(probe):
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_supervisor_that_is_closed_has_left_no_thread_behind(isolation, monkeypatch):
-    begin, before = crew_module.WorkerPool._begin, set(threading.enumerate())
+    begin, before = pool_module.WorkerPool._begin, set(threading.enumerate())
 
     def slow(self, then):
         begin(self, then)
         time.sleep(0.3)  # whom it has let go on is faster
 
-    monkeypatch.setattr(crew_module.WorkerPool, "_begin", slow)
+    monkeypatch.setattr(pool_module.WorkerPool, "_begin", slow)
     with dp.Supervisor("host", streams=1, isolation=isolation) as sup:
         pass
     assert not [thread.name for thread in set(threading.enumerate()) - before]
@@ -388,11 +388,11 @@ def test_one_that_cannot_be_ordered_behind_another_ends_and_does_not_run(probe, 
         raise error
 
     with dp.Supervisor("host", streams=2) as sup:
-        seats = sup._crew.seats
+        queues = sup._pool.queues
         other = Future(probe())
-        other._seat = seats[1]
+        other._queue = queues[1]
         late = LateFuture(probe(lambda: pytest.fail("it ran")), (other,))
-        worker = seats[0].worker
+        worker = queues[0].worker
         monkeypatch.setattr(worker, "_follow", fail)
         with contextlib.suppress(ZeroDivisionError, MemoryError):
             assert worker._unusual(late) is MISSED
@@ -537,7 +537,7 @@ def test_submitting_while_it_is_closed_leaves_no_future_behind(probe):
         for thread in threads:
             thread.start()
         barrier.wait(PATIENCE)
-        sup._crew.finish()
+        sup._pool.finish()
         for thread in threads:
             thread.join(PATIENCE)
         assert all(isinstance(future.exception(PATIENCE), (Closed, type(None))) for future in futures)
@@ -546,18 +546,18 @@ def test_submitting_while_it_is_closed_leaves_no_future_behind(probe):
 def test_failures_that_were_asked_for_are_not_kept(probe, monkeypatch):
     monkeypatch.setattr(failures, "PRUNE", 16)
     with dp.Supervisor("host", streams=1) as sup:
-        sup._crew.failures._prune_at = 16
+        sup._pool.failures._prune_at = 16
         for _ in range(100):
             assert sup.submit(probe(refuse)).exception(PATIENCE)
-        assert len(sup._crew.failures) < 20
+        assert len(sup._pool.failures) < 20
 
 
 # -- without close() ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_supervisor_that_is_dropped_under_an_interrupt_ends_its_threads(isolation, monkeypatch):
     sup = dp.Supervisor("host", streams=2, isolation=isolation)
-    crew, device, seat = sup._crew, sup.device, type(sup._crew.seats[0])
-    wake, interrupts, ignored = seat.wake, [KeyboardInterrupt()], []
+    pool, device, queue = sup._pool, sup.device, type(sup._pool.queues[0])
+    wake, interrupts, ignored = queue.wake, [KeyboardInterrupt()], []
 
     def interrupted(self):
         if interrupts:
@@ -565,10 +565,10 @@ def test_a_supervisor_that_is_dropped_under_an_interrupt_ends_its_threads(isolat
         wake(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(seat, "wake", interrupted)
+        patch.setattr(queue, "wake", interrupted)
         patch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value))
         del sup
-        crew.join(PATIENCE)  # in here: who asks for its status holds it for a moment
+        pool.join(PATIENCE)  # in here: who asks for its status holds it for a moment
     assert not [thread.name for thread in threading.enumerate() if re.search("worker|monitor thread", thread.name)]
     assert [type(error) for error in ignored] == [KeyboardInterrupt]
     if isolation == "process":
@@ -578,8 +578,8 @@ def test_a_supervisor_that_is_dropped_under_an_interrupt_ends_its_threads(isolat
 def test_a_supervisor_that_is_dropped_ends_its_threads_and_warns(probe, drop):
     hold = Hold()
     sup = dp.Supervisor("host", streams=2)
-    workers = [seat.worker.thread for seat in sup._crew.seats]
-    crew = weakref.ref(sup._crew)
+    workers = [queue.worker.thread for queue in sup._pool.queues]
+    pool = weakref.ref(sup._pool)
     running = sup.submit(probe(hold), worker=0)
     assert hold.entered.wait(PATIENCE)
     queued = sup.submit(probe(), worker=0)
@@ -594,7 +594,7 @@ def test_a_supervisor_that_is_dropped_ends_its_threads_and_warns(probe, drop):
     assert queued.cancelled()
     del workers, worker, running, queued
     gc.collect()
-    assert crew() is None
+    assert pool() is None
 
 
 EXIT = """

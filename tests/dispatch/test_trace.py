@@ -197,7 +197,7 @@ import sys
 import dispatch as dp
 with dp.Supervisor("host", streams=1, max_restarts=0) as sup:
     sup.submit("no request").exception(20)
-    sup._crew.replace(sup._crew.seats[0].worker, ZeroDivisionError())
+    sup._pool.replace(sup._pool.queues[0].worker, ZeroDivisionError())
 print(sup, "logging" in sys.modules)
 """
 

@@ -188,12 +188,12 @@ def test_a_request_that_cannot_describe_itself_still_fails_with_its_own_defect(p
 
 
 def test_a_wake_up_before_the_rest_is_not_lost_and_a_second_one_does_no_harm():
-    seat = WorkerQueue(0, 1)
-    seat.wake()
-    seat.wake()
-    seat.rest(-1)  # would never end if the wake-up were lost
-    seat.rest(0)
-    assert not seat.asleep
+    queue = WorkerQueue(0, 1)
+    queue.wake()
+    queue.wake()
+    queue.wait(-1)  # would never end if the wake-up were lost
+    queue.wait(0)
+    assert not queue.asleep
 
 
 def test_what_is_kept_for_an_executor_goes_as_it_is_closed_the_latest_first_and_once(probe):

@@ -47,7 +47,7 @@ def make_trouble(sup, trouble, kind, **fields):
 
 
 def child_of(sup):
-    return sup._crew._child.process.pid
+    return sup._pool._child.process.pid
 
 
 def test_products_over_shared_memory_are_right(open_supervisor, rng):

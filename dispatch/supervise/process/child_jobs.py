@@ -1,6 +1,6 @@
-"""Orders: what a child's worker takes from its connection in the place of futures, and how it answers for them.
+"""Jobs: what a child's worker takes from its connection in the place of futures, and how it answers for them.
 
-`child_workers.py` mixes JobRunner into the workers of a thread. An order is a number and the name of a request that
+`child_workers.py` mixes JobRunner into the workers of a thread. A job is a number and the name of a request that
 was defined before; what it waits for, and what failed that it waits for, is seen to here.
 """
 
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRequest, DependencyFailed, WorkerFailed, words
 from dispatch.supervise import trace
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_pool import WORDS
 
 if TYPE_CHECKING:
     from dispatch.core.request import Operands, Request
 
-__all__ = ["JobRunner", "Order"]
+__all__ = ["Job", "JobRunner"]
 
 KEPT = 1024  # failures of one worker: more than can be on their way at once
 
 
-class Order:
+class Job:
     """One request to run: its number, and the outputs that the parent made for it."""
 
     __slots__ = ("_value", "number", "outputs")
@@ -33,14 +33,14 @@ class Order:
 
 
 class JobRunner:
-    """What child workers add to those of a thread: orders from a connection, reports to it, and a second life.
+    """What child workers add to those of a thread: jobs from a connection, reports to it, and a second life.
 
-    Guarantees: `passed` grows; all orders up to that number are enqueued (on the host: have run) or have failed. An
+    Guarantees: `passed` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. An
     order waits only for smaller numbers, so the one with the smallest of all can always go on.
     """
 
-    seat: Any  # a ChildQueue
-    keeper: Any  # the Station
+    queue: Any  # a ChildQueue
+    owner: Any  # a ChildPool
     executor: Any
     device: Any
     _follow: Any  # the worker's own
@@ -50,15 +50,15 @@ class JobRunner:
 
     def _main(self) -> None:
         """Serve until the parent is gone; a defect costs what was planned, a fault the process."""
-        self.orders: deque[Any] = deque()
+        self.jobs: deque[Any] = deque()
         self.passed = 0
         self.is_held = False
         self.failures: dict[int, BaseException] = {}
         self.known: dict[int, Request | BaseException] = {}
         try:
             self._open()
-        except BaseException as why:  # noqa: BLE001  # without this worker its orders would wait for ever
-            self.keeper.leave(why)
+        except BaseException as why:  # noqa: BLE001  # without this worker its jobs would wait for ever
+            self.owner.exit_lost(why)
         while True:
             error = self._until_it_breaks()
             self._mend(error)
@@ -67,7 +67,7 @@ class JobRunner:
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001  # judged by `_mend`
-            if isinstance(error, (EOFError, ConnectionError)) and self.seat.link.is_gone():
+            if isinstance(error, (EOFError, ConnectionError)) and self.queue.link.is_gone():
                 os._exit(0)  # the parent is gone, and this is not what a request of a user's own raised
             return error
         return EOFError()
@@ -80,8 +80,8 @@ class JobRunner:
         except BaseException as worse:  # noqa: BLE001
             error = worse
         if self.device.fault is not None:
-            self.keeper.leave(error)
-        self.keeper.tell("defect", self.seat.index, words(error)[:WORDS])
+            self.owner.exit_lost(error)
+        self.owner.tell("defect", self.queue.index, words(error)[:WORDS])
 
     def _settle(self) -> None:
         """Report all that has been run."""
@@ -92,20 +92,20 @@ class JobRunner:
         raise NotImplementedError
 
     def may_go_on(self) -> bool:
-        """Whether the next order need not wait for another worker; that one wakes this one where it must."""
-        waits = self.orders[0][3] if len(self.orders[0]) > 3 else ()
-        workers, own = self.keeper.workers, self.seat.index
+        """Whether the next job need not wait for another worker; that one wakes this one where it must."""
+        waits = self.jobs[0][3] if len(self.jobs[0]) > 3 else ()
+        workers, own = self.owner.workers, self.queue.index
         for _ in range(2):  # a second look, once the others know that they are waited for
             if all(index == own or workers[index].passed >= number for index, number in waits):
                 self.is_held = False
                 return True
-            self.is_held = self.keeper.holding = True
+            self.is_held = self.owner.ordered = True
         return False
 
     def _follow_all(self, waits: tuple[tuple[int, int], ...]) -> BaseException | None:
-        """Let the stream wait for others; returns what failed there, and this order with it."""
+        """Let the stream wait for others; returns what failed there, and this job with it."""
         for index, number in waits:
-            other = self.keeper.workers[index]
+            other = self.owner.workers[index]
             cause = other.failures.get(number)
             if cause is not None:
                 text = f"it was not run, for a request that it was submitted to run after failed: {words(cause)}"
@@ -113,55 +113,55 @@ class JobRunner:
                 error.__cause__ = cause
                 return error
             if other is not self:
-                self._follow(other.seat)
+                self._follow(other.queue)
         return None
 
     def _pass(self, number: int) -> None:
-        """An order is enqueued, or has failed."""
+        """A job is enqueued, or has failed."""
         self.passed = number
-        if self.keeper.holding:
-            self.keeper.launched()
+        if self.owner.ordered:
+            self.owner.launched()
 
     def _note(self, number: int, error: BaseException) -> None:
-        """Keep what an order failed with for those that wait for it, which were sent soon after it."""
+        """Keep what a job failed with for those that wait for it, which were sent soon after it."""
         self.failures[number] = error
         if len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
 
-    def order(self) -> tuple[Order, Request] | None:
+    def next_job(self) -> tuple[Job, Request] | None:
         """The next request; None where what came was none, or one that cannot be run."""
-        entry = self.orders.popleft()
+        entry = self.jobs.popleft()
         number = entry[0]
-        if number == wire.DEFINE:
+        if number == messages.DEFINE:
             self.known[entry[1]] = self._defined(entry[2])
             return None
-        if number == wire.FORGET:
+        if number == messages.FORGET:
             for name in entry[1]:
                 self.known.pop(name, None)
             return None
         request = self.known[entry[1]]
-        order = Order(number, None)
+        job = Job(number, None)
         if isinstance(request, BaseException):
-            self._fail(order, request)
+            self._fail(job, request)
             return None
         if len(entry) > 2:
             try:
                 if entry[2]:
-                    order.outputs = self._outputs(request, entry[2])
+                    job.outputs = self._outputs(request, entry[2])
                 refusal = self._follow_all(entry[3])
             except BaseException as error:  # whatever a request of a user's own raises; nobody else would report it
                 if self.device.fault is not None:
                     raise
-                refusal = WorkerFailed(f"worker {self.seat.index} could not prepare a request: {words(error)}")
+                refusal = WorkerFailed(f"worker {self.queue.index} could not prepare a request: {words(error)}")
                 refusal.__cause__ = error
             if refusal is not None:
-                self._fail(order, refusal)
+                self._fail(job, refusal)
                 return None
-        return order, request
+        return job, request
 
     def _defined(self, data: bytes) -> Request | BaseException:
         try:
-            return wire.request_from(data, self.device, self.keeper.tensor)
+            return messages.request_from(data, self.device, self.owner.tensor)
         except BaseException as error:  # a class that cannot be imported here, or all its making raises
             if self.device.fault is not None:  # another worker's: this request has not begun, the next child gets it
                 raise
@@ -174,20 +174,20 @@ class JobRunner:
     def _outputs(self, request: Request, places: tuple[Any, ...]) -> Operands:
         missing = request.missing().items()
         return {
-            name: self.keeper.tensor((*place, 0), dtype.name, shape, strides, False)
+            name: self.owner.tensor((*place, 0), dtype.name, shape, strides, False)
             for place, (name, (shape, strides, dtype)) in zip(places, missing, strict=True)
         }
 
-    def run(self, order: Order, request: Request) -> None:
+    def run(self, job: Job, request: Request) -> None:
         if trace.hooks:
-            executor, made = self.executor, order.outputs
+            executor, made = self.executor, job.outputs
             trace.hooked(
                 executor,
                 executor.run if made is None else executor.run_into,
                 request,
                 *([] if made is None else [made]),
             )
-        elif order.outputs is None:
+        elif job.outputs is None:
             self.executor.run(request)
         else:
-            self.executor.run_into(request, order.outputs)
+            self.executor.run_into(request, job.outputs)

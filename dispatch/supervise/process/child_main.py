@@ -16,7 +16,7 @@ import sys
 from time import monotonic
 from typing import Any
 
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_device import attached
 from dispatch.supervise.process.child_pool import ChildPool, ChildQueue, chunk_message
 from dispatch.supervise.process.child_workers import CudaChild, HostChild
@@ -41,22 +41,22 @@ def main(words: str) -> None:
     chunks, warm = _wait_for_go(control)
     going = monotonic()
     device = attached(config["device"])
-    station = ChildPool(device, control, config["completion"])
+    pool = ChildPool(device, control, config["completion"])
     for number, (nbytes, fd) in chunks.items():
         device.attach(number, nbytes, fd)
     kind = HostChild if device.is_host else CudaChild
     for index, fd in enumerate(config["links"]):
-        seat = ChildQueue(index, wire.Connection(socket.socket(fileno=fd)))
-        worker = kind(seat, station)  # type: ignore[arg-type]  # a Station is a WorkerOwner, but for its device's class
-        seat.worker = worker
-        station.workers.append(worker)
+        queue = ChildQueue(index, messages.Connection(socket.socket(fileno=fd)))
+        worker = kind(queue, pool)  # type: ignore[arg-type]  # a ChildPool is a WorkerOwner, but for its device's class
+        queue.worker = worker
+        pool.workers.append(worker)
     if warm and not device.is_host:
         _warm(device)
-    for worker in station.workers:
+    for worker in pool.workers:
         worker.start()
     ready = monotonic()
-    station.tell("ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going})
-    station.listen()
+    pool.tell("ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going})
+    pool.listen()
 
 
 def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:

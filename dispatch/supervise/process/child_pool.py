@@ -1,6 +1,6 @@
-"""Where a child's workers sit: what they share (Station), and the place of each (ChildQueue).
+"""ChildPool: what a child's workers share; and ChildQueue, what each of them has in the place of a queue.
 
-`child_main.py` makes them; the workers and its main thread use them. The station owns the control connection, on which
+`child_main.py` makes them; the workers and its main thread use them. The pool owns the control connection, on which
 the parent tells of memory and the child says that it is ready or lost.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.errors import CudaError
 from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, words
 from dispatch.supervise.cuda_worker import IN_FLIGHT
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.queue import OPEN, WorkerQueue
 
 if TYPE_CHECKING:
@@ -48,25 +48,25 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
 class ChildQueue(WorkerQueue):
     """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
 
-    __slots__ = ("_to_nap", "_to_rest", "bell", "link")
+    __slots__ = ("_bell_only", "_bell_or_message", "bell", "link")
 
     def __init__(self, index: int, link: Connection) -> None:
         super().__init__(index, IN_FLIGHT)
         self.link = link
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._to_nap, self._to_rest = select.poll(), select.poll()  # select.select takes no descriptor above 1,023
-        self._to_nap.register(self.bell, select.POLLIN)
-        self._to_rest.register(self.bell, select.POLLIN)
-        self._to_rest.register(link.socket, select.POLLIN)
+        self._bell_only, self._bell_or_message = select.poll(), select.poll()  # select.select takes few descriptors
+        self._bell_only.register(self.bell, select.POLLIN)
+        self._bell_or_message.register(self.bell, select.POLLIN)
+        self._bell_or_message.register(link.socket, select.POLLIN)
 
     def wake(self) -> None:
         os.eventfd_write(self.bell, 1)
 
-    def rest(self, seconds: float) -> None:
-        self._sleep(self._to_rest, seconds)
+    def wait(self, seconds: float) -> None:
+        self._sleep(self._bell_or_message, seconds)
 
-    def nap(self, seconds: float) -> None:
-        self._sleep(self._to_nap, seconds)
+    def wait_for_wakeup(self, seconds: float) -> None:
+        self._sleep(self._bell_only, seconds)
 
     def _sleep(self, ends: select.poll, seconds: float) -> None:
         for fd, _ in ends.poll(None if seconds < 0 else seconds * 1000):
@@ -75,15 +75,15 @@ class ChildQueue(WorkerQueue):
 
 
 class ChildPool:
-    """What the child's workers share: the device, and the word to the parent (seat.WorkerOwner)."""
+    """What the child's workers share: the device, and the word to the parent (queue.WorkerOwner)."""
 
     def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket, completion: str) -> None:
         self.device = device
-        self.ending = OPEN
+        self.state = OPEN
         self.blocked = 0
         self.completion = completion
-        self.holding = False  # whether a worker waits for another, or ever has
-        self.turn = threading.Lock()
+        self.ordered = False  # whether a worker waits for another, or ever has
+        self.launch_lock = threading.Lock()
         self.workers: list[Any] = []
         self._control = control
         self._arrived = threading.Condition()
@@ -111,7 +111,7 @@ class ChildPool:
                 try:
                     self.device.attach(first, second, fds[0])
                 except (OSError, CudaError, DispatchError) as error:
-                    self.leave(OutOfMemory(f"a child process cannot map {second / 2**20:,.0f} MiB: {error}"))
+                    self.exit_lost(OutOfMemory(f"a child process cannot map {second / 2**20:,.0f} MiB: {error}"))
                 self._arrived.notify_all()
 
     def tensor(self, place: Any, *layout: Any) -> Tensor:
@@ -121,18 +121,18 @@ class ChildPool:
                 self._arrived.wait_for(lambda: place[0] in self.device.chunks)
         return self.device.at(place, *layout)
 
-    def leave(self, error: BaseException) -> None:
+    def exit_lost(self, error: BaseException) -> None:
         """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
         begun = sorted(number for worker in self.workers for number in worker.begun())
         why = words(self.device.fault or error, str)
         try:
-            self.tell("lost", why, wire.pack_error(error).hex(), begun)
+            self.tell("lost", why, messages.pack_error(error).hex(), begun)
         except OSError:  # a user's own error may be longer than a message
-            self.tell("lost", why[:WORDS], wire.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
+            self.tell("lost", why[:WORDS], messages.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
         os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
 
-    def opened(self, executor: Any, seat: WorkerQueue) -> None:
-        """Its keeper knows the worker by its connection."""
+    def opened(self, executor: Any, queue: WorkerQueue) -> None:
+        """Its owner knows the worker by its connection."""
 
     def failed(self, *_: Any) -> None:
         """Workers here report for themselves."""
@@ -141,7 +141,7 @@ class ChildPool:
         """A worker has gone on: wake those that may wait for that."""
         for worker in self.workers:
             if worker.is_held:
-                worker.seat.wake()
+                worker.queue.wake()
 
     callbacks_failed = make_room = lost = failed  # nothing of it happens here
 

@@ -1,6 +1,6 @@
 """Starting children: their connections, their processes, the chunks that they map, and a reserve of some that stand by.
 
-The crew's monitor thread makes them, and nobody else: the kernel ends a child with the thread that started it. This
+The pool's monitor thread makes them, and nobody else: the kernel ends a child with the thread that started it. This
 module decides nothing about restarts.
 """
 
@@ -257,7 +257,7 @@ class Standby:
         self.children: list[Child] = []
         self.last_was_killed = False  # whether a signal ended the last one that did not get ready
 
-    def hurry(self, count: int) -> None:
+    def start(self, count: int) -> None:
         """Have so many get ready now."""
         while len(self.children) < count:
             self.children.append(self._launch())
@@ -271,7 +271,7 @@ class Standby:
         """
         stood_by = len(self.children)
         while True:
-            self.hurry(1)
+            self.start(1)
             child = self.children.pop(0)
             try:
                 child.wait_until_ready(self._stop)

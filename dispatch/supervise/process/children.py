@@ -1,6 +1,6 @@
-"""Children: the child process that works for a crew, those that stand by, and those that are about to be gone.
+"""Children: the child process that works for a pool, those that stand by, and those that are about to be gone.
 
-Only the crew's monitor thread starts and ends them; any thread may tell them of memory. child_process.py knows how a
+Only the pool's monitor thread starts and ends them; any thread may tell them of memory. child_process.py knows how a
 child is started.
 """
 
@@ -27,7 +27,7 @@ QUIET = 0.5  # seconds after a start before others are started to stand by: they
 
 
 class Children:
-    """The children of one crew.
+    """The children of one pool.
 
     Guarantees: none is started but by the monitor thread, with which the kernel ends them. One that cannot be
     started to stand by costs nothing but that: it is tried again later.
@@ -43,14 +43,14 @@ class Children:
         stop: Callable[[], bool],
     ) -> None:
         self._device, self._streams, self._setup, self._completion = device, streams, tuple(setup), completion
-        self.reserve = Standby(self._launch, spare, stop)
+        self.standby = Standby(self._launch, spare, stop)
         self.present: Child | None = None
         self.ended: list[Child] = []  # killed and not yet gone
         self._starting = threading.Lock()  # held while a child is started and while it is told of other chunks
         self._refill_at = 0.0
 
     def all(self) -> list[Child]:
-        return [*self.reserve.children, *([] if self.present is None else [self.present])]
+        return [*self.standby.children, *([] if self.present is None else [self.present])]
 
     def after_fork(self) -> None:
         """In a forked process: they are the parent's."""
@@ -86,9 +86,9 @@ class Children:
 
     def take(self) -> Child:
         """Have a child that is ready be the present one. WorkerFailed or OSError where none can be had."""
-        self.present = self.reserve.take()
+        self.present = self.standby.take()
         self.follow()  # while it was being taken, it was nobody's child, and heard of no chunk
-        self._refill_at = monotonic() + (0 if self.reserve.spare else QUIET)
+        self._refill_at = monotonic() + (0 if self.standby.spare else QUIET)
         return self.present
 
     def discard(self, *, wait: bool) -> None:
@@ -98,10 +98,10 @@ class Children:
             child.kill(wait=wait)
             self.ended.append(child)
 
-    def hurry(self, count: int) -> None:
+    def start(self, count: int) -> None:
         """Have so many get ready now, if that can be; who takes one is told where not."""
         with suppress(DispatchError, OSError, MemoryError):
-            self.reserve.hurry(count)
+            self.standby.start(count)
 
     def restock(self, *, now: bool = False) -> None:
         """What is done when there is time: let children stand by, and take note of those that have ended."""
@@ -109,7 +109,7 @@ class Children:
             return
         self._refill_at = 0.0
         try:
-            self.reserve.refill()
+            self.standby.refill()
         except (DispatchError, OSError, MemoryError):
             self._refill_at = monotonic() + QUIET
         self.ended = [child for child in self.ended if child.process.poll() is None]
@@ -119,7 +119,7 @@ class Children:
         child, self.present = self.present, None
         if child is not None:
             child.kill() if kill else child.close()
-        self.reserve.end()
+        self.standby.end()
         for child in self.ended:
             child.process.wait()
         self.ended.clear()

@@ -1,6 +1,6 @@
 """Deadlines: when the requests that were submitted with a time must have ended, the soonest first.
 
-sending.py enters a request that is left in its queue, and any before it is sent; the crew's monitor thread asks which
+sending.py enters a request that is left in its queue, and any before it is sent; the pool's monitor thread asks which
 are over. It decides nothing.
 """
 
@@ -29,9 +29,9 @@ class Deadlines:
         self._lock = threading.Lock()
         self._entries = itertools.count()
 
-    def add(self, future: TimedFuture, seat: Any) -> None:
+    def add(self, future: TimedFuture, queue: Any) -> None:
         with self._lock:
-            heapq.heappush(self._heap, (future.deadline, next(self._entries), seat, future))
+            heapq.heappush(self._heap, (future.deadline, next(self._entries), queue, future))
 
     def seconds_left(self, longest: float) -> float:
         """Until the first of those that have not ended is due; `longest` where there is none, or later."""
@@ -44,9 +44,9 @@ class Deadlines:
         """One that is beyond its deadline and has not ended, and its place; it stays until `pop`."""
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
-                _, _, seat, future = self._heap[0]
+                _, _, queue, future = self._heap[0]
                 if not future._status:
-                    return future, seat
+                    return future, queue
                 heapq.heappop(self._heap)
         return None
 

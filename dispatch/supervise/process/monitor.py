@@ -1,4 +1,4 @@
-"""Warden: what the one thread of a crew of processes does while its child works: it listens to all there is.
+"""Monitor: what the one thread of a pool of processes does while its child works: it listens to all there is.
 
 Its wishes come by an eventfd; process_pool.py says what becomes of a child that is lost, which is noticed here.
 """
@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import DeadlineExceeded, WorkerFailed
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.recovery import ChildLoss
 
 if TYPE_CHECKING:
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.remote_queue import RemoteQueue
     from dispatch.supervise.process.repeatable import Sent
 
-__all__ = ["Warden"]
+__all__ = ["Monitor"]
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 TICK = 0.25  # seconds between looks at whether the child was stopped, and at what an interrupted thread has left
 
 
-class Warden:
+class Monitor:
     """Reads what the child reports, where nobody who waits does, and notices what goes wrong with it.
 
     Guarantees: what an interrupted thread has left to be read, settled or sent is seen to at the next tick at the
     latest, whether or not that thread could still say so.
     """
 
-    seats: list[Any]  # RemoteSeats
+    queues: list[Any]  # RemoteQueues
     children: Children
     hang_seconds: float
-    resting: bool
-    hush: bool
+    cooling_down: bool
+    release_reader: bool
     deadlines: Deadlines
     bell: int
     poll: Any
@@ -63,11 +63,11 @@ class Warden:
     def listen_to_child(self) -> None:
         """Wait until something happens, and deal with it; returns when there is another child, or an end."""
         child = self.present()
-        by_fd = {link.socket.fileno(): seat for link, seat in zip(child.links, self.seats, strict=True)}
+        by_fd = {link.socket.fileno(): queue for link, queue in zip(child.links, self.queues, strict=True)}
         control = child.control.fileno()
         for fd in (control, *by_fd):
             self.poll.register(fd, select.EPOLLIN)  # what is closed is no longer in it
-        while child is self.children.present and not self.resting and not self.is_over():
+        while child is self.children.present and not self.cooling_down and not self.is_over():
             loss: ChildLoss | None = None
             heard = False
             events = self.poll.poll(self._patience())
@@ -79,8 +79,8 @@ class Warden:
                 else:
                     loss = loss or self._read(by_fd[fd])
             if not events or any(fd == self.bell or event & select.EPOLLOUT for fd, event in events):
-                for seat in self.seats:
-                    loss = loss or self._attend(seat)
+                for queue in self.queues:
+                    loss = loss or self._serve(queue)
             if loss is not None or heard:
                 loss = self.last_words(child) or loss
             self.catch_up()
@@ -99,26 +99,26 @@ class Warden:
         left = self.deadlines.seconds_left(TICK)
         return max(left, 0.001) if left > 0 else TICK / 10  # one that is over has been looked at, and may only be late
 
-    def _attend(self, seat: RemoteQueue) -> ChildLoss | None:
+    def _serve(self, queue: RemoteQueue) -> ChildLoss | None:
         """Settle what a worker reports and send what is queued, unless others do; go on where they were interrupted."""
-        loss = self._read(seat)
-        seat.tell_rest()
-        seat.wake()
-        if seat.link is not None:
-            self.listen(seat.link, on=not seat.reading.locked())
+        loss = self._read(queue)
+        queue.tell_rest()
+        queue.wake()
+        if queue.link is not None:
+            self.listen(queue.link, on=not queue.recv_lock.locked())
         return loss
 
-    def _read(self, seat: RemoteQueue) -> ChildLoss | None:
-        link = seat.link
-        if link is None or not seat.reading.acquire(False):
+    def _read(self, queue: RemoteQueue) -> ChildLoss | None:
+        link = queue.link
+        if link is None or not queue.recv_lock.acquire(False):
             return None
         try:
-            while seat.take(link):
+            while queue.take(link):
                 pass
         except (EOFError, OSError):
             return ChildLoss("the child process died")
         finally:
-            seat.reading.release()
+            queue.recv_lock.release()
         return None
 
     def hear(self, child: Child) -> ChildLoss | None:
@@ -126,14 +126,14 @@ class Warden:
         if said is None:
             return ChildLoss("the child process died")
         if said[0] == "lost":
-            return ChildLoss(said[1], wire.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
+            return ChildLoss(said[1], messages.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
         if said[0] == "defect":
             self.allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
         return None
 
     def _stopped(self, child: Child) -> ChildLoss | None:
         """Notice what the child's connections do not tell."""
-        how = child.fate() if any(seat.sent for seat in self.seats) else ""
+        how = child.fate() if any(queue.sent for queue in self.queues) else ""
         if how == "ended":
             return self.last_words(child) or ChildLoss("the child process died")
         return ChildLoss(f"the child process {how}") if how else None
@@ -142,35 +142,35 @@ class Warden:
         """Deal with requests that run beyond their deadline: one that hangs costs the child."""
         if self.deadlines.due(monotonic()) is None:
             return None
-        self.hush = True
+        self.release_reader = True
         with ExitStack() as stack:  # what has ended must not change while it is looked at
-            for seat in self.seats:
-                stack.enter_context(seat.reading)
-            self.hush = False
+            for queue in self.queues:
+                stack.enter_context(queue.recv_lock)
+            self.release_reader = False
             return self._hanging(monotonic())
 
     def _hanging(self, now: float) -> ChildLoss | None:
         due = self.deadlines.due(now)
         if due is None:
             return None
-        future, seat = due
+        future, queue = due
         number = getattr(future, "_number", None)
-        is_next = number is not None and next(iter(seat.sent), None) == number
-        if seat.sent and not is_next and now - seat.since < self.hang_seconds:
+        is_next = number is not None and next(iter(queue.sent), None) == number
+        if queue.sent and not is_next and now - queue.since < self.hang_seconds:
             return None  # it may only be late: another look at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
-        if number in seat.sent:
-            self.give_up(seat.sent[number], DeadlineExceeded(text))
-        elif not seat.expire(future) or not seat.sent:
+        if number in queue.sent:
+            self.give_up(queue.sent[number], DeadlineExceeded(text))
+        elif not queue.expire(future) or not queue.sent:
             return None
-        oldest = frozenset(next(iter(other.sent)) for other in self.seats if other.sent)
+        oldest = frozenset(next(iter(other.sent)) for other in self.queues if other.sent)
         return ChildLoss("a request hung beyond its deadline", hanging=oldest)
 
     def last_words(self, child: Child) -> ChildLoss | None:
         """What a child that is gone said of it, if it did."""
         try:
-            while wire.ready([child.control], 0):
+            while messages.ready([child.control], 0):
                 loss = self.hear(child)
                 if loss is not None:
                     return loss

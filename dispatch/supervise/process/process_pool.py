@@ -22,8 +22,8 @@ from dispatch.logs import log
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.process.children import Children
 from dispatch.supervise.process.deadlines import Deadlines
-from dispatch.supervise.process.monitor import Warden
-from dispatch.supervise.process.recovery import ChildLoss, hold, surrender
+from dispatch.supervise.process.monitor import Monitor
+from dispatch.supervise.process.recovery import ChildLoss, fail_in_flight, recover
 from dispatch.supervise.process.remote_queue import RemoteQueue
 from dispatch.supervise.process.repeatable import Sent, written
 from dispatch.supervise.queue import BROKEN, CANCELLING, OPEN
@@ -41,17 +41,17 @@ __all__ = ["ProcessPool"]
 LONGEST_POLL = 86400.0  # seconds: a poll counts milliseconds in 32 bits, and takes no more than 24 days
 
 
-class ProcessPool(Warden, WorkerPool):
+class ProcessPool(Monitor, WorkerPool):
     """The workers of one supervisor, in a child.
 
     Guarantees: only the monitor thread starts, reads and ends children, and settles what they were given. A request is
-    settled by its report, by its deadline, or by a recovery, whichever takes it out of its seat's `sent`. Starting a
+    settled by its report, by its deadline, or by a recovery, whichever takes it out of its queue's `sent`. Starting a
     child is a restart like another: one that cannot be started counts, and is tried again after a while, until the
     limit.
     """
 
     device: Any  # a SharedHost or SharedCuda
-    seats: list[Any]  # RemoteSeats
+    queues: list[Any]  # RemoteQueues
 
     def __init__(
         self,
@@ -67,23 +67,23 @@ class ProcessPool(Warden, WorkerPool):
         self.hang_seconds = hang_seconds
         self.numbers, self.names = itertools.count(1), itertools.count(1)
         self.generation = 0
-        self.children = Children(device, streams, setup, completion, spare, lambda: self.ending >= CANCELLING)
+        self.children = Children(device, streams, setup, completion, spare, lambda: self.state >= CANCELLING)
         self._observers: list[Callable[[int], object]] = []
         self.deadlines = Deadlines()
-        self.hush = False  # who reads in the place of the monitor thread shall leave that to it
+        self.release_reader = False  # who reads in the place of the monitor thread shall leave that to it
         self._begun = allocate_lock()
         self._begun.acquire()
         self.bell = -1
         self.poll: Any = None
         super().__init__(device, streams, queue_size, limit, completion)
-        self.homes = {seat: seat for seat in self.seats}
-        self._warden = threading.Thread(target=self._watch, name=f"dispatch {device} monitor thread", daemon=True)
+        self.queue_of = {queue: queue for queue in self.queues}
+        self._monitor = threading.Thread(target=self._watch, name=f"dispatch {device} monitor thread", daemon=True)
 
-    def make_seats(self, streams: int, queue_size: int) -> list[Any]:
+    def make_queues(self, streams: int, queue_size: int) -> list[Any]:
         return [RemoteQueue(index, queue_size, self) for index in range(streams)]
 
     def _start_threads(self) -> None:
-        self._warden.start()
+        self._monitor.start()
         self._begun.acquire()  # by the monitor thread, when the first child is there, or cannot be
         if self._start_error is not None:
             raise self._start_error
@@ -94,8 +94,8 @@ class ProcessPool(Warden, WorkerPool):
         with suppress(OSError, ValueError, OverflowError):  # it has ended, and looks at nothing any more
             os.eventfd_write(self.bell, 1)
 
-    def end(self, ending: int, refusal: DispatchError) -> None:
-        super().end(ending, refusal)
+    def end(self, state: int, refusal: DispatchError) -> None:
+        super().end(state, refusal)
         self.ring()
 
     def abandon(self) -> None:
@@ -103,20 +103,20 @@ class ProcessPool(Warden, WorkerPool):
         self.ring()
 
     def is_own_thread(self) -> bool:
-        return threading.current_thread() is self._warden
+        return threading.current_thread() is self._monitor
 
     def join(self, seconds: float | None = None) -> None:
         if self.is_own_thread():
             return
         self._join_starter(seconds)
-        if self._warden.ident is not None:
-            self._warden.join(seconds)
+        if self._monitor.ident is not None:
+            self._monitor.join(seconds)
 
     def after_fork(self) -> None:
         super().after_fork()
         self.children.after_fork()
-        for seat in self.seats:
-            seat.pumping, seat.reading, seat.link = threading.Lock(), threading.Lock(), None
+        for queue in self.queues:
+            queue.send_lock, queue.recv_lock, queue.link = threading.Lock(), threading.Lock(), None
         poll, bell, self.poll, self.bell = self.poll, self.bell, None, -1
         if poll is not None:
             poll.close()  # a copy, but of what is the parent's
@@ -128,14 +128,14 @@ class ProcessPool(Warden, WorkerPool):
         return self.children.present
 
     @property
-    def reserve(self) -> Any:
-        return self.children.reserve
+    def standby(self) -> Any:
+        return self.children.standby
 
     def _children(self) -> list[Child]:
         return self.children.all()
 
-    def watch_deadline(self, future: TimedFuture, seat: Any) -> None:
-        self.deadlines.add(future, seat)
+    def watch_deadline(self, future: TimedFuture, queue: Any) -> None:
+        self.deadlines.add(future, queue)
         self.ring()
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
@@ -156,7 +156,7 @@ class ProcessPool(Warden, WorkerPool):
             self.device.on_chunks = self._follow
             self._first_child()
             self.connect()
-            if self.reserve.spare:
+            if self.standby.spare:
                 self.children.restock(now=True)
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
@@ -169,7 +169,7 @@ class ProcessPool(Warden, WorkerPool):
         self._begun.release()
         try:
             while not self.is_over():
-                self._cool() if self.resting else self.listen_to_child()
+                self._cool() if self.cooling_down else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
             broken = WorkerFailed(f"the monitor thread of {self.device} broke: {words(error)}")
             broken.__cause__ = error
@@ -177,17 +177,17 @@ class ProcessPool(Warden, WorkerPool):
         self._finish()
 
     def is_over(self) -> bool:
-        if self.ending == OPEN:
+        if self.state == OPEN:
             return False
-        if self.ending == BROKEN:
+        if self.state == BROKEN:
             return True
-        queued = any(len(seat.items) or seat.taking for seat in self.seats) if self.ending < CANCELLING else False
-        return not queued and not any(seat.sent for seat in self.seats)
+        queued = any(len(queue.pending) or queue.taking for queue in self.queues) if self.state < CANCELLING else False
+        return not queued and not any(queue.sent for queue in self.queues)
 
     def _finish(self) -> None:
         """End the children, and whatever has not been settled."""
         self._clear()
-        self.children.end(kill=self.ending == BROKEN)
+        self.children.end(kill=self.state == BROKEN)
         self.device.on_chunks = None
         if self.poll is not None:
             self.poll.close()
@@ -198,33 +198,33 @@ class ProcessPool(Warden, WorkerPool):
     def _clear(self) -> None:
         """End all that was sent or is queued, with the reason for which nothing is run."""
         self._disconnect()
-        for seat in self.seats:
-            for sent in list(seat.sent.values()):
+        for queue in self.queues:
+            for sent in list(queue.sent.values()):
                 self.give_up(sent, self.reason())
-            seat.give_back()
-            seat.tell_rest()
-            seat.vacate(self)
+            queue.give_back()
+            queue.tell_rest()
+            queue.drain(self)
 
     def _disconnect(self) -> None:
         """Let nobody send to the child or read from it any more; what it has reported is settled."""
-        for seat in self.seats:
-            with seat.pumping:
-                seat.link = None
+        for queue in self.queues:
+            with queue.send_lock:
+                queue.link = None
         if self._child is None:
             return
-        for seat, link in zip(self.seats, self._child.links, strict=True):
+        for queue, link in zip(self.queues, self._child.links, strict=True):
             with suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves
-            with seat.reading, suppress(EOFError, OSError):
-                _take_all(seat, link)
+            with queue.recv_lock, suppress(EOFError, OSError):
+                _take_all(queue, link)
 
     def give_up(self, sent: Sent, error: BaseException) -> None:
         """Fail a request that was in flight; what it writes may be half written."""
-        sent.seat.sent.pop(sent.number, None)
+        sent.queue.sent.pop(sent.number, None)
         for tensor in written(sent):
             self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
         if not sent.future._status:
-            sent.seat.fail(sent.future, error)
+            sent.queue.fail(sent.future, error)
 
     # -- replacing a child --------------------------------------------------------------------------------------------
     def present(self) -> Child:
@@ -238,7 +238,7 @@ class ProcessPool(Warden, WorkerPool):
             try:
                 self._take_child()
             except DispatchError as error:  # noqa: PERF203
-                if not self.reserve.last_was_killed or not self._count_start():
+                if not self.standby.last_was_killed or not self._count_start():
                     raise
                 self._note("child lost", monotonic(), cause=str(error))
                 self._pause(self.limit.delay, CANCELLING)
@@ -247,7 +247,7 @@ class ProcessPool(Warden, WorkerPool):
 
     def _count_start(self) -> bool:
         with self.lock:
-            return self.ending < CANCELLING and self.limit.count(failed_start=True)
+            return self.state < CANCELLING and self.limit.count(failed_start=True)
 
     def _take_child(self) -> None:
         """Have a child that is ready."""
@@ -256,9 +256,9 @@ class ProcessPool(Warden, WorkerPool):
         self.limit.started()
         self.generation += 1
         self._note("child started", begun, pid=child.process.pid, seconds=child.took)
-        for seat in self.seats:
-            seat.defined, seat.forget = set(), []
-            seat.since = monotonic()
+        for queue in self.queues:
+            queue.defined, queue.forget = set(), []
+            queue.since = monotonic()
 
     def renew(self, loss: ChildLoss) -> bool:
         """Another child in place of the present one; False where none can be had, and the circuit is open.
@@ -283,12 +283,12 @@ class ProcessPool(Warden, WorkerPool):
         self._tell_observers()  # before anything ends in the new generation
         return True
 
-    def _pause(self, seconds: float, ending: int) -> None:
-        """Wait for so long, or until the crew is about to end in such a way."""
+    def _pause(self, seconds: float, state: int) -> None:
+        """Wait for so long, or until the pool is about to end in such a way."""
         ends = monotonic() + seconds
         bell = select.poll()
         bell.register(self.bell, select.POLLIN)
-        while self.ending < ending and (left := ends - monotonic()) > 0:
+        while self.state < state and (left := ends - monotonic()) > 0:
             if bell.poll(min(left, LONGEST_POLL) * 1000):
                 os.eventfd_read(self.bell)
 
@@ -296,11 +296,11 @@ class ProcessPool(Warden, WorkerPool):
         """Replace the child; see to what was in flight; go on."""
         begun = monotonic()
         self._disconnect()
-        if self.allow(loss.cause) and hold(self, loss):
+        if self.allow(loss.cause) and recover(self, loss):
             self.connect()
             self._note("child replaced", begun, cause=loss.why)
-        elif self.ending == CANCELLING:  # nothing is run again any more
-            surrender(self, loss)
+        elif self.state == CANCELLING:  # nothing is run again any more
+            fail_in_flight(self, loss)
             self.children.discard(wait=True)
         else:  # the circuit is open; who closes the supervisor now must not find anything in flight for ever
             self._clear()
@@ -311,7 +311,7 @@ class ProcessPool(Warden, WorkerPool):
         self._clear()
         self.children.discard(wait=True)
         self._pause(self.limit.cooldown or 0, OPEN + 1)
-        if self.ending:
+        if self.state:
             return
         begun = monotonic()
         try:
@@ -320,7 +320,7 @@ class ProcessPool(Warden, WorkerPool):
             self.open_circuit(f"no child of {self.device} could be started: {error}", error)
             return
         self.half_open()
-        if self.resting or self.ending:
+        if self.cooling_down or self.state:
             return
         self._tell_observers()
         self.connect()
@@ -332,20 +332,20 @@ class ProcessPool(Warden, WorkerPool):
         log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
 
     def connect(self) -> None:
-        """Let the seats send to the present child; first what was sent to another and has not ended, if it may run."""
-        if self.device.taints or self.holding:  # in order, for what fails here may be what another waits for
-            for _, sent in sorted((number, sent) for seat in self.seats for number, sent in seat.sent.items()):
-                error = sent.seat.refusal(sent)
+        """Let the queues send to the present child; first what was sent to another and has not ended, if it may run."""
+        if self.device.taints or self.ordered:  # in order, for what fails here may be what another waits for
+            for _, sent in sorted((number, sent) for queue in self.queues for number, sent in queue.sent.items()):
+                error = sent.queue.refusal(sent)
                 if error is not None:
-                    del sent.seat.sent[sent.number]
-                    sent.seat.fail(sent.future, error)
-        for seat, link in zip(self.seats, self.present().links, strict=True):
-            seat.resume(link)
+                    del sent.queue.sent[sent.number]
+                    sent.queue.fail(sent.future, error)
+        for queue, link in zip(self.queues, self.present().links, strict=True):
+            queue.resume(link)
 
     def allow(self, cause: BaseException, *, failed_start: bool = False) -> bool:
         """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
         with self.lock:
-            if self.ending >= CANCELLING or self.resting:
+            if self.state >= CANCELLING or self.cooling_down:
                 return False
             if self.limit.count(failed_start=failed_start):
                 self.restarts += 1
@@ -364,6 +364,6 @@ class ProcessPool(Warden, WorkerPool):
         self.callbacks_failed(errors)
 
 
-def _take_all(seat: Any, link: Any) -> None:
-    while seat.take(link):
+def _take_all(queue: Any, link: Any) -> None:
+    while queue.take(link):
         pass

@@ -1,6 +1,6 @@
 """What becomes of what was in flight when a child was lost: who is guilty, what runs again, what fails.
 
-The crew's monitor thread calls `hold`, with nobody sending meanwhile. What had begun runs again in a new child, one
+The pool's monitor thread calls `recover`, with nobody sending meanwhile. What had begun runs again in a new child, one
 request at a time, until the one that faults again is known; the rest is sent again as it was. This module starts no
 process itself.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
 from dispatch.supervise.future import LateFuture, TimedFuture
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_process import LOOK_SECONDS
 from dispatch.supervise.process.owner import QueueOwner
 from dispatch.supervise.process.repeatable import Sent, unsafe_to_repeat
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.child_process import Child
     from dispatch.supervise.process.children import Children
 
-__all__ = ["ChildLoss", "hold", "surrender"]
+__all__ = ["ChildLoss", "fail_in_flight", "recover"]
 
 TICK = 0.25  # seconds between looks at whether the child was stopped
-MERCY = 5  # times `hang_seconds` for a request that runs alone: in a new child it also loads what others had loaded
-DOUBT = 1e-3  # seconds between the two runs of a request whose fault may come late
-DEATHS = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
+# Times `hang_seconds` for a request that runs alone: in a new child it also loads what others had loaded.
+SOLO_TIMEOUT_FACTOR = 5
+LATE_FAULT_DELAY = 1e-3  # seconds between the two runs of a request whose fault may come late
+MAX_SOLO_CRASHES = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
 # Statuses of the driver that a kernel brings about: illegal address, assert, illegal instruction, misaligned address,
 # invalid address space, invalid pc, launch failure (a trap). Others, as an error of the memory, may come by chance.
 OF_KERNELS = frozenset({700, 710, 715, 716, 717, 718, 719})
@@ -91,40 +92,40 @@ class ChildOwner(QueueOwner, Protocol):
     def last_words(self, child: Child) -> ChildLoss | None: ...
 
 
-def hold(crew: ChildOwner, loss: ChildLoss) -> bool:
+def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
     """Replace the child, and settle those that must not run again; False where the circuit is open now."""
-    sent = sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number)
+    sent = sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number)
     begun = [each for each in sent if loss.begun is None or each.number in loss.begun]
     # Who it was needs no second run to be known.
     sure = len(begun) == 1 and loss.is_of_a_kernel and not loss.may_be_late
     # A fault that comes again costs a second child: both get ready at the same time.
-    crew.children.hurry(1 if sure or not (loss.proven or loss.hanging) else 2)
-    if not crew.renew(loss):
+    pool.children.start(1 if sure or not (loss.proven or loss.hanging) else 2)
+    if not pool.renew(loss):
         return False
     if sure:
-        _convict(crew, begun[0], loss)
+        _fail_culprit(pool, begun[0], loss)
         return True
     unsafe = unsafe_to_repeat(begun)
     for each in begun:
         if each.number in unsafe:
             text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[each.number]}"
-            crew.give_up(each, _fault(crew, each, text, loss))
+            pool.give_up(each, _fault(pool, each, text, loss))
     # Of requests that may hang only the first at each worker can be the one: the others had not been reached.
     suspects = [each for each in begun if each.number not in unsafe]
     if loss.hanging:
         suspects = [each for each in suspects if each.number in loss.hanging]
     for each in _most_likely_last(suspects):
-        found = _try(crew, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
+        found = _try(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
         if found is not None:
             return found
     return True
 
 
-def surrender(crew: ChildOwner, loss: ChildLoss) -> None:
+def fail_in_flight(pool: ChildOwner, loss: ChildLoss) -> None:
     """Fail all that was in flight: the supervisor ends, and runs nothing again."""
-    for each in sorted((each for seat in crew.seats for each in seat.sent.values()), key=lambda each: each.number):
+    for each in sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number):
         text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
-        crew.give_up(each, _fault(crew, each, text, loss))
+        pool.give_up(each, _fault(pool, each, text, loss))
 
 
 def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
@@ -137,87 +138,87 @@ def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
     """
     if any(isinstance(each.future, LateFuture) and each.future.after for each in suspects):
         return suspects
-    by_seat: dict[int, list[Sent]] = {}
+    by_queue: dict[int, list[Sent]] = {}
     for each in suspects:
-        by_seat.setdefault(each.seat.index, []).append(each)
-    return [each for group in sorted(by_seat.values(), key=lambda group: -group[0].number) for each in group]
+        by_queue.setdefault(each.queue.index, []).append(each)
+    return [each for group in sorted(by_queue.values(), key=lambda group: -group[0].number) for each in group]
 
 
-def _try(crew: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
+def _try(pool: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
     """Run one request alone, so many times.
 
     None: it is innocent; True: it was guilty, and there is a child again; False: there is none.
     """
-    refusal = sent.seat.refusal(sent)
+    refusal = sent.queue.refusal(sent)
     if refusal is not None:
-        crew.give_up(sent, refusal)
+        pool.give_up(sent, refusal)
         return None
     if isinstance(sent.future, LateFuture) and any(not other._status for other in sent.future.after):
         return None  # alone it would wait for ever for what is sent again after this
-    for _ in range(DEATHS):
-        loss = _alone(crew, sent, may_hang, runs)
+    for _ in range(MAX_SOLO_CRASHES):
+        loss = _alone(pool, sent, may_hang, runs)
         if loss is None:
             return None
         if loss.proven:
-            _convict(crew, sent, loss)
-        if not crew.renew(loss):
+            _fail_culprit(pool, sent, loss)
+        if not pool.renew(loss):
             return False
-        if sent.number not in sent.seat.sent:  # it faulted, or hung
+        if sent.number not in sent.queue.sent:  # it faulted, or hung
             return True
-    _convict(crew, sent, ChildLoss(f"{DEATHS} processes in a row died while it ran alone"))
+    _fail_culprit(pool, sent, ChildLoss(f"{MAX_SOLO_CRASHES} processes in a row died while it ran alone"))
     return True
 
 
-def _convict(crew: ChildOwner, sent: Sent, loss: ChildLoss) -> None:
-    crew.give_up(sent, _fault(crew, sent, loss.why, loss))
+def _fail_culprit(pool: ChildOwner, sent: Sent, loss: ChildLoss) -> None:
+    pool.give_up(sent, _fault(pool, sent, loss.why, loss))
 
 
-def _fault(crew: ChildOwner, sent: Sent, why: str, loss: ChildLoss) -> DeviceFault:
-    fault = DeviceFault(f"{described(sent.request)}: {why} (restart {crew.restarts} of {crew.device})")
+def _fault(pool: ChildOwner, sent: Sent, why: str, loss: ChildLoss) -> DeviceFault:
+    fault = DeviceFault(f"{described(sent.request)}: {why} (restart {pool.restarts} of {pool.device})")
     fault.__cause__ = loss.error
     return fault
 
 
-def _alone(crew: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
+def _alone(pool: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
     """Send a request to a child that has nothing else to do, and wait for its end.
 
     Where its fault may come late it runs twice, and the second end counts: what ran first is seen by then.
     """
-    child, seat = crew.present(), sent.seat
-    link = child.links[seat.index]
-    ends = _limit(crew, sent, may_hang)
+    child, queue = pool.present(), sent.queue
+    link = child.links[queue.index]
+    ends = _limit(pool, sent, may_hang)
     try:
-        seat.again(link, [sent])
-        while sent.number in seat.sent:
-            crew.catch_up()  # it may wait for a chunk that its connection had no room for
+        queue.resend(link, [sent])
+        while sent.number in queue.sent:
+            pool.catch_up()  # it may wait for a chunk that its connection had no room for
             is_told = link.flush() and not child.behind
-            readable = wire.ready([link.socket, child.control], TICK if is_told else LOOK_SECONDS)
+            readable = messages.ready([link.socket, child.control], TICK if is_told else LOOK_SECONDS)
             if link.socket in readable:
                 message = link.receive(wait=False)
                 if message == [sent.number] and runs > 1:
                     runs -= 1
-                    wire.ready([link.socket, child.control], DOUBT)
-                    seat.again(link, [sent])
+                    messages.ready([link.socket, child.control], LATE_FAULT_DELAY)
+                    queue.resend(link, [sent])
                 elif message is not None:
-                    seat.report(message)
+                    queue.report(message)
             elif child.control in readable:
-                loss = crew.hear(child)
+                loss = pool.hear(child)
                 if loss is not None:
                     return loss
             elif monotonic() > ends:
                 text = "it ran beyond its deadline, or without an end before others that had one, also alone"
-                crew.give_up(sent, DeadlineExceeded(text))
+                pool.give_up(sent, DeadlineExceeded(text))
                 return ChildLoss("a request hung")
-            elif (how := child.fate()) and not wire.ready([link.socket, child.control], 0):
+            elif (how := child.fate()) and not messages.ready([link.socket, child.control], 0):
                 return ChildLoss("the child process died" if how == "ended" else f"the child process {how}")
     except (EOFError, OSError):
-        return crew.last_words(child) or ChildLoss("the child process died")
+        return pool.last_words(child) or ChildLoss("the child process died")
     return None
 
 
-def _limit(crew: ChildOwner, sent: Sent, may_hang: bool) -> float:
+def _limit(pool: ChildOwner, sent: Sent, may_hang: bool) -> float:
     """The moment at which a request that runs alone is taken to be without an end."""
-    soonest = monotonic() + MERCY * crew.hang_seconds
+    soonest = monotonic() + SOLO_TIMEOUT_FACTOR * pool.hang_seconds
     if isinstance(sent.future, TimedFuture):
         return max(sent.future.deadline, soonest)
     return soonest if may_hang else math.inf

@@ -1,7 +1,7 @@
 """RemoteQueue: a worker's place in the parent, whose worker is a thread of the child, and what comes back from there.
 
-Who waits reads: attending a remote seat reads what the child reports, so that no thread of the parent is in the way.
-Where nobody waits the crew's monitor thread reads. Nothing here decides about restarts.
+Who waits reads: `help_wait` reads what the child reports, so that no thread of the parent is in the way. Where nobody
+waits the pool's monitor thread reads. Nothing here decides about restarts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch.supervise.future import DONE, FAILED, LateFuture
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.repeatable import Sent, written
-from dispatch.supervise.process.sending import NOW, SendingSeat, SentRequest
+from dispatch.supervise.process.sending import NOW, SendingQueue, SentRequest
 
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future
@@ -26,32 +26,32 @@ FEW = 4  # requests in flight at all workers: with more one who waits reads noth
 # At the connection by one who waits, before it sleeps: some 120 us, in which a small request has ended, one of many in
 # turn, too. With 60 looks those took 110 to 160 us on the host, with 120 or 200 of them 100.
 LOOKS = 150
-NAP = 0.05  # seconds that it then waits for a report, before it leaves the reading to the monitor thread
+REPORT_WAIT = 0.05  # seconds that it then waits for a report, before it leaves the reading to the monitor thread
 
 
-class RemoteQueue(SendingSeat):
+class RemoteQueue(SendingQueue):
     """A place whose worker is in the child.
 
-    Guarantees: only who holds `reading` reads and settles, but for the monitor thread while there is no `link`. Whoever
-    holds it may be interrupted anywhere, and lets go of it at once: a report stays with the link until all in it have
-    ended, and the monitor thread, which looks at every tick, goes on where that was. A callback, or another library
-    that waits, is told by the monitor thread alone, which nothing interrupts.
+    Guarantees: only who holds `recv_lock` reads and settles, but for the monitor thread while there is no `link`.
+    Whoever holds it may be interrupted anywhere, and lets go of it at once: a report stays with the link until all in
+    it have ended, and the monitor thread, which looks at every tick, goes on where that was. A callback, or another
+    library that waits, is told by the monitor thread alone, which nothing interrupts.
     """
 
-    __slots__ = ("reading",)
+    __slots__ = ("recv_lock",)
 
-    def __init__(self, index: int, limit: int, crew: QueueOwner) -> None:
-        super().__init__(index, limit, crew)
-        self.reading = threading.Lock()
+    def __init__(self, index: int, limit: int, pool: QueueOwner) -> None:
+        super().__init__(index, limit, pool)
+        self.recv_lock = threading.Lock()
 
-    def attend(self, future: Future, timeout: float | None) -> float | None:
+    def help_wait(self, future: Future, timeout: float | None) -> float | None:
         """Read what the child reports until a future has ended, if nobody else does; returns what is left of the time.
 
         The one who waits then hears of the end from the child, not from the monitor thread: one change of threads less.
         """
         link = self.link
-        crew = self.crew
-        if link is None or crew.hush or sum(len(seat.sent) for seat in crew.seats) > FEW:
+        pool = self.pool
+        if link is None or pool.release_reader or sum(len(queue.sent) for queue in pool.queues) > FEW:
             return timeout
         began = monotonic()
         try:
@@ -61,31 +61,31 @@ class RemoteQueue(SendingSeat):
             pass  # the monitor thread sees it, too
         finally:
             if link.pending:  # what was left to the monitor thread, or by an interrupt: nothing else would tell it
-                crew.ring()
+                pool.ring()
         return None if timeout is None else timeout - (monotonic() - began)
 
     def _read_until_ended(self, link: Connection, future: Future, ends: float | None) -> bool:
         """Read in the place of the monitor thread; False where another thread does."""
         held: list[bool] = []
         try:
-            held.extend(map(self.reading.acquire, NOW))  # as in `wake`
+            held.extend(map(self.recv_lock.acquire, NOW))  # as in `wake`
             if True not in held:
                 return False
-            self.crew.listen(link, on=False)
+            self.pool.listen(link, on=False)
             self._read_as_helper(link, future, ends)
         finally:
             try:
                 if True in held:
-                    self.crew.listen(link, on=True)
+                    self.pool.listen(link, on=True)
             finally:
                 if True in held:
-                    self.reading.release()
+                    self.recv_lock.release()
         return True
 
     def _read_as_helper(self, link: Connection, future: Future, ends: float | None) -> None:
-        crew = self.crew
+        pool = self.pool
         looks = 0
-        while not (future._status or crew.hush) and self.link is link:
+        while not (future._status or pool.release_reader) and self.link is link:
             took = self.take(link, is_helper=True)
             if took is None:
                 return
@@ -94,8 +94,8 @@ class RemoteQueue(SendingSeat):
                 continue
             looks += 1
             if looks > LOOKS:
-                left = NAP if ends is None else min(NAP, ends - monotonic())
-                if left <= 0 or not wire.ready([link.socket], left):
+                left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - monotonic())
+                if left <= 0 or not messages.ready([link.socket], left):
                     break
         while link.pending:  # nothing would tell the monitor thread of what has been read from the socket
             if self.take(link, is_helper=True) is None:
@@ -113,7 +113,7 @@ class RemoteQueue(SendingSeat):
         if not self.report(message, is_helper=is_helper):
             return None
         link.advance()
-        if self.items:
+        if self.pending:
             self.wake()
         return True
 
@@ -136,14 +136,14 @@ class RemoteQueue(SendingSeat):
             elif type(item) is int:
                 self._succeed(sent)
             else:
-                self.fail(sent.future, wire.error_from(item[1]))
+                self.fail(sent.future, messages.error_from(item[1]))
             del sents[sent.number]
         self.busy = len(sents)
         self.since = monotonic()
         return True
 
     def _succeed(self, sent: Sent) -> None:
-        device, future = self.crew.device, sent.future
+        device, future = self.pool.device, sent.future
         if device.taints:
             for tensor in written(sent):
                 device.overwritten(tensor)
@@ -157,14 +157,14 @@ class RemoteQueue(SendingSeat):
     def _tell(self, future: Future) -> None:
         """Tell those who wait for a future that has ended; whoever was interrupted may have told some."""
         if future._waiting is not None:
-            self.crew.callbacks_failed(future._waiting.tell(future))
+            self.pool.callbacks_failed(future._waiting.tell(future))
 
     def fail(self, future: Future, error: BaseException) -> None:
-        self.crew.keep(future)
+        self.pool.keep(future)
         self.failed += 1
         future._value = error
         future._status = FAILED
-        self.crew.failed(future, self.tell(future))
+        self.pool.failed(future, self.tell(future))
 
     def tell(self, future: Future) -> list[BaseException]:
         """Tell those who wait for a future that has ended, or leave that to the monitor thread; returns what callbacks
@@ -175,10 +175,10 @@ class RemoteQueue(SendingSeat):
         waiting = future._waiting
         if waiting is None:
             return []
-        if waiting.is_plain or self.crew.is_own_thread():
+        if waiting.is_plain or self.pool.is_own_thread():
             return waiting.tell(future)
         self.untold.append(future)
-        self.crew.ring()
+        self.pool.ring()
         return []
 
     def tell_rest(self) -> None:

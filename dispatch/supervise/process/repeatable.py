@@ -1,6 +1,6 @@
 """What becomes of requests that were in flight when the child was lost: which may run again, and which may not.
 
-The crew asks. Pure: it looks at requests and memory ranges. A request may run again if that gives the same as the first
+The pool asks. Pure: it looks at requests and memory ranges. A request may run again if that gives the same as the first
 time: nothing that it reads was written by itself, or by a request in flight behind it.
 """
 
@@ -26,9 +26,9 @@ class Sent(NamedTuple):
     future: Future
     request: Request
     outputs: Operands
-    seat: Any
+    queue: Any
     waits: tuple[tuple[int, int], ...] = ()  # for what had not ended as it was sent, by worker and number
-    wired: Any = None  # its way to the child: `request.bound` may be another supervisor's by now
+    bound: Any = None  # its way to the child: `request.bound` may be another supervisor's by now
 
 
 def written(sent: Sent) -> list[Tensor]:

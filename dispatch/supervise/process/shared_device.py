@@ -61,7 +61,7 @@ class _Memory(Device):
     def _begin(self) -> None:
         self.chunks: dict[int, Chunk] = {}
         self._numbers = itertools.count()
-        self.arena = BlockAllocator(self._grow)
+        self.allocator = BlockAllocator(self._grow)
         # Called with a file descriptor, its users are to hold that until no child maps what is no longer in `chunks`.
         self.on_chunks: Callable[[int | None], None] | None = None
         self.taints = 0
@@ -76,7 +76,7 @@ class _Memory(Device):
         The parent goes on to hand out its blocks, and its children map only what it tells them of.
         """
         super().after_fork()
-        self.arena = BlockAllocator(self._grow)
+        self.allocator = BlockAllocator(self._grow)
         self.on_chunks = None
 
     def _make_chunk(self, nbytes: int) -> Chunk:
@@ -99,38 +99,37 @@ class _Memory(Device):
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         if lent:
             take_back()
-        arena = self.arena
-        block = self._take(arena, nbytes)
+        allocator = self.allocator
+        block = self._take(allocator, nbytes)
         chunk = self.chunks.get(block.chunk)
         mapping = None if chunk is None else chunk.mapping
         if chunk is None or mapping is None:
-            arena.give(block)
+            allocator.give(block)
             self.check()
             raise Closed(f"{self.name} was closed while memory was asked of it")
         # The storage holds the mapping, and every view the storage: a view outlives the device, and its memory with it.
-        return Storage(self, chunk.base + block.offset, nbytes, stream, partial(_give_back, arena, mapping), block)
+        return Storage(self, chunk.base + block.offset, nbytes, stream, partial(_give_back, allocator, mapping), block)
 
-    def _take(self, arena: BlockAllocator, nbytes: int) -> Block:
+    def _take(self, allocator: BlockAllocator, nbytes: int) -> Block:
         try:
-            return arena.take(nbytes)
+            return allocator.take(nbytes)
         except OutOfMemory:
             gc.collect()  # tensors in cycles hold memory, too
             take_back(everything=True)
         try:
-            return arena.take(nbytes, growth=0)
+            return allocator.take(nbytes, growth=0)
         except OutOfMemory:
             self.trim()  # none of the empty chunks is large enough, but their memory may do for one that is
-        return arena.take(nbytes, growth=0)
+        return allocator.take(nbytes, growth=0)
 
     def trim(self) -> None:
         """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
         gc.collect()  # tensors in cycles hold memory, too
         take_back(everything=True)
         held = list(self.chunks)
-        self.arena.empty_chunks()
-        used = (
-            self.arena.chunks()
-        )  # asked for behind `held`: what is missing here was forgotten, now or by one cut short
+        self.allocator.empty_chunks()
+        # Asked for behind `held`: what is missing here was forgotten, now or by one cut short.
+        used = self.allocator.chunks()
         gone = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
         try:
             if gone and self.on_chunks is not None:
@@ -140,7 +139,7 @@ class _Memory(Device):
 
     def bytes_in_use(self) -> int | None:
         take_back(everything=True)
-        return self.arena.bytes_in_use()
+        return self.allocator.bytes_in_use()
 
     def executor(self, stream: Stream | None = None) -> Any:
         """The calling thread's executor, which dies with the device; others outlive theirs only with the thread."""
@@ -226,26 +225,26 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start + tensor.layout.low, start + tensor.layout.high
 
 
-def _give_back(arena: BlockAllocator, mapping: object, storage: Storage) -> None:
+def _give_back(allocator: BlockAllocator, mapping: object, storage: Storage) -> None:
     block: Block = storage.keep
     device: Any = storage.device
     if storage.lent and device.alive and device.fault is None:  # a consumer's stream may still read it, or write
-        storage.keep = _Lease(arena, mapping, block)
+        storage.keep = _Lease(allocator, mapping, block)
         device.releases.free(storage)
     else:
-        arena.give(block)
+        allocator.give(block)
 
 
 class _Lease:
     """A block that is given back once nothing holds this, with the mapping that it lies in."""
 
-    __slots__ = ("arena", "block", "mapping")
+    __slots__ = ("allocator", "block", "mapping")
 
-    def __init__(self, arena: BlockAllocator, mapping: object, block: Block) -> None:
-        self.arena, self.mapping, self.block = arena, mapping, block
+    def __init__(self, allocator: BlockAllocator, mapping: object, block: Block) -> None:
+        self.allocator, self.mapping, self.block = allocator, mapping, block
 
     def __del__(self) -> None:
-        self.arena.give(self.block)
+        self.allocator.give(self.block)
 
 
 class SharedHost(_Memory, HostDevice):

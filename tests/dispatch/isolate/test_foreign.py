@@ -81,9 +81,9 @@ def foreign(trouble, tmp_path, monkeypatch):
 def sup(foreign):
     made = dp.Supervisor("host", isolation="process", streams=1, setup=(foreign.__name__,), max_seconds=1000)
     yield made
-    made._crew.end(3, WorkerFailed("the test is over"))
+    made._pool.end(3, WorkerFailed("the test is over"))
     made.close(wait=False)
-    made._crew.join()
+    made._pool.join()
     made.device.close()
 
 
@@ -93,14 +93,14 @@ def operands(sup):
 
 @pytest.mark.parametrize("kind", ["EOFError", "ConnectionError", "long", "mute", "private"])
 def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, foreign, trouble, kind):
-    child = sup._crew._child
+    child = sup._pool._child
     guilty = sup.submit(foreign.Foreign(kind, *operands(sup)))
     others = [sup.submit(trouble.Trouble("fine", *operands(sup))) for _ in range(3)]
     error = guilty.exception(PATIENCE)
     assert isinstance(error, WorkerFailed)
     assert f"broke on trouble({kind})" in str(error)
     assert [future.exception(PATIENCE) for future in others] == [None] * 3
-    assert sup._crew._child is child
+    assert sup._pool._child is child
 
 
 def test_a_request_without_words_whose_child_dies_costs_no_other(sup, foreign, trouble):

@@ -100,7 +100,7 @@ def test_a_chain_goes_on_when_its_child_is_killed(remote, trouble, tmp_path):
     with remote(max_restarts=10, max_seconds=600) as sup:
         hold = trouble.Hold(tmp_path)
         futures, cells = chain(sup, trouble, 30, "held", once=hold.once)
-        hold.release_behind(sup._crew._child.process.pid, signal.SIGKILL, PATIENCE)
+        hold.release_behind(sup._pool._child.process.pid, signal.SIGKILL, PATIENCE)
         assert [future.result(PATIENCE) for future in futures] == cells[1:]
         assert (cells[-1].numpy() == 7).all()
 
@@ -224,7 +224,7 @@ def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(re
     told = []
 
     def close(_):
-        told.append(threading.current_thread() is sup._crew._warden)
+        told.append(threading.current_thread() is sup._pool._monitor)
         if told[0]:
             sup.close()
 
@@ -238,7 +238,7 @@ def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(re
         futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.PATIENT)])  # enough to be sent, here
         assert isinstance(refused.exception(PATIENCE), BadRequest)
     assert [future.exception(PATIENCE) for future in futures] == [None] * len(futures)
-    sup._crew.join(PATIENCE)
+    sup._pool.join(PATIENCE)
     assert told == [True]
     sup.close()
 
@@ -272,5 +272,5 @@ def test_what_is_sent_again_is_what_was_sent_whoever_has_had_the_request_since(r
         request = plain(sup, trouble, "held", hold.once)
         future = sup.submit(request)
         object.__setattr__(request, "bound", None)
-        hold.release_behind(sup._crew._child.process.pid, signal.SIGKILL, PATIENCE)
+        hold.release_behind(sup._pool._child.process.pid, signal.SIGKILL, PATIENCE)
         assert future.result(PATIENCE) is request.out

@@ -423,7 +423,7 @@ dev = sup.device
 a = dev.array(np.eye(8, dtype=np.float32))
 request = dp.MatmulRequest(a, a)
 sup.submit(request).result(120)
-while len(sup._crew._children()) < 3:
+while len(sup._pool._children()) < 3:
     pass  # those that stand by have their connections
 before = count()
 """
@@ -505,12 +505,12 @@ def finish(thread):
 def test_a_stopped_child_stops_no_allocation(who):
     count = 2000
     with many_descriptors(count + 500), dp.Supervisor("host", isolation="process", streams=2) as sup:
-        device, crew = sup.device, sup._crew
+        device, pool = sup.device, sup._pool
         first = device.array(np.full((4, 4), 2, np.float32))
         right = sup.submit(dp.MatmulRequest(first, first)).result(PATIENCE).numpy()
-        while not crew.reserve.children:
+        while not pool.standby.children:
             threading.Event().wait(0.01)
-        stopped = {"present": [crew._child], "standing by": crew.reserve.children, "both": crew._children()}[who]
+        stopped = {"present": [pool._child], "standing by": pool.standby.children, "both": pool._children()}[who]
         for child in list(stopped):
             os.kill(child.process.pid, signal.SIGSTOP)
         tensors = []
@@ -530,7 +530,7 @@ def test_a_stopped_child_stops_no_allocation(who):
             last.copy_from(np.full((4, 4), 2, np.float32))
             assert (sup.submit(dp.MatmulRequest(last, last)).result(PATIENCE).numpy() == right).all()
         assert (sup.stats().restarts, sup.generation) == (0, 1)
-        assert crew._child._attached == set(device.chunks)
+        assert pool._child._attached == set(device.chunks)
         tensors.clear()
         tensor = last = None
         device.trim()
@@ -544,7 +544,7 @@ def test_a_stopped_child_that_has_work_is_replaced_by_one_that_has_all_memory():
     with many_descriptors(count + 500), dp.Supervisor("host", isolation="process", streams=1) as sup:
         device = sup.device
         first = device.array(np.full((4, 4), 2, np.float32))
-        os.kill(sup._crew._child.process.pid, signal.SIGSTOP)
+        os.kill(sup._pool._child.process.pid, signal.SIGSTOP)
         tensors = [device.empty((LARGE,), "u8") for _ in range(count)]
         last = dp.Tensor(tensors[-1].storage, tensors[-1].ptr, first.layout)
         last.copy_from(np.eye(4, dtype=np.float32))
@@ -558,7 +558,7 @@ def test_a_stopped_child_delays_what_is_given_back_by_no_more_than_it_is_given(m
     with dp.Supervisor("host", isolation="process", streams=1) as sup:
         device = sup.device
         first = device.array(np.full((4, 4), 2, np.float32))
-        pid = sup._crew._child.process.pid
+        pid = sup._pool._child.process.pid
         os.kill(pid, signal.SIGSTOP)
         for _ in range(500):
             tensor = device.empty((LARGE,), "u8")
@@ -589,7 +589,7 @@ with dp.Supervisor("host", isolation="process", streams=3, setup=("many",) * {in
     assert (before[0].result(120).numpy() == 2).all()
     assert sup.stats().restarts == 0 and sup.stats().failed == 0
     if {in_child}:
-        highest = max(map(int, __import__("os").listdir(f"/proc/{{sup._crew._child.process.pid}}/fd")))
+        highest = max(map(int, __import__("os").listdir(f"/proc/{{sup._pool._child.process.pid}}/fd")))
         assert highest > 1100, highest
 print("fine")
 """

@@ -101,7 +101,7 @@ def test_a_child_that_is_lost_is_missed_though_what_it_forked_lives_on(sup, own)
     hold = sys.modules["trouble"].Hold(own)
     held = sys.modules["trouble"].Trouble("held", sup.device.zeros(8), sup.device.zeros(8), hold.once)
     future = sup.submit(held)
-    hold.release_behind(sup._crew._child.process.pid, signal.SIGKILL, PATIENCE)
+    hold.release_behind(sup._pool._child.process.pid, signal.SIGKILL, PATIENCE)
     assert future.result(PATIENCE) is held.out
     assert sup.stats().restarts == 1
 

@@ -58,7 +58,7 @@ def hold(trouble, tmp_path):
 
 
 def child_of(sup):
-    return sup._crew._child.process.pid
+    return sup._pool._child.process.pid
 
 
 def pair(dev, rng):
@@ -193,8 +193,8 @@ opened = HostChild._open
 
 def open_late(self):
     told = Path(__file__).with_name("told")
-    if self.seat.index == 1 and not told.exists():
-        select.select([self.seat.link.socket], [], [])  # until there is an order
+    if self.queue.index == 1 and not told.exists():
+        select.select([self.queue.link.socket], [], [])  # until there is a job
         told.touch()
         raise RuntimeError("no room for a stream")
     opened(self)
@@ -358,7 +358,7 @@ def test_a_request_that_hangs_before_one_with_a_deadline_is_ended_too(open_super
         while not late.is_launched:
             threading.Event().wait(0.001)
         late.deadline = 0.0  # it is over only now that the child has it, however long that took
-        sup._crew.watch_deadline(late, sup._crew.seats[0])
+        sup._pool.watch_deadline(late, sup._pool.queues[0])
         with pytest.raises(DeadlineExceeded):
             late.result(PATIENCE)
         again = sup.submit(request, timeout=PATIENCE)
@@ -430,7 +430,7 @@ def test_nothing_is_left_behind(open_supervisor, rng, trouble, tmp_path):
             hold.release_behind(child_of(sup), signal.SIGKILL, PATIENCE)
             held.result(PATIENCE)
             sup.submit(request).result(PATIENCE)
-            pids = [child.process.pid for child in sup._crew._children()]
+            pids = [child.process.pid for child in sup._pool._children()]
         sup.device.close()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert len(os.listdir("/proc/self/fd")) <= len(before[0])
@@ -489,7 +489,7 @@ import dispatch as dp, trouble
 sup = dp.Supervisor("host", streams=1, isolation="process", setup=("trouble",), spare=True)
 dev = sup.device
 sup.submit(trouble.Trouble(sys.argv[1], dev.zeros(8), dev.zeros(8)))
-print(*(child.process.pid for child in sup._crew._children()), flush=True)
+print(*(child.process.pid for child in sup._pool._children()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -21,7 +21,7 @@ PATIENCE = 120  # seconds, on a machine that has other things to do
 
 
 def child_of(sup):
-    return sup._crew._child.process
+    return sup._pool._child.process
 
 
 def trouble_of(sup, kind, **fields):
@@ -47,7 +47,7 @@ def supervisor(trouble):
 
     yield make
     for sup in made:
-        sup._crew.end(3, WorkerFailed("the test is over"))
+        sup._pool.end(3, WorkerFailed("the test is over"))
         with suppress(DispatchError):  # which the test has heard of
             sup.close()
         sup.device.close()
@@ -60,20 +60,20 @@ def test_a_child_that_is_lost_after_close_without_waiting_ends_every_future(supe
     sup = supervisor()
     futures = [sup.submit(trouble_of(sup, "hang"), timeout=PATIENCE if what == "deadline" else None)]
     futures += [sup.submit(trouble_of(sup, "fine")) for _ in range(3)]
-    wait_for(lambda: len(sup._crew.seats[0].sent) == 4)
+    wait_for(lambda: len(sup._pool.queues[0].sent) == 4)
     process = child_of(sup)
     sup.close(wait=False)
     if what == "deadline":
         futures[0].deadline = 0.0  # it is over only now, however long all that took
-        sup._crew.watch_deadline(futures[0], sup._crew.seats[0])
+        sup._pool.watch_deadline(futures[0], sup._pool.queues[0])
     else:
         process.send_signal(getattr(signal, what))
     errors = [future.exception(PATIENCE) for future in futures]
     first = DeadlineExceeded if what == "deadline" else DeviceFault
     assert isinstance(errors[0], first)
     assert all(isinstance(error, DeviceFault) and "was ending" in str(error) for error in errors[1:])
-    sup._crew.join(PATIENCE)
-    assert not sup._crew._warden.is_alive()
+    sup._pool.join(PATIENCE)
+    assert not sup._pool._monitor.is_alive()
     assert process.poll() is not None
 
 
@@ -121,8 +121,8 @@ def test_starting_is_a_restart_like_another(supervisor, dying, how):
     sup = supervisor(name, max_restarts=10)
     x = sup.device.array(np.arange(16, dtype=np.float32).reshape(4, 4))
     request = dp.MatmulRequest(x, sup.device.array(np.eye(4, dtype=np.float32)))
-    wait_for(lambda: sup._crew.reserve.children)  # one that stands by, which the next is taken from
-    for child in sup._crew._children():
+    wait_for(lambda: sup._pool.standby.children)  # one that stands by, which the next is taken from
+    for child in sup._pool._children():
         child.process.kill()
     left.write_text("3")
     assert (sup.submit(request).result(PATIENCE).numpy() == x.numpy()).all()
@@ -205,18 +205,18 @@ def test_a_child_that_cannot_start_after_the_cooldown_leaves_the_circuit_open_fo
 def test_a_supervisor_is_closed_while_its_circuit_rests(supervisor):
     sup = supervisor(max_restarts=0, cooldown=1e6)
     sup.submit(trouble_of(sup, "die")).exception(PATIENCE)
-    wait_for(lambda: sup._crew.resting)
+    wait_for(lambda: sup._pool.cooling_down)
     sup.close()
-    assert not sup._crew._warden.is_alive()
+    assert not sup._pool._monitor.is_alive()
 
 
 def test_a_child_that_is_lost_once_too_often_while_its_supervisor_ends_fails_what_is_left(supervisor, tmp_path):
     sup = supervisor(max_restarts=0, cooldown=1e6)
     hold = sys.modules["trouble"].Hold(tmp_path)
     futures = [sup.submit(trouble_of(sup, "held", once=hold.once)), sup.submit(trouble_of(sup, "fine"))]
-    closing = threading.Thread(target=sup._crew.finish)
+    closing = threading.Thread(target=sup._pool.finish)
     closing.start()
-    wait_for(lambda: sup._crew.ending)
+    wait_for(lambda: sup._pool.state)
     hold.release_behind(child_of(sup).pid, signal.SIGKILL, PATIENCE)
     closing.join(PATIENCE)
     assert not closing.is_alive()
@@ -231,9 +231,9 @@ def test_no_cooldown_is_too_long(supervisor):
     error = sup.submit(trouble_of(sup, "die")).exception(PATIENCE)
     with pytest.raises(WorkerFailed, match=r"cooldown=1e\+09"):
         raise error
-    wait_for(lambda: sup._crew._child is None or sup._crew.ending)
+    wait_for(lambda: sup._pool._child is None or sup._pool.state)
     sup.close()
-    assert sup._crew.ending == CLOSING, "the monitor thread went on to the end"
+    assert sup._pool.state == CLOSING, "the monitor thread went on to the end"
 
 
 # -- interrupts that the system itself brings --------------------------------------------------------------------------

@@ -46,13 +46,13 @@ def make_trouble(sup, trouble, kind, **fields):
 def test_the_loss_of_a_child_is_logged_with_cause_and_time(open_supervisor, trouble, caplog, tmp_path):
     caplog.set_level(logging.INFO, "dispatch")
     with open_supervisor() as sup:
-        first = sup._crew._child.process.pid
+        first = sup._pool._child.process.pid
         hold = trouble.Hold(tmp_path)
         held = sup.submit(make_trouble(sup, trouble, "held", once=hold.once))
         hold.release_behind(first, signal.SIGKILL, PATIENCE)
         held.result(PATIENCE)
         sup.submit(make_trouble(sup, trouble, "fine")).result(PATIENCE)
-        second = sup._crew._child.process.pid
+        second = sup._pool._child.process.pid
     told = [record.facts for record in caplog.records]
     assert [facts["event"] for facts in told][:4] == ["child started", "child lost", "child started", "child replaced"]
     assert [facts["pid"] for facts in told[:3]] == [first, first, second]
@@ -93,7 +93,7 @@ def test_hooks_of_the_enqueueing_are_called_in_the_child_that_adds_them(
     here, ended = [], []
     hook = trace.add(before=here.append, ended=lambda request, error: ended.append((request, error)))
     with hook, open_supervisor(setup=(trouble.__name__, "child_hooks")) as sup:
-        pid = sup._crew._child.process.pid
+        pid = sup._pool._child.process.pid
         a = sup.device.array(np.eye(4), "f32")
         good, bad = dp.MatmulRequest(a, a), dp.MatmulRequest(a, a, alpha=13.0)
         futures = sup.submit_many([good, bad, good], worker=0)
@@ -101,7 +101,7 @@ def test_hooks_of_the_enqueueing_are_called_in_the_child_that_adds_them(
             futures[1].result(PATIENCE)
         for future in (futures[0], futures[2]):
             assert np.array_equal(future.result(PATIENCE).numpy(), np.eye(4))
-        assert (sup._crew._child.process.pid, sup.stats().restarts) == (pid, 0)
+        assert (sup._pool._child.process.pid, sup.stats().restarts) == (pid, 0)
     assert here == []
     assert [(request, type(error)) for request, error in ended] == [
         (good, type(None)), (bad, HookFailed), (good, type(None)),

@@ -62,7 +62,7 @@ def live():
                 assert (sup.submit(dp.MatmulRequest(x, x)).result(PATIENCE).numpy() == np.eye(4)).all()
             except DispatchError as error:
                 raised.append(error)
-            child = sup._crew._child
+            child = sup._pool._child
             if child is not None:
                 child.process.send_signal(signal.SIGKILL)
         y = sup.device.array(np.eye(4, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""A request that runs alone, against a child that the test plays: when it is acquitted, and when it is not."""
+"""A request that runs alone, against a child that the test plays: when its future goes on, and when it fails."""
 
 import socket
 from types import SimpleNamespace
@@ -8,8 +8,7 @@ import pytest
 from cudabind.errors import CudaDriverError
 from dispatch.errors import DeviceFault
 from dispatch.supervise.future import Future, LateFuture
-from dispatch.supervise.process import messages as wire
-from dispatch.supervise.process import recovery as inquest
+from dispatch.supervise.process import messages, recovery
 from dispatch.supervise.process.repeatable import Sent
 
 NUMBER = 7
@@ -22,7 +21,7 @@ class WorkerQueue:
         self.index, self.sent, self.reports = 0, {NUMBER: None}, []
         self.far, self.control, self.plays = far, control, list(plays)
 
-    def again(self, _link, _requests):
+    def resend(self, _link, _requests):
         play = self.plays.pop(0)
         if play == "ends":
             self.far.send([NUMBER])
@@ -39,22 +38,22 @@ class WorkerQueue:
 
 @pytest.fixture
 def alone():
-    """`alone(plays, runs)`: what becomes of the request, and its seat."""
+    """`alone(plays, runs)`: what becomes of the request, and its queue."""
     pairs = [socket.socketpair() for _ in range(2)]
     (near, far), (control, other) = pairs
 
     def run(plays, runs):
-        child = SimpleNamespace(links=[wire.Connection(near)], control=control, fate=lambda: "", behind=0)
-        crew = SimpleNamespace(
+        child = SimpleNamespace(links=[messages.Connection(near)], control=control, fate=lambda: "", behind=0)
+        pool = SimpleNamespace(
             catch_up=lambda: None,
             hang_seconds=60,
             present=lambda: child,
             hear=lambda _: "the device is lost",
             last_words=lambda _: "it died",
         )
-        seat = WorkerQueue(wire.Connection(far), other, plays)
-        sent = Sent(NUMBER, SimpleNamespace(), None, {}, seat)
-        return inquest._alone(crew, sent, False, runs), seat
+        queue = WorkerQueue(messages.Connection(far), other, plays)
+        sent = Sent(NUMBER, SimpleNamespace(), None, {}, queue)
+        return recovery._alone(pool, sent, False, runs), queue
 
     yield run
     for pair in pairs:
@@ -64,27 +63,27 @@ def alone():
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_one_that_ends_well_each_time_is_reported_once(alone, runs):
-    loss, seat = alone(["ends"] * runs, runs)
-    assert (loss, seat.reports, seat.plays) == (None, [[NUMBER]], [])
+    loss, queue = alone(["ends"] * runs, runs)
+    assert (loss, queue.reports, queue.plays) == (None, [[NUMBER]], [])
 
 
 @pytest.mark.parametrize(("play", "why"), [("faults", "the device is lost"), ("dies", "it died")])
 def test_one_that_ended_before_its_fault_showed_is_not_acquitted(alone, play, why):
-    loss, seat = alone(["ends", play], 2)
-    assert (loss, seat.reports, list(seat.sent)) == (why, [], [NUMBER])
+    loss, queue = alone(["ends", play], 2)
+    assert (loss, queue.reports, list(queue.sent)) == (why, [], [NUMBER])
 
 
 def test_one_that_waits_for_another_is_not_run_alone():
     future = LateFuture(None, (Future(None),))
-    seat = SimpleNamespace(refusal=lambda _: None)
-    crew = SimpleNamespace(present=lambda: pytest.fail("it would wait for ever"))
-    assert inquest._try(crew, Sent(NUMBER, future, None, {}, seat), may_hang=True, runs=1) is None
+    queue = SimpleNamespace(refusal=lambda _: None)
+    pool = SimpleNamespace(present=lambda: pytest.fail("it would wait for ever"))
+    assert recovery._try(pool, Sent(NUMBER, future, None, {}, queue), may_hang=True, runs=1) is None
 
 
 @pytest.mark.parametrize(("status", "is_late"), [(716, True), (700, False), (719, False), (1, False), (None, False)])
 def test_only_a_misaligned_store_may_end_before_its_fault(status, is_late):
     error = DeviceFault("lost")
     error.__cause__ = CudaDriverError("cuda", "cuEventQuery", status)
-    assert inquest.ChildLoss("lost", error).may_be_late == is_late
-    assert inquest.ChildLoss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
-    assert not inquest.ChildLoss("the child died").may_be_late
+    assert recovery.ChildLoss("lost", error).may_be_late == is_late
+    assert recovery.ChildLoss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
+    assert not recovery.ChildLoss("the child died").may_be_late

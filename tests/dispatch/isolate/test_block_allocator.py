@@ -39,87 +39,87 @@ def overlaps(blocks):
 
 
 def test_blocks_are_aligned_and_large_enough():
-    arena = BlockAllocator(Chunks())
+    allocator = BlockAllocator(Chunks())
     for nbytes in (0, 1, 511, 512, 513, 10_000):
-        block = arena.take(nbytes)
+        block = allocator.take(nbytes)
         assert block.nbytes >= max(nbytes, 1)
         assert block.offset % ALIGNMENT == block.nbytes % ALIGNMENT == 0
 
 
 def test_what_is_given_back_is_one_block_again():
     chunks = Chunks()
-    arena = BlockAllocator(chunks)
-    blocks = [arena.take(1000) for _ in range(5)]
+    allocator = BlockAllocator(chunks)
+    blocks = [allocator.take(1000) for _ in range(5)]
     for index in (1, 3, 0, 4, 2):  # in an order in which every kind of neighbour comes up
-        arena.give(blocks[index])
-    assert arena.take(GROWTH) == Block(0, 0, GROWTH)
+        allocator.give(blocks[index])
+    assert allocator.take(GROWTH) == Block(0, 0, GROWTH)
     assert len(chunks.sizes) == 1
 
 
 def test_the_tightest_free_block_is_taken():
-    arena = BlockAllocator(Chunks())
-    blocks = [arena.take(size) for size in (4096, 512, 1024, 512)]
-    arena.give(blocks[0])
-    arena.give(blocks[2])
-    assert arena.take(900) == blocks[2]
+    allocator = BlockAllocator(Chunks())
+    blocks = [allocator.take(size) for size in (4096, 512, 1024, 512)]
+    allocator.give(blocks[0])
+    allocator.give(blocks[2])
+    assert allocator.take(900) == blocks[2]
 
 
 def test_a_block_larger_than_a_chunk_gets_one_of_its_own():
     chunks = Chunks()
-    arena = BlockAllocator(chunks)
-    arena.take(10)
-    assert arena.take(GROWTH + 1).chunk == 1
+    allocator = BlockAllocator(chunks)
+    allocator.take(10)
+    assert allocator.take(GROWTH + 1).chunk == 1
     assert chunks.sizes[1] > GROWTH
 
 
 def test_no_room_leaves_the_arena_as_it_was():
-    arena = BlockAllocator(Chunks(most=1))
-    block = arena.take(512)
+    allocator = BlockAllocator(Chunks(most=1))
+    block = allocator.take(512)
     with pytest.raises(MemoryError):
-        arena.take(GROWTH)
-    arena.give(block)
-    assert arena.take(GROWTH).chunk == 0
+        allocator.take(GROWTH)
+    allocator.give(block)
+    assert allocator.take(GROWTH).chunk == 0
 
 
 def test_only_whole_free_chunks_are_handed_over():
-    arena = BlockAllocator(Chunks())
-    first, second = arena.take(GROWTH), arena.take(GROWTH)
-    arena.give(second)
-    assert arena.empty_chunks() == [1]
-    arena.give(first)
-    assert arena.empty_chunks() == [0]
-    assert arena.empty_chunks() == []
-    assert arena.used == 0
+    allocator = BlockAllocator(Chunks())
+    first, second = allocator.take(GROWTH), allocator.take(GROWTH)
+    allocator.give(second)
+    assert allocator.empty_chunks() == [1]
+    allocator.give(first)
+    assert allocator.empty_chunks() == [0]
+    assert allocator.empty_chunks() == []
+    assert allocator.used == 0
 
 
 def test_random_blocks_never_overlap(rng):
     chunks = Chunks()
-    arena, out = BlockAllocator(chunks), []
+    allocator, out = BlockAllocator(chunks), []
     for _ in range(3000):
         if out and rng.random() < 0.48:
-            arena.give(out.pop(int(rng.integers(len(out)))))
+            allocator.give(out.pop(int(rng.integers(len(out)))))
         else:
-            out.append(arena.take(int(rng.integers(1, 1 << int(rng.integers(4, 22))))))
+            out.append(allocator.take(int(rng.integers(1, 1 << int(rng.integers(4, 22))))))
         assert all(block.offset + block.nbytes <= chunks.sizes[block.chunk] for block in out[-1:])
     assert not overlaps(out)
     used = sum(block.nbytes for block in out)
-    arena.take(1)  # settles what was given back
-    assert arena.used == used + ALIGNMENT
+    allocator.take(1)  # settles what was given back
+    assert allocator.used == used + ALIGNMENT
     for block in out:
-        arena.give(block)
-    assert len(arena.empty_chunks()) >= len(chunks.sizes) - 1
+        allocator.give(block)
+    assert len(allocator.empty_chunks()) >= len(chunks.sizes) - 1
 
 
 def test_threads_take_and_give_at_once():
-    arena, kept, failed = BlockAllocator(Chunks()), [], []
+    allocator, kept, failed = BlockAllocator(Chunks()), [], []
 
     def work(seed):
         own = np.random.default_rng(seed)
         mine = []
         for _ in range(500):
-            mine.append(arena.take(int(own.integers(1, 5000))))
+            mine.append(allocator.take(int(own.integers(1, 5000))))
             if len(mine) > 20:
-                arena.give(mine.pop(int(own.integers(20))))
+                allocator.give(mine.pop(int(own.integers(20))))
         kept.extend(mine)
         if overlaps(mine):
             failed.append(seed)
@@ -139,7 +139,7 @@ class Interrupt(BaseException):
 
 
 def interrupted(action, line):
-    """Run until so many lines of the arena have begun, and raise there; False where it ended before."""
+    """Run until so many lines of the allocator have begun, and raise there; False where it ended before."""
     left = line
     here = BlockAllocator.take.__code__.co_filename
 
@@ -165,20 +165,20 @@ def interrupted(action, line):
     return False
 
 
-def check_sound(arena, chunks, out):
+def check_sound(allocator, chunks, out):
     """Blocks that are out are whole, and all that is not out can be had, in one piece where it is one."""
     assert not overlaps(out)
-    lost = set(arena._out.items()) - {((block.chunk, block.offset), block.nbytes) for block in out}
+    lost = set(allocator._out.items()) - {((block.chunk, block.offset), block.nbytes) for block in out}
     assert len(lost) <= 1, "one that was cut as the exception came, and that nobody was given"
     taken = []
-    while arena._by_size:
-        taken.append(arena.take(arena._by_size[-1][0], growth=0))
+    while allocator._by_size:
+        taken.append(allocator.take(allocator._by_size[-1][0], growth=0))
         assert not overlaps([*out, *taken])
-    assert set(chunks.sizes) == set(arena._sizes), "nothing had to be made for it"
+    assert set(chunks.sizes) == set(allocator._sizes), "nothing had to be made for it"
     everything = sum(block.nbytes for block in [*out, *taken]) + sum(nbytes for _, nbytes in lost)
-    assert everything == sum(chunks.sizes.values()) == arena.used
+    assert everything == sum(chunks.sizes.values()) == allocator.used
     for block in taken:
-        arena.give(block)
+        allocator.give(block)
 
 
 @pytest.mark.parametrize("what", ["take", "take in a new chunk", "take a whole one", "give", "count", "empty"])
@@ -186,35 +186,35 @@ def test_an_exception_between_any_two_lines_leaves_all_sound(what):
     line = 0
     while True:
         chunks = Chunks()
-        arena = BlockAllocator(chunks)
-        out = [arena.take(1000) for _ in range(7)]
-        spare = arena.take(GROWTH)
+        allocator = BlockAllocator(chunks)
+        out = [allocator.take(1000) for _ in range(7)]
+        spare = allocator.take(GROWTH)
         for index in (5, 3, 1):
-            arena.give(out.pop(index))
+            allocator.give(out.pop(index))
         if what in ("give", "empty"):
-            arena.give(spare)
-            arena.give(out.pop())
+            allocator.give(spare)
+            allocator.give(out.pop())
         else:
             out.append(spare)
         known = dict(chunks.sizes)
         actions = {
-            "take": partial(arena.take, 600),
-            "take in a new chunk": partial(arena.take, 2 * GROWTH),
-            "take a whole one": partial(arena.take, 1000),
-            "give": partial(arena.take, 512),
-            "count": arena.bytes_in_use,
-            "empty": arena.empty_chunks,
+            "take": partial(allocator.take, 600),
+            "take in a new chunk": partial(allocator.take, 2 * GROWTH),
+            "take a whole one": partial(allocator.take, 1000),
+            "give": partial(allocator.take, 512),
+            "count": allocator.bytes_in_use,
+            "empty": allocator.empty_chunks,
         }
         was_cut = interrupted(actions[what], line)
         if what != "empty":
-            forgotten = set(chunks.sizes) - arena.chunks()
+            forgotten = set(chunks.sizes) - allocator.chunks()
             assert forgotten <= set(chunks.sizes) - set(known), "a chunk that was just made, and that trim() sees"
-        for number in set(chunks.sizes) - arena.chunks():
+        for number in set(chunks.sizes) - allocator.chunks():
             del chunks.sizes[number]
         if not was_cut and what.startswith(("take", "give")):
             break
-        arena.bytes_in_use()
-        check_sound(arena, chunks, out)
+        allocator.bytes_in_use()
+        check_sound(allocator, chunks, out)
         if not was_cut:
             break
         line += 1
@@ -222,25 +222,25 @@ def test_an_exception_between_any_two_lines_leaves_all_sound(what):
 
 
 def test_a_signal_handler_or_destructor_is_refused_and_not_deadlocked():
-    arena = BlockAllocator(Chunks())
+    allocator = BlockAllocator(Chunks())
     refused = []
 
     def again(nbytes):
-        for call in (lambda: arena.take(1), arena.bytes_in_use, arena.empty_chunks, arena.chunks):
+        for call in (lambda: allocator.take(1), allocator.bytes_in_use, allocator.empty_chunks, allocator.chunks):
             with pytest.raises(DispatchError, match="destructor or signal handler"):
                 call()
             refused.append(call)
         return 0, nbytes
 
-    arena._grow = again
-    assert arena.take(512) == Block(0, 0, 512)
+    allocator._grow = again
+    assert allocator.take(512) == Block(0, 0, 512)
     assert len(refused) == 4
-    assert arena.take(512).offset == 512
+    assert allocator.take(512).offset == 512
 
 
 def test_a_thread_that_got_nothing_is_not_taken_to_be_there_still(monkeypatch):
-    arena = BlockAllocator(Chunks())
-    lock = arena._lock
+    allocator = BlockAllocator(Chunks())
+    lock = allocator._lock
 
     class HeldByAnother:
         """A lock that another thread holds as this one asks, and has let go of as this one takes it."""
@@ -251,10 +251,10 @@ def test_a_thread_that_got_nothing_is_not_taken_to_be_there_still(monkeypatch):
     def refuse(_):
         raise OutOfMemory("full")
 
-    grow = arena._grow
-    monkeypatch.setattr(arena, "_grow", refuse)
+    grow = allocator._grow
+    monkeypatch.setattr(allocator, "_grow", refuse)
     with pytest.raises(OutOfMemory):
-        arena.take(512)
-    monkeypatch.setattr(arena, "_grow", grow)
-    monkeypatch.setattr(arena, "_lock", HeldByAnother())
-    assert arena.take(512).nbytes == 512
+        allocator.take(512)
+    monkeypatch.setattr(allocator, "_grow", grow)
+    monkeypatch.setattr(allocator, "_lock", HeldByAnother())
+    assert allocator.take(512).nbytes == 512

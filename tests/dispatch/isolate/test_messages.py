@@ -12,13 +12,13 @@ import pytest
 
 import dispatch as dp
 from dispatch.ops.matmul.scales import NO_SCALES
-from dispatch.supervise.process import messages as wire
+from dispatch.supervise.process import messages
 from dispatch.supervise.process.shared_device import SharedHost
 
 
 @pytest.fixture
 def pair():
-    ends = [wire.Connection(end) for end in socket.socketpair()]
+    ends = [messages.Connection(end) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()
@@ -50,7 +50,7 @@ def test_a_frame_that_comes_in_pieces_is_put_together(pair):
     sender.start()
     assert other.receive() == whole
     sender.join()
-    for byte in wire.LENGTH.pack(5):
+    for byte in messages.LENGTH.pack(5):
         assert other.receive(wait=False) is None
         one.socket.send(bytes([byte]))
     assert other.receive(wait=False) is None
@@ -77,15 +77,17 @@ def test_a_request_comes_out_with_the_same_tensors_and_fields(home, rng):
 
     def at(place, dtype, shape, strides, readonly):
         seen.append((place.chunk, place.offset + place.start, dtype, shape, strides, readonly))
-        return next(t for t in (request.a, request.b, request.bias) if wire.place_of(t) == place and t.shape == shape)
+        return next(
+            t for t in (request.a, request.b, request.bias) if messages.place_of(t) == place and t.shape == shape
+        )
 
-    data = wire.pack_request(request, home)
-    twin = wire.request_from(data, home, at)
+    data = messages.pack_request(request, home)
+    clone = messages.request_from(data, home, at)
     assert len(data) < 1000
-    assert [(twin.a, twin.b, twin.bias)] == [(request.a, request.b, request.bias)]
-    assert {name: getattr(twin, name) for name in fields} == fields
-    assert twin.scales is NO_SCALES
-    assert "shape" not in vars(twin)
+    assert [(clone.a, clone.b, clone.bias)] == [(request.a, request.b, request.bias)]
+    assert {name: getattr(clone, name) for name in fields} == fields
+    assert clone.scales is NO_SCALES
+    assert "shape" not in vars(clone)
     start = request.bias.ptr - home.chunks[0].base
     assert seen[2] == (0, start, "f32", (6,), (1,), False)
     assert seen[1][4] == (1, 6)
@@ -94,16 +96,16 @@ def test_a_request_comes_out_with_the_same_tensors_and_fields(home, rng):
 def test_scales_cross_with_their_tensors(home):
     a, b = home.array(np.ones((16, 16)), "f8e4m3"), home.array(np.ones((16, 16)), "f8e4m3").mT
     request = dp.MatmulRequest(a, b, scales=dp.Scales(a=home.array([2.0], "f32"), b=0.5))
-    tensors = {wire.place_of(t): t for _, t, _ in request.tensors()}
-    twin = wire.request_from(wire.pack_request(request, home), home, lambda place, *_: tensors[place])
-    assert twin.scales.a is request.scales.a
-    assert (twin.scales.b, twin.scales.a_mode) == (0.5, request.scales.a_mode)
+    tensors = {messages.place_of(t): t for _, t, _ in request.tensors()}
+    clone = messages.request_from(messages.pack_request(request, home), home, lambda place, *_: tensors[place])
+    assert clone.scales.a is request.scales.a
+    assert (clone.scales.b, clone.scales.a_mode) == (0.5, request.scales.a_mode)
 
 
 def test_a_request_over_other_memory_is_refused(home):
     elsewhere = dp.device("host").array(np.ones((2, 2)))
     with pytest.raises(dp.errors.BadRequest, match=r"sup\.device\.array"):
-        wire.pack_request(dp.MatmulRequest(elsewhere, elsewhere), home)
+        messages.pack_request(dp.MatmulRequest(elsewhere, elsewhere), home)
 
 
 def test_a_request_that_does_not_pickle_says_so(home):
@@ -111,7 +113,7 @@ def test_a_request_that_does_not_pickle_says_so(home):
     request = dp.MatmulRequest(a, a)
     object.__setattr__(request, "out_dtype", threading.Lock())
     with pytest.raises(dp.errors.BadRequest, match="pickle"):
-        wire.pack_request(request, home)
+        messages.pack_request(request, home)
 
 
 class TwoWords(Exception):
@@ -125,24 +127,24 @@ def test_errors_come_out_with_their_fields_and_cause():
     cause = ValueError("why")
     error = dp.errors.BadRequest("a", "this", "that", "do so")
     error.__cause__ = cause
-    twin = wire.error_from(wire.pack_error(error))
-    assert (type(twin), twin.operand, twin.hint, str(twin)) == (dp.errors.BadRequest, "a", "do so", str(error))
-    assert (type(twin.__cause__), str(twin.__cause__)) == (ValueError, "why")
+    clone = messages.error_from(messages.pack_error(error))
+    assert (type(clone), clone.operand, clone.hint, str(clone)) == (dp.errors.BadRequest, "a", "do so", str(error))
+    assert (type(clone.__cause__), str(clone.__cause__)) == (ValueError, "why")
 
 
 def test_an_error_that_does_not_pickle_comes_out_in_its_words():
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(TwoWords("half", "way")))
-    twin = wire.error_from(wire.pack_error(TwoWords("half", "way")))
-    assert isinstance(twin, dp.errors.WorkerFailed)
-    assert "TwoWords: half way" in str(twin)
+    clone = messages.error_from(messages.pack_error(TwoWords("half", "way")))
+    assert isinstance(clone, dp.errors.WorkerFailed)
+    assert "TwoWords: half way" in str(clone)
 
 
 def test_a_request_that_no_message_can_hold_is_refused(home, monkeypatch):
     a = home.array(np.ones((2, 2)))
-    monkeypatch.setattr(wire, "LARGEST", 10)
+    monkeypatch.setattr(messages, "LARGEST", 10)
     with pytest.raises(dp.errors.BadRequest, match="10 bytes at most"):
-        wire.pack_request(dp.MatmulRequest(a, a), home)
+        messages.pack_request(dp.MatmulRequest(a, a), home)
 
 
 class NoError(Exception):
@@ -153,8 +155,8 @@ class NoError(Exception):
 
 
 def test_what_does_not_come_out_as_an_error_comes_out_in_its_words():
-    twin = wire.error_from(wire.pack_error(NoError("half")))
-    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "NoError: half")
+    clone = messages.error_from(messages.pack_error(NoError("half")))
+    assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "NoError: half")
 
 
 def test_an_error_whose_class_is_known_on_one_side_only_comes_out_in_its_words(monkeypatch):
@@ -163,13 +165,13 @@ def test_an_error_whose_class_is_known_on_one_side_only_comes_out_in_its_words(m
 
     Private.__qualname__ = "Private"
     monkeypatch.setattr(sys.modules[__name__], "Private", Private, raising=False)
-    data = wire.pack_error(Private("of the child"))
+    data = messages.pack_error(Private("of the child"))
     monkeypatch.undo()
-    twin = wire.error_from(data)
-    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "Private: of the child")
+    clone = messages.error_from(data)
+    assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "Private: of the child")
 
 
 def test_an_error_that_ends_the_process_when_it_is_rebuilt_comes_out_in_its_words():
-    twin = wire.error_from(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
-    assert (type(twin), str(twin)) == (dp.errors.WorkerFailed, "Leaving: half way")
-    assert isinstance(twin.__cause__, SystemExit)
+    clone = messages.error_from(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
+    assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "Leaving: half way")
+    assert isinstance(clone.__cause__, SystemExit)
