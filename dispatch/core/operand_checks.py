@@ -29,12 +29,13 @@ def check_probability(name: str, p: object) -> None:
         raise BadRequest(name, repr(p), "a number from 0 to below 1")
 
 
-def check_opaque(name: str, tensor: Tensor, wanted: int, alignment: int, hint: str) -> None:
-    """BadRequest unless a tensor is dense u8 of a size, at a multiple of so many bytes."""
+def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, hint: str) -> None:
+    """BadRequest unless a tensor is dense u8 of a size, None for any, at a multiple of so many bytes."""
     layout = tensor.layout
-    if (layout.shape, layout.dtype) != ((wanted,), U8) or not layout.is_contiguous:
-        raise BadRequest(name, str(layout), f"dense u8[{wanted}]", hint)
-    if wanted and layout.alignment < alignment:
+    shape = layout.shape[:1] if wanted is None else (wanted,)
+    if (layout.shape, layout.dtype) != (shape, U8) or not layout.is_contiguous:
+        raise BadRequest(name, str(layout), f"dense u8[{'…' if wanted is None else wanted}]", hint)
+    if layout.size and layout.alignment < alignment:
         raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
 
 

@@ -16,14 +16,15 @@ from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, WorkerFailed
+from dispatch.keys import U8
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
-__all__ = ["Made", "OperandRequest", "chosen", "dense", "like", "same_as", "whole"]
+__all__ = ["Made", "OperandRequest", "chosen", "dense", "like", "same_as", "unsized", "whole"]
 
 Shape = tuple[int, ...]
 
@@ -39,6 +40,14 @@ class Made(NamedTuple):
 def dense(shape: Shape, dtype: Dtype) -> Made:
     """An output in C order."""
     return Made(shape, c_strides(shape), dtype)
+
+
+UNSIZED = -1  # the extent of an output that only the device's library knows
+
+
+def unsized() -> Made:
+    """A dense u8 output whose size the device's library says: `bytes_of` asks it, when a plan is bound."""
+    return Made((UNSIZED,), (1,), U8)
 
 
 def like(layout: Layout, shape: Shape | None = None) -> Made:
@@ -131,8 +140,16 @@ class OperandRequest(Request[R_co]):
 
     @cached_property
     def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        open_ones = {name: made for name, made in self._made.items() if getattr(self, name) is None}
+        open_ones = {name: self._sized(name) for name in self._made if getattr(self, name) is None}
         return {name: (made.shape, made.strides, made.dtype) for name, made in open_ones.items()}
+
+    def _sized(self, name: str) -> Made:
+        made = self._made[name]
+        return dense((self.bytes_of(name),), made.dtype) if UNSIZED in made.shape else made
+
+    def bytes_of(self, name: str) -> int:
+        """The size of an output that `made` leaves unsized. It is asked when a plan is bound, and never before."""
+        raise WorkerFailed(f"{type(self).__name__} does not know the size of {name}")
 
     def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         return self._missing
@@ -146,7 +163,7 @@ class OperandRequest(Request[R_co]):
         tensor: Tensor | None = getattr(self, name)
         if tensor is not None:
             return tensor.layout
-        made = self._made[name]
+        made = self._sized(name)
         return self.device.layout(made.dtype, made.shape, made.strides, 256)
 
     def result(self, outputs: Operands) -> R_co:
@@ -197,9 +214,14 @@ class OperandRequest(Request[R_co]):
             tensor = getattr(self, name)
             if tensor is not None and name not in made:
                 raise BadRequest(name, str(tensor.layout), f"none: this {self.op} has no {name}")
-            if tensor is not None and (tensor.shape, tensor.dtype) != (made[name].shape, made[name].dtype):
-                wanted = f"{made[name].dtype}{list(made[name].shape)}"
-                raise BadRequest(name, str(tensor.layout), wanted, f"leave {name}=None to have it allocated")
+            if tensor is None:
+                continue
+            unknown = UNSIZED in made[name].shape  # it is compared when the plan is bound
+            wanted = tensor.shape[:1] if unknown else made[name].shape
+            if (tensor.shape, tensor.dtype) != (wanted, made[name].dtype):
+                extents = "[…]" if unknown else list(wanted)
+                hint = f"leave {name}=None to have it allocated"
+                raise BadRequest(name, str(tensor.layout), f"{made[name].dtype}{extents}", hint)
         for name, tensor, written in self.tensors():
             if written:
                 self._check_written(name, tensor)

@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from cudabind._cached import cached_property
 from cudabind.sys import cudnn
 from dispatch.core.axes import describable, merge
 from dispatch.core.host_plan import EXACT, Results, draw, numpy_call, values
 from dispatch.core.operand_checks import check_opaque, check_probability
-from dispatch.core.operands import Made, OperandRequest, dense, like, whole
+from dispatch.core.operands import Made, OperandRequest, dense, like, unsized, whole
 from dispatch.core.request_function import request_function
 from dispatch.device.device import Device
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import U8, Dtype
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand
-from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
+from dispatch.libraries.cudnn.dropout_states import check_states, known_states_bytes, states_bytes
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
 if TYPE_CHECKING:
@@ -97,14 +96,14 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
     def check_fields(self) -> None:
         whole("seed", self.seed, 0, MAX_SEED)
         if self.out is not None:
-            check_opaque("out", self.out, states_bytes(self.on), STATES_ALIGNMENT, "leave out=None")
+            check_states("out", self.out)
 
     def made(self) -> dict[str, Made]:
-        return {"out": self._out}
+        size = known_states_bytes(self.on)
+        return {"out": unsized() if size is None else dense((size,), U8)}
 
-    @cached_property
-    def _out(self) -> Made:
-        return dense((states_bytes(self.on),), U8)
+    def bytes_of(self, _: str) -> int:
+        return states_bytes(self.on)
 
     def choices(self) -> tuple[Any, ...]:
         return ()
@@ -141,8 +140,7 @@ class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
 
     def check_fields(self) -> None:
         check_probability("p", self.p)
-        wanted = states_bytes(self.device)
-        check_opaque("states", self.states, wanted, STATES_ALIGNMENT, "take what dropout_states(device, seed) gives")
+        check_states("states", self.states)
         if self.reserve is not None:
             check_opaque("reserve", self.reserve, reserve_bytes(self.x.size), RESERVE_ALIGNMENT, "leave reserve=None")
 
@@ -237,7 +235,11 @@ def cudnn_dropout(
 ) -> Plan:
     """The plan of any of the requests; nothing is launched where there is no element."""
     if isinstance(request, DropoutStatesRequest):
+        if request.out is not None:
+            check_states("out", request.out, binding=True)
         return StatesPlan(executor, row)
+    if isinstance(request, DropoutRequest):
+        check_states("states", request.states, binding=True)
     source = request.dy if isinstance(request, DropoutBwdRequest) else request.x
     if source.size == 0:
         return NoOpPlan(row)

@@ -16,7 +16,7 @@ from cudabind.sys import cudnn
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32, F64, HALF, Compute, Dtype
 from dispatch.libraries.cudnn.calls import CallPlan, Operand
-from dispatch.libraries.cudnn.dropout_states import states_bytes
+from dispatch.libraries.cudnn.dropout_states import check_states, states_bytes
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
 from dispatch.ops.rnn.network import Network, RnnMode
@@ -138,6 +138,9 @@ class Described:
 def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of any of the three requests."""
     mode = TRAINING if getattr(request, "training", True) else INFERENCE
+    states: Any = getattr(request, "states", None)
+    if states is not None:
+        check_states("states", states, binding=True)
     made = Described(request, executor, mode)
     made.check(request)
     scratch = handle_of(executor).scratch(executor, made.workspace.value)

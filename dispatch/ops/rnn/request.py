@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.operand_checks import check_opaque, check_probability
-from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.core.operand_checks import check_probability
+from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, unsized, whole
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
-from dispatch.libraries.cudnn.dropout_states import STATES_ALIGNMENT, states_bytes
+from dispatch.libraries.cudnn.dropout_states import check_states
 from dispatch.ops.rnn.network import Network, RnnMode
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = [
     "RnnBwdDataRequest",
     "RnnBwdWeightsRequest",
     "RnnRequest",
-    "reserve_bytes",
+    "host_reserve_bytes",
     "saved_sizes",
     "steps_first",
 ]
@@ -52,15 +52,11 @@ def saved_sizes(network: Network, layer: int) -> dict[str, int]:
     }
 
 
-def reserve_bytes(request: RnnRequest) -> int:
-    """The size of the reserve space of a forward pass in training: what must be kept for the backward passes."""
+def host_reserve_bytes(request: RnnRequest) -> int:
+    """The size of the host's reserve space of a forward pass in training: what the backward passes want."""
     network, (steps, batch) = request.network, request.x.shape[:2]
-    if request.device.is_host:
-        per_step = sum(sum(saved_sizes(network, layer).values()) for layer in range(network.layers))
-        return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
-    from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
-
-    return cudnn.reserve_bytes(request)
+    per_step = sum(sum(saved_sizes(network, layer).values()) for layer in range(network.layers))
+    return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
 
 
 class RnnBase(OperandRequest[R_co]):
@@ -201,8 +197,7 @@ class RnnRequest(RnnBase):
             return
         if not draws:
             raise BadRequest("states", "a tensor", "none: nothing is dropped", "with training=True and a dropout it is")
-        wanted, hint = states_bytes(self.device), "take what dropout_states(device, seed) gives"
-        check_opaque("states", self.states, wanted, STATES_ALIGNMENT, hint)
+        check_states("states", self.states)
 
     def made(self) -> dict[str, Made]:
         dtype = self.x.dtype
@@ -211,8 +206,13 @@ class RnnRequest(RnnBase):
         if self.network.mode is RnnMode.LSTM:
             made["cy"] = dense(self.cell_shape(), dtype)
         if self.training:
-            made["reserve"] = dense((reserve_bytes(self),), U8)
+            made["reserve"] = dense((host_reserve_bytes(self),), U8) if self.device.is_host else unsized()
         return made
+
+    def bytes_of(self, _: str) -> int:
+        from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
+
+        return cudnn.reserve_bytes(self)
 
     def choices(self) -> tuple[Any, ...]:
         return *super().choices(), self.training
