@@ -55,8 +55,8 @@ class Layer:
         self.second = dev.array(rng.standard_normal((experts, width, hidden)) / hidden**0.5, "bf16").mT
         h = dev.empty((routed.shape[0], hidden), "bf16")
         silu = evt.silu(evt.accumulator())
-        up = dp.CutlassGroupedGemmRequest(routed, self.first, ends, out=h, epilogue=silu)
-        self.up, self.down = dp.prepare_all([up, dp.CutlassGroupedGemmRequest(h, self.second, ends)])
+        up = dp.GroupedMatmulRequest(routed, self.first, ends, out=h, epilogue=silu)
+        self.up, self.down = dp.prepare_all([up, dp.GroupedMatmulRequest(h, self.second, ends)])
 
     def __call__(self) -> dp.Tensor:
         self.up()

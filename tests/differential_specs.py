@@ -16,7 +16,7 @@ import numpy as np
 import dispatch as dp
 from dispatch.core.row import refusals
 from dispatch.keys import Dtype
-from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.matmul.scales import NO_SCALES
 from dispatch.row_check import cases_of
 from dispatch.table.table import LATER
@@ -48,8 +48,8 @@ FUNCTIONS = {
     dp.RnnBwdWeightsRequest: "rnn_bwd_weights",
     dp.CtcRequest: "ctc_loss",
     dp.CutlassGemmRequest: "cutlass_gemm",
-    dp.CutlassGroupedGemmRequest: "cutlass_grouped_gemm",
-    CutlassSeveralGemmRequest: "cutlass_grouped_gemm",
+    dp.GroupedMatmulRequest: "grouped_matmul",
+    GroupedMatmulListRequest: "grouped_matmul",
     dp.CutlassConvFwdRequest: "cutlass_conv_fwd",
     dp.CutlassConvBwdDataRequest: "cutlass_conv_bwd_data",
     dp.CutlassConvBwdFilterRequest: "cutlass_conv_bwd_filter",

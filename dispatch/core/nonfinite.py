@@ -32,7 +32,7 @@ LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 STATEMENTS = {
     "matmul":                  MASK,
     "cutlass_gemm":            IEEE,
-    "cutlass_grouped_gemm":    IEEE,
+    "grouped_matmul":          IEEE,
     "cutlass_conv_fwd":        ENGINE,
     "cutlass_conv_bwd_data":   ENGINE,
     "cutlass_conv_bwd_filter": ENGINE,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
     from dispatch.ops.ctc import *
     from dispatch.ops.cutlass_conv import *
     from dispatch.ops.cutlass_gemm import *
-    from dispatch.ops.cutlass_grouped_gemm import *
     from dispatch.ops.dropout import *
+    from dispatch.ops.grouped_matmul import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
     from dispatch.ops.pooling import *
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
 # Family: the file of its rows in dispatch/table, and its ops.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "matmul":               ("cublaslt",    ("matmul",)),
+    "grouped_matmul":       ("cutlass",     ("grouped_matmul",)),
     "conv":                 ("cudnn_graph", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
     "sdpa":                 ("cudnn_graph", ("sdpa_fwd", "sdpa_bwd")),
     "norm":                 ("cudnn_graph", ("norm_fwd", "norm_bwd")),
@@ -41,7 +42,6 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rnn":                  ("cudnn_call",  ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
     "ctc":                  ("cudnn_call",  ("ctc_loss",)),
     "cutlass_gemm":         ("cutlass",     ("cutlass_gemm",)),
-    "cutlass_grouped_gemm": ("cutlass",     ("cutlass_grouped_gemm",)),
     "cutlass_conv":         ("cutlass",     ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")),
 }
 # fmt: on

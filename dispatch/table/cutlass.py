@@ -30,13 +30,13 @@ from dispatch.ops.cutlass_gemm.rules import (
     some_elements,
     whole_numbers,
 )
-from dispatch.ops.cutlass_grouped_gemm import cutlass_plan as grouped_plan
-from dispatch.ops.cutlass_grouped_gemm import numpy_plan as grouped_numpy
-from dispatch.ops.cutlass_grouped_gemm.rules import by_16_bytes as by_16
-from dispatch.ops.cutlass_grouped_gemm.rules import k_dense as b_k_dense
-from dispatch.ops.cutlass_grouped_gemm.rules import no_fast_accum as no_fast
-from dispatch.ops.cutlass_grouped_gemm.rules import one_order, rows_dense
-from dispatch.ops.cutlass_grouped_gemm.rules import some_elements as some_groups
+from dispatch.ops.grouped_matmul import cutlass_plan as grouped_plan
+from dispatch.ops.grouped_matmul import numpy_plan as grouped_numpy
+from dispatch.ops.grouped_matmul.rules import by_16_bytes as by_16
+from dispatch.ops.grouped_matmul.rules import k_dense as b_k_dense
+from dispatch.ops.grouped_matmul.rules import no_fast_accum as no_fast
+from dispatch.ops.grouped_matmul.rules import one_order, rows_dense
+from dispatch.ops.grouped_matmul.rules import some_elements as some_groups
 
 __all__ = ["ROWS"]
 
@@ -107,11 +107,11 @@ GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
 GROUPED_8 = (by_16, rows_dense, some_groups, b_k_dense)
 GROUPED_CUT = ("cutlass", "GemmUniversal", grouped_plan)
 GROUPED_ROWS = (
-    Row("cutlass_grouped_gemm", (F16,    F16,    F16,  F16),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (F16,    F16,    F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   BF16, BF16), None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (BF16,   BF16,   F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
-    Row("cutlass_grouped_gemm", (F8E4M3, F8E4M3, BF16, BF16), None, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("grouped_matmul", (F16,    F16,    F16,  F16),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("grouped_matmul", (F16,    F16,    F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("grouped_matmul", (BF16,   BF16,   BF16, BF16), None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("grouped_matmul", (BF16,   BF16,   F32,  F32),  None, GROUPED,   SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
+    Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), None, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
 )
 
 # Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.

@@ -30,8 +30,8 @@ from dispatch.libraries.cutlass.emit.sm90_gemm import emit
 from dispatch.libraries.cutlass.kernel_cache import folder
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 from dispatch.ops.cutlass_gemm.reference import reference
-from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS as GROUPED_CONFIGS
-from dispatch.ops.cutlass_grouped_gemm.config import choose as choose_grouped
+from dispatch.ops.grouped_matmul.config import CONFIGS as GROUPED_CONFIGS
+from dispatch.ops.grouped_matmul.config import choose as choose_grouped
 
 L2_BYTES = 120 << 20
 TUNED, UNTUNED = "ours, autotuned", "ours, untuned"
@@ -195,7 +195,7 @@ def grouped(groups: int, rows: int, n: int, k: int, rounds: int) -> dict[str, An
     runs: dict[str, Any] = {}
     for config in GROUPED_CONFIGS:
         enqueue = [
-            ours(dp.CutlassGroupedGemmRequest(*map(foreign, (a[i], b[i], ends, out[i])), config=config))
+            ours(dp.GroupedMatmulRequest(*map(foreign, (a[i], b[i], ends, out[i])), config=config))
             for i in range(count)
         ]
         runs[str(config)] = lambda i, enqueue=enqueue: enqueue[i]()

@@ -19,7 +19,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.keys import F32, HOST, Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.activation import ActivationMode
-from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.rnn.weights import weight_shapes
 
 MEMORY = 3 << 30  # bytes by which the process may grow meanwhile: a huge extent is to end in an error, not in swapping
@@ -167,9 +167,9 @@ class Pool:
         yield dp.CutlassGemmRequest(self.new(8, 8, **f16), self.new(8, 8, **f16))
         yield dp.CutlassGemmRequest(self.new(8, 8, **f16), self.new(8, 8, **f16), self.new(8, 8, **f16), **tree)
         ends, groups = dev.array(np.array([2, 6], np.int32)), self.new(2, 16, 8, **f16)
-        yield dp.CutlassGroupedGemmRequest(self.new(6, 16, **f16), groups, ends)
+        yield dp.GroupedMatmulRequest(self.new(6, 16, **f16), groups, ends)
         pairs = tuple(self.new(4, 8, **f16) for _ in range(2)), tuple(self.new(8, 8, **f16) for _ in range(2))
-        yield CutlassSeveralGemmRequest(*pairs)
+        yield GroupedMatmulListRequest(*pairs)
 
     def _convolutions(self):
         x, w, y = self.new(1, 4, 5, 5), self.new(4, 4, 3, 3), self.new(1, 4, 3, 3)

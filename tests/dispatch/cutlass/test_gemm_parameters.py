@@ -21,9 +21,9 @@ from dispatch.libraries.cutlass.emit.sm90_gemm import emit
 from dispatch.libraries.cutlass.params import Template, TensorMap, stand_ins
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest
 from dispatch.ops.cutlass_gemm.cutlass import fixed_words, spec_of
-from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM
-from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS
-from dispatch.ops.cutlass_grouped_gemm.cutlass import spec_of as grouped_spec
+from dispatch.ops.grouped_matmul.config import MEDIUM
+from dispatch.ops.grouped_matmul.cutlass import ARRAYS
+from dispatch.ops.grouped_matmul.cutlass import spec_of as grouped_spec
 
 try:
     headers.find()
@@ -66,7 +66,7 @@ def request_():
 def groups():
     dev = dp.device("host")
     b = dev.zeros((4, 24, 16), "bf16").mT
-    return dp.CutlassGroupedGemmRequest(dev.zeros((300, 16), "bf16"), b, dev.array([75, 150, 225, 300], "i32"))
+    return dp.GroupedMatmulRequest(dev.zeros((300, 16), "bf16"), b, dev.array([75, 150, 225, 300], "i32"))
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 import dispatch as dp
 from dispatch.keys import Arch
 from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, emit
-from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
-from dispatch.ops.cutlass_grouped_gemm.config import MEDIUM
-from dispatch.ops.cutlass_grouped_gemm.cutlass import ARRAYS, chunks, places, spec_of
+from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
+from dispatch.ops.grouped_matmul.config import MEDIUM
+from dispatch.ops.grouped_matmul.cutlass import ARRAYS, chunks, places, spec_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
@@ -61,7 +61,7 @@ def entries(host, tmp_path_factory):
 def rows_request(host):
     ends = host.array([3, 3, 10], "i32")
     b = host.zeros((3, 24, 16), "bf16").mT
-    return CutlassGroupedGemmRequest(host.zeros((12, 32), "bf16")[:, :16], b, ends, out_dtype="f32")
+    return GroupedMatmulRequest(host.zeros((12, 32), "bf16")[:, :16], b, ends, out_dtype="f32")
 
 
 def arrays_of(groups):
@@ -91,7 +91,7 @@ def test_groups_of_rows_begin_where_the_one_before_ends(host, entries):
 def test_products_are_placed_as_the_host_says(host, entries):
     count = PLACED + 5
     shape = [(1 + g, 8 * (1 + g % 3), 16 * (1 + g % 2)) for g in range(count)]
-    asked = CutlassSeveralGemmRequest(
+    asked = GroupedMatmulListRequest(
         tuple(host.zeros((m, k), "bf16") for m, _, k in shape),
         tuple(host.zeros((n, k), "bf16").T for _, n, k in shape),
         tuple(host.zeros((m, n), "f32") for m, n, _ in shape),

@@ -20,8 +20,8 @@ from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.ops.cutlass_gemm import cutlass as gemm
 from dispatch.ops.cutlass_gemm import sm100 as blackwell
 from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case, poisoned_matrix
-from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest
-from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
+from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
+from dispatch.ops.grouped_matmul import cutlass as grouped
 from dispatch.testing.memory import Memory, poison
 
 WRITTEN = 0x01  # each byte that a kernel writes
@@ -197,14 +197,14 @@ def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, exec
     memory.renew()
     a = host.array(rng.standard_normal((12, 16)), "bf16")
     b = host.array(rng.standard_normal((3, n, 16)), "bf16").mT
-    request = CutlassGroupedGemmRequest(a, b, host.array(ends, "i32"), out=memory.view)
+    request = GroupedMatmulRequest(a, b, host.array(ends, "i32"), out=memory.view)
 
     def act(_):
         words = [argument.value for argument in small[-1]]
         write(words[9], words[10] * 2, ends[-1], n * 2)
 
     kernels(act)
-    row = dp.TABLE.of("cutlass_grouped_gemm")[0]
+    row = dp.TABLE.of("grouped_matmul")[0]
     grouped.GroupedPlan(request, executor, row).enqueue(request.arguments({}))
     assert memory.disturbed() == 0
     got = np.asarray(memory.view)
@@ -216,7 +216,7 @@ def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, exec
 def test_products_of_any_extents_write_nothing_beside_their_outputs(host, executor, kernels, copies, small, rng):
     extents = ((37, 53, 16), (64, 64, 16), (1, 131, 32), (5, 1, 16))
     memories = [poisoned_matrix(host, (m, n), BF16, "r") for m, n, _ in extents]
-    request = CutlassSeveralGemmRequest(
+    request = GroupedMatmulListRequest(
         tuple(host.array(rng.standard_normal((m, k)), "bf16") for m, _, k in extents),
         tuple(host.array(rng.standard_normal((n, k)), "bf16").mT for _, n, k in extents),
         tuple(memory.view for memory in memories),
@@ -229,8 +229,8 @@ def test_products_of_any_extents_write_nothing_beside_their_outputs(host, execut
             write(d, step * 2, m, n * 2)
 
     kernels(act)
-    row = dp.TABLE.of("cutlass_grouped_gemm")[0]
-    grouped.SeveralPlan(request, executor, row).enqueue(request.arguments({}))
+    row = dp.TABLE.of("grouped_matmul")[0]
+    grouped.ListPlan(request, executor, row).enqueue(request.arguments({}))
     check(memories)
     assert len(copies) == 3
 

@@ -32,9 +32,9 @@ from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass
 from dispatch.ops.cutlass_gemm import cases as trials
 from dispatch.ops.cutlass_gemm import sm80 as multistage
 from dispatch.ops.cutlass_gemm import sm100 as blackwell
-from dispatch.ops.cutlass_grouped_gemm import config as grouped_config
-from dispatch.ops.cutlass_grouped_gemm import cutlass as grouped
-from dispatch.ops.cutlass_grouped_gemm.cases import grouped_cases
+from dispatch.ops.grouped_matmul import config as grouped_config
+from dispatch.ops.grouped_matmul import cutlass as grouped
+from dispatch.ops.grouped_matmul.cases import grouped_cases
 from dispatch.progress import finish
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def trees() -> Iterator[Kernel]:
 
 def groups() -> Iterator[Kernel]:
     """Those of the grouped products."""
-    for row in dp.TABLE.of("cutlass_grouped_gemm"):
+    for row in dp.TABLE.of("grouped_matmul"):
         if row.min_arch == HOST:
             continue
         for case in grouped_cases(row):
@@ -124,7 +124,7 @@ def bench() -> Iterator[Kernel]:
     operands = {"bias": DEV.zeros(32, "bf16"), "residual": DEV.zeros((16, 32), "bf16")}
     request = plain("bf16", evt.reduce(residual, "top", "amax", over="n"), operands=operands)
     yield from raced(request, (4096,) * 3)
-    row = next(row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch == SM90 and row.dtypes == (BF16,) * 4)
+    row = next(row for row in dp.TABLE.of("grouped_matmul") if row.min_arch == SM90 and row.dtypes == (BF16,) * 4)
     case = grouped_cases(row)[0]
     for config in grouped_config.CONFIGS:
         spec = grouped.spec_of(case.request(DEV, np.random.default_rng(0)), SM90, config)

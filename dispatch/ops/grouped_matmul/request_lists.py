@@ -1,4 +1,4 @@
-"""CutlassSeveralGemmRequest: products that share nothing but their dtypes and orders, as one kernel.
+"""GroupedMatmulListRequest: products that share nothing but their dtypes and orders, as one kernel.
 
 Every extent may differ from product to product, and each matrix lies where it likes. The host knows the extents, so
 that they are validated here. This file calls nothing.
@@ -18,7 +18,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, FP8, Dtype
 from dispatch.libraries.cutlass.evt import Node, accumulator, scalar
-from dispatch.ops.cutlass_grouped_gemm.request import padded, validate_choices
+from dispatch.ops.grouped_matmul.request import padded, validate_choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.libraries.cutlass.config import Config
 
-__all__ = ["CutlassSeveralGemmRequest"]
+__all__ = ["GroupedMatmulListRequest"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class CutlassSeveralGemmRequest(Request):
+class GroupedMatmulListRequest(Request):
     """D[g] = tree(A[g] · B[g]) for matrices of any extents; all of a place have one dtype and one order.
 
     Attributes:
         a, b: matrices (m, k) and (k, n) of each product, rows of a dense.
         out: D of each, (m, n) of `out_dtype`, rows dense; None for memory of their own.
-        epilogue, alpha, out_dtype, fast_accum, config: as in `CutlassGroupedGemmRequest`.
+        epilogue, alpha, out_dtype, fast_accum, config: as in `GroupedMatmulRequest`.
     """
 
-    op: ClassVar[str] = "cutlass_grouped_gemm"
+    op: ClassVar[str] = "grouped_matmul"
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]
     out: tuple[Tensor, ...] | None = None
@@ -136,7 +136,7 @@ class CutlassSeveralGemmRequest(Request):
     def _outputs(self, outputs: Operands) -> tuple[Tensor, ...]:
         return self.out if self.out is not None else tuple(outputs[f"out[{g}]"] for g in range(self.groups))
 
-    def replace(self, **operands: Tensor) -> CutlassSeveralGemmRequest:
+    def replace(self, **operands: Tensor) -> GroupedMatmulListRequest:
         changed: dict[str, Any] = {}
         if "alpha" in operands:
             changed["alpha"] = operands.pop("alpha")
@@ -156,12 +156,12 @@ class CutlassSeveralGemmRequest(Request):
         extents = ", ".join("x".join(map(str, found)) for found in self.extents[:4])
         more = ", …" if self.groups > 4 else ""
         return (
-            f"cutlass_grouped_gemm {self.groups} of {self.a[0].dtype} x {self.b[0].dtype} -> {self.d_dtype}"
+            f"grouped_matmul {self.groups} of {self.a[0].dtype} x {self.b[0].dtype} -> {self.d_dtype}"
             f" ({extents}{more}), epilogue {self.tree}{fast}"
         )
 
 
-def _validate(request: CutlassSeveralGemmRequest) -> None:
+def _validate(request: GroupedMatmulListRequest) -> None:
     """Raise BadRequest for what no kernel could carry out."""
     a, b, out = request.a, request.b, request.out
     if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
@@ -183,7 +183,7 @@ def _validate(request: CutlassSeveralGemmRequest) -> None:
     _validate_memory(request)
 
 
-def _validate_memory(request: CutlassSeveralGemmRequest) -> None:
+def _validate_memory(request: GroupedMatmulListRequest) -> None:
     uses = request.tensors()
     request.device.check(*(tensor for _, tensor, _ in uses))
     for name, tensor, _ in uses:

@@ -1,4 +1,4 @@
-"""The requests of cutlass_grouped_gemm carried out by a grouped kernel, and a small one that says where all lies.
+"""The requests of grouped_matmul carried out by a grouped kernel, and a small one that says where all lies.
 
 The table's GPU rows end here, by `plan`. Groups of rows are told by where they end, which never comes to the host:
 `arrange` reads it. Products that share nothing are told by the host, as arguments of `place`. Both write the arrays
@@ -20,8 +20,8 @@ from dispatch.libraries.cutlass.launch import Launch, module
 from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.libraries.cutlass.visitors import Operand
 from dispatch.ops.cutlass_gemm.layout import order_of, pitch
-from dispatch.ops.cutlass_grouped_gemm.config import choose
-from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.ops.grouped_matmul.config import choose
+from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
-    from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+    from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 
-    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+    Requests = GroupedMatmulRequest | GroupedMatmulListRequest
 
-__all__ = ["GroupedPlan", "SeveralPlan", "chunks", "places", "plan", "spec_of"]
+__all__ = ["GroupedPlan", "ListPlan", "chunks", "places", "plan", "spec_of"]
 
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
 SHAPE_BYTES = 12  # three extents of a group
@@ -43,8 +43,8 @@ THREADS = 256
 
 def plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, learn its parameters."""
-    if isinstance(request, CutlassSeveralGemmRequest):
-        return SeveralPlan(request, executor, row)
+    if isinstance(request, GroupedMatmulListRequest):
+        return ListPlan(request, executor, row)
     return GroupedPlan(request, executor, row)
 
 
@@ -125,7 +125,7 @@ class GroupedPlan(_Plan):
     __slots__ = ("_fixed", "_staged")
     entry = b"arrange"
 
-    def __init__(self, request: CutlassGroupedGemmRequest, executor: CudaExecutor, row: Row) -> None:
+    def __init__(self, request: GroupedMatmulRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
         out = request.missing().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
@@ -153,13 +153,13 @@ class GroupedPlan(_Plan):
         self._staged.copy_out(given, stream)
 
 
-class SeveralPlan(_Plan):
+class ListPlan(_Plan):
     """One kernel for one set of layouts at any addresses."""
 
     __slots__ = ("_groups", "_staged")
     entry = b"place"
 
-    def __init__(self, request: CutlassSeveralGemmRequest, executor: CudaExecutor, row: Row) -> None:
+    def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
         made = request.missing()
         steps = [[pitch(t.shape, t.layout.strides) for t in tensors] for tensors in (request.a, request.b)]

@@ -1,14 +1,14 @@
-"""Every cutlass_grouped_gemm row on the GPU through all its cases; the groups' ends may change from call to call."""
+"""Every grouped_matmul row on the GPU through all its cases; the groups' ends may change from call to call."""
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.keys import HOST
-from dispatch.ops.cutlass_grouped_gemm import cutlass_grouped_gemm
-from dispatch.ops.cutlass_grouped_gemm.cases import GroupedTrial, cases, several_cases
+from dispatch.ops.grouped_matmul import grouped_matmul
+from dispatch.ops.grouped_matmul.cases import GroupedTrial, cases, list_cases
 
-ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch != HOST]
+ROWS = [row for row in dp.TABLE.of("grouped_matmul") if row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -47,14 +47,14 @@ def test_ends_may_be_told_by_the_host(gpu, rng):
     row = next(row for row in ROWS if row.dtypes[0].name == "bf16")
     request = cases(row)[0].request(gpu, rng)
     ends = request.ends.numpy().tolist()
-    got = cutlass_grouped_gemm(request.a, request.b, ends, alpha=request.alpha, out=request.out)
+    got = grouped_matmul(request.a, request.b, ends, alpha=request.alpha, out=request.out)
     GroupedTrial("ends of the host", request).check(got)
 
 
 def test_products_are_placed_anew_where_their_memory_is_another(gpu, rng):
     """The addresses are arguments of the recorded call, in launches of 32 groups each."""
     row = next(row for row in ROWS if row.dtypes[0].name == "bf16")
-    many = next(case for case in several_cases(row) if case.name == "many")
+    many = next(case for case in list_cases(row) if case.name == "many")
     for _ in range(3):
         trial = many.trial(gpu, rng)
         call = dp.prepare(trial.request)
@@ -65,6 +65,6 @@ def test_products_are_placed_anew_where_their_memory_is_another(gpu, rng):
 def test_outputs_are_made_where_none_are_given(gpu, rng):
     a = [gpu.array(rng.standard_normal((m, 64)), "bf16") for m in (3, 150)]
     b = [gpu.array(rng.standard_normal((n, 64)), "bf16").T for n in (20, 72)]
-    for got, x, y in zip(cutlass_grouped_gemm(a, b), a, b, strict=True):
+    for got, x, y in zip(grouped_matmul(a, b), a, b, strict=True):
         exact = x.numpy().astype(float) @ y.numpy().astype(float)
         np.testing.assert_allclose(got.numpy().astype(float), exact, rtol=2**-7, atol=2**-7 * np.abs(exact).max())

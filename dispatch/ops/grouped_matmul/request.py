@@ -1,4 +1,4 @@
-"""CutlassGroupedGemmRequest: the rows of A in groups, each group multiplied by a matrix of its own.
+"""GroupedMatmulRequest: the rows of A in groups, each group multiplied by a matrix of its own.
 
 That is a layer of experts: the groups' ends lie on the device, where a router has put them, and no extent of a group is
 known to the host. Making a request validates what the host can know. This file calls nothing.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
-    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+    from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
-__all__ = ["CutlassGroupedGemmRequest", "padded", "validate_choices"]
+__all__ = ["GroupedMatmulRequest", "padded", "validate_choices"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "ends", "out")
@@ -40,7 +40,7 @@ F32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True, eq=False)
-class CutlassGroupedGemmRequest(Request):
+class GroupedMatmulRequest(Request):
     """D[rows of g] = tree(A[rows of g] · B[g]), where group g ends before row ends[g] and begins where g - 1 ends.
 
     Attributes:
@@ -54,7 +54,7 @@ class CutlassGroupedGemmRequest(Request):
         config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
     """
 
-    op: ClassVar[str] = "cutlass_grouped_gemm"
+    op: ClassVar[str] = "grouped_matmul"
     a: Tensor
     b: Tensor
     ends: Tensor
@@ -140,7 +140,7 @@ class CutlassGroupedGemmRequest(Request):
     def result(self, outputs: Operands) -> Any:
         return outputs.get("out", self.out)
 
-    def replace(self, **operands: Tensor) -> CutlassGroupedGemmRequest:
+    def replace(self, **operands: Tensor) -> GroupedMatmulRequest:
         for name in operands:
             if name not in (*TENSORS, "alpha"):
                 raise BadRequest(name, "no operand of this request", f"one of {', '.join(TENSORS)}, alpha")
@@ -150,7 +150,7 @@ class CutlassGroupedGemmRequest(Request):
     def describe(self) -> str:
         fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
         return (
-            f"cutlass_grouped_gemm {self.a.layout} x {self.b.layout} in {self.groups} groups -> {self.d_dtype},"
+            f"grouped_matmul {self.a.layout} x {self.b.layout} in {self.groups} groups -> {self.d_dtype},"
             f" epilogue {self.tree}{fast}"
         )
 
@@ -161,7 +161,7 @@ def padded(shape: Shape, dtype: Dtype) -> tuple[Shape, Shape, Dtype]:
     return shape, (-(-shape[1] // step) * step, 1), dtype
 
 
-def _validate(request: CutlassGroupedGemmRequest) -> None:
+def _validate(request: GroupedMatmulRequest) -> None:
     """Raise BadRequest for what no kernel could carry out."""
     for name in TENSORS:
         tensor = getattr(request, name)
@@ -190,7 +190,7 @@ def _validate(request: CutlassGroupedGemmRequest) -> None:
             raise BadRequest("out", f"memory that overlaps {name}", "memory of its own")
 
 
-def validate_choices(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+def validate_choices(request: GroupedMatmulRequest | GroupedMatmulListRequest) -> None:
     """Raise BadRequest for fields beside the matrices that are not what they must be."""
     _validate_tree(request)
     _validate_alpha(request)
@@ -199,7 +199,7 @@ def validate_choices(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequ
         raise BadRequest("out_dtype", shown(request.out_dtype), f"{request.d_dtype}, the dtype of out, or None")
 
 
-def _validate_alpha(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+def _validate_alpha(request: GroupedMatmulRequest | GroupedMatmulListRequest) -> None:
     """Alpha is a number or lies on the device as the kernel reads it, and the epilogue reads it where it is not 1."""
     alpha: object = request.alpha
     if isinstance(alpha, Tensor):
@@ -215,7 +215,7 @@ def _validate_alpha(request: CutlassGroupedGemmRequest | CutlassSeveralGemmReque
         raise BadRequest("alpha", given, "1, for the epilogue reads no alpha", hint)
 
 
-def _validate_tree(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest) -> None:
+def _validate_tree(request: GroupedMatmulRequest | GroupedMatmulListRequest) -> None:
     """The epilogue reads and writes nothing but the accumulator and alpha."""
     check_tree(request.epilogue, request.config)
     try:

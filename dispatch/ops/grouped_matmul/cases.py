@@ -1,4 +1,4 @@
-"""The cases that the rows of cutlass_grouped_gemm are tried with, and how far a result may be off.
+"""The cases that the rows of grouped_matmul are tried with, and how far a result may be off.
 
 Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. This file calls no
 library.
@@ -15,10 +15,10 @@ from dispatch.keys import FP8, Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import errors_of, product_error
 from dispatch.ops.cutlass_gemm.cases import poisoned_matrix, random_matrix, stored
-from dispatch.ops.cutlass_grouped_gemm.config import LARGE
-from dispatch.ops.cutlass_grouped_gemm.reference import products, reference, several
-from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.ops.grouped_matmul.config import LARGE
+from dispatch.ops.grouped_matmul.reference import products, reference, reference_list
+from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
+from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.testing.memory import Memory, Mismatch
 from dispatch.testing.roundoff import by_numpy
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
 
-__all__ = ["GroupedCase", "GroupedTrial", "SeveralCase", "SeveralTrial", "cases", "several_cases"]
+__all__ = ["GroupedCase", "GroupedTrial", "ListCase", "ListTrial", "cases", "list_cases"]
 
 # fmt: off
 SIZES = {
@@ -62,17 +62,17 @@ class GroupedCase:
     def id(self) -> str:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
-    def request(self, device: Device, rng: np.random.Generator) -> CutlassGroupedGemmRequest:
+    def request(self, device: Device, rng: np.random.Generator) -> GroupedMatmulRequest:
         """The case with fresh operands."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGroupedGemmRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[GroupedMatmulRequest, Memory]:
         a, b, _, d = self.dtypes
         total = sum(self.sizes) + BEHIND
         memory = poisoned_matrix(device, (total, self.n), d, "r")
         memory.before[memory.inside] = 7  # in the rows behind the last group, too
         memory.renew()
-        request = CutlassGroupedGemmRequest(
+        request = GroupedMatmulRequest(
             random_matrix(device, rng, (total, self.k), a, "r"),
             random_matrix(device, rng, (len(self.sizes), self.k, self.n), b, self.order),
             device.array(np.cumsum(self.sizes), "i32"),
@@ -97,7 +97,7 @@ class GroupedTrial:
         if self.memory is not None:
             self.memory.renew()
 
-    def __init__(self, name: str, request: CutlassGroupedGemmRequest, memory: Memory | None = None) -> None:
+    def __init__(self, name: str, request: GroupedMatmulRequest, memory: Memory | None = None) -> None:
         self.name, self.request, self.memory = name, request, memory
         self.expected = reference(request)["out"]
         self.allowed = np.zeros(request.shape)
@@ -119,9 +119,7 @@ class GroupedTrial:
             )
 
 
-def _allowed(
-    request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, a: Array, b: Array, expected: Array
-) -> Array:
+def _allowed(request: GroupedMatmulRequest | GroupedMatmulListRequest, a: Array, b: Array, expected: Array) -> Array:
     """How far each element of a group's D may be off."""
     a_dtype = next(iter(request.matrices))[1].dtype
     error = product_error(a, b, a_dtype, None, on_host=by_numpy(request.device))
@@ -141,7 +139,7 @@ EXTENTS = {
 
 
 @dataclass(frozen=True)
-class SeveralCase:
+class ListCase:
     """Products of these extents, by all that is chosen about them but the numbers in them."""
 
     name: str
@@ -153,20 +151,20 @@ class SeveralCase:
     def id(self) -> str:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> SeveralTrial:
+    def trial(self, device: Device, rng: np.random.Generator) -> ListTrial:
         """A request with what must come out of it."""
         a, b, _, d = self.dtypes
         memories = tuple(poisoned_matrix(device, (m, n), d, "r") for m, n, _ in self.extents)
-        request = CutlassSeveralGemmRequest(
+        request = GroupedMatmulListRequest(
             tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
             tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
             tuple(memory.view for memory in memories),
             alpha=-0.5,
         )
-        return SeveralTrial(self.id, request, memories)
+        return ListTrial(self.id, request, memories)
 
 
-class SeveralTrial:
+class ListTrial:
     """A request, its float64 reference, and the bound of each element."""
 
     def renew(self) -> None:
@@ -174,9 +172,9 @@ class SeveralTrial:
         for memory in self.memories:
             memory.renew()
 
-    def __init__(self, name: str, request: CutlassSeveralGemmRequest, memories: tuple[Memory, ...] = ()) -> None:
+    def __init__(self, name: str, request: GroupedMatmulListRequest, memories: tuple[Memory, ...] = ()) -> None:
         self.name, self.request, self.memories = name, request, memories
-        self.expected = list(several(request).values())
+        self.expected = list(reference_list(request).values())
         pairs = zip(request.a, request.b, self.expected, strict=True)
         self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
 
@@ -193,9 +191,9 @@ class SeveralTrial:
                 )
 
 
-def several_cases(row: Row) -> list[SeveralCase]:
+def list_cases(row: Row) -> list[ListCase]:
     """All extents with the kernels of `cases`."""
-    return [SeveralCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
+    return [ListCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
 
 
 def grouped_cases(row: Row) -> list[GroupedCase]:
@@ -213,6 +211,6 @@ def grouped_cases(row: Row) -> list[GroupedCase]:
     return found
 
 
-def cases(row: Row) -> list[GroupedCase | SeveralCase]:
+def cases(row: Row) -> list[GroupedCase | ListCase]:
     """The cases that a row of the table is tried with: of one list of groups, and of lists of operands."""
-    return [*grouped_cases(row), *several_cases(row)]
+    return [*grouped_cases(row), *list_cases(row)]

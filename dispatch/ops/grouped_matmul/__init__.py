@@ -1,6 +1,6 @@
 """Grouped products by one CUTLASS kernel: rows of one matrix in groups, or products of any extents.
 
-`cutlass_grouped_gemm` is the request function, `CutlassGroupedGemmRequest` and `CutlassSeveralGemmRequest` are the
+`grouped_matmul` is the request function, `GroupedMatmulRequest` and `GroupedMatmulListRequest` are the
 requests; `cutlass_plan` and `numpy_plan` carry them out, reference.py says what is right. The files: request and
 request_lists (what may be asked), rules, config, cutlass (on a GPU), reference, cases.
 """
@@ -15,8 +15,8 @@ from dispatch.checks import as_array
 from dispatch.core.request import run
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
+from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
 
-    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+    Requests = GroupedMatmulRequest | GroupedMatmulListRequest
 
 __all__ = [
-    "CutlassGroupedGemmRequest",
-    "cutlass_grouped_gemm",
+    "GroupedMatmulRequest",
+    "grouped_matmul",
 ]
 
 
 def cutlass_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a grouped CUTLASS kernel, which is compiled where it is in no cache."""
-    from dispatch.ops.cutlass_grouped_gemm import cutlass  # at first use: importing `dispatch` looks for no headers
+    from dispatch.ops.grouped_matmul import cutlass  # at first use: importing `dispatch` looks for no headers
 
     return cutlass.plan(request, executor, row)
 
 
 def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy, group by group."""
-    from dispatch.ops.cutlass_grouped_gemm import reference as host
+    from dispatch.ops.grouped_matmul import reference as host
 
     return host.plan(request, row)
 
 
-def cutlass_grouped_gemm(
+def grouped_matmul(
     a: Tensor | Sequence[Tensor],
     b: Tensor | Sequence[Tensor],
     ends: Tensor | Sequence[int] | None = None,
@@ -66,17 +66,17 @@ def cutlass_grouped_gemm(
 
     With tensors: rows of a (total, k), in groups that end before the rows `ends`, by b (groups, k, n); `ends` is an
     i32 tensor of the device, or numbers of the host. Returns D (total, n). With sequences of matrices: each of a by the
-    one of b, of any extents. Returns a tuple of D. The other arguments are the fields of `CutlassGroupedGemmRequest`.
+    one of b, of any extents. Returns a tuple of D. The other arguments are the fields of `GroupedMatmulRequest`.
     Raises BadRequest for operands that do not fit, NoRow where no kernel takes the request.
     """
     choices = (epilogue, alpha, out_dtype, fast_accum, config)
     if not isinstance(a, Tensor):
         if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
             raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
-        return run(CutlassSeveralGemmRequest(a, b, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
+        return run(GroupedMatmulListRequest(a, b, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
     if not isinstance(ends, Tensor):
         ends = _told(a, ends)
-    return run(CutlassGroupedGemmRequest(a, b, ends, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
+    return run(GroupedMatmulRequest(a, b, ends, out, *choices))  # type: ignore[arg-type]  # it looks at them itself
 
 
 def _told(a: Tensor, ends: Sequence[int] | None) -> Tensor:

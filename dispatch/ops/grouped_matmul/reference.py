@@ -1,4 +1,4 @@
-"""The host rows of cutlass_grouped_gemm, and the float64 reference: NumPy, group by group.
+"""The host rows of grouped_matmul, and the float64 reference: NumPy, group by group.
 
 The table's host rows end here, by `plan`; `reference` is what the tests compare with.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
-    from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+    from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
+    from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
-__all__ = ["NumpyGroupedGemm", "NumpySeveralGemm", "plan", "products", "reference", "several"]
+__all__ = ["NumpyGroupedPlan", "NumpyListPlan", "plan", "products", "reference", "reference_list"]
 
 
-def products(request: CutlassGroupedGemmRequest, precision: type) -> Iterator[tuple[slice, Array, Array]]:
+def products(request: GroupedMatmulRequest, precision: type) -> Iterator[tuple[slice, Array, Array]]:
     """The rows, and A and B, of each group that has any."""
     a: Array = np.asarray(request.a).astype(precision)
     b: Array = np.asarray(request.b).astype(precision)
@@ -36,7 +36,7 @@ def products(request: CutlassGroupedGemmRequest, precision: type) -> Iterator[tu
         begin = max(begin, end)
 
 
-def reference(request: CutlassGroupedGemmRequest, precision: type = np.float64) -> dict[str, Array]:
+def reference(request: GroupedMatmulRequest, precision: type = np.float64) -> dict[str, Array]:
     """D, unrounded; rows behind the last group are NaN."""
     out: Array = np.full(request.shape, np.nan, precision)
     operands = {"alpha": np.asarray(request.alpha)}
@@ -45,7 +45,7 @@ def reference(request: CutlassGroupedGemmRequest, precision: type = np.float64) 
     return {"out": out}
 
 
-def several(request: CutlassSeveralGemmRequest, precision: type = np.float64) -> dict[str, Array]:
+def reference_list(request: GroupedMatmulListRequest, precision: type = np.float64) -> dict[str, Array]:
     """Each D, unrounded."""
     operands = {"alpha": np.asarray(request.alpha)}
     pairs = zip(request.a, request.b, strict=True)
@@ -53,18 +53,18 @@ def several(request: CutlassSeveralGemmRequest, precision: type = np.float64) ->
     return {f"out[{g}]": evaluate(request.tree, x, operands, None)["out"] for g, x in enumerate(exact)}
 
 
-def plan(request: CutlassGroupedGemmRequest | CutlassSeveralGemmRequest, row: Row) -> Plan:
+def plan(request: GroupedMatmulRequest | GroupedMatmulListRequest, row: Row) -> Plan:
     """A plan that computes with NumPy."""
-    made = NumpySeveralGemm if hasattr(request, "extents") else NumpyGroupedGemm
+    made = NumpyListPlan if hasattr(request, "extents") else NumpyGroupedPlan
     return made(row, capture_safe=False)
 
 
-class NumpyGroupedGemm(Plan):
+class NumpyGroupedPlan(Plan):
     """The tree over each group's product in float32, rounded once on the way out."""
 
     __slots__ = ()
 
-    def run(self, request: CutlassGroupedGemmRequest, outputs: Operands) -> None:
+    def run(self, request: GroupedMatmulRequest, outputs: Operands) -> None:
         """Compute a request into its output, or the one made for it."""
         target = np.asarray(outputs.get("out", request.out))
         values = reference(request, np.float32)["out"]
@@ -72,12 +72,12 @@ class NumpyGroupedGemm(Plan):
             target[rows] = rounded(values[rows], request.d_dtype)
 
 
-class NumpySeveralGemm(Plan):
+class NumpyListPlan(Plan):
     """The tree over each product in float32, rounded once on the way out."""
 
     __slots__ = ()
 
-    def run(self, request: CutlassSeveralGemmRequest, outputs: Operands) -> None:
+    def run(self, request: GroupedMatmulListRequest, outputs: Operands) -> None:
         """Compute a request into its outputs, or those made for it."""
-        for target, values in zip(request.result(outputs), several(request, np.float32).values(), strict=True):
+        for target, values in zip(request.result(outputs), reference_list(request, np.float32).values(), strict=True):
             np.asarray(target)[...] = rounded(values, request.d_dtype)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.cutlass_gemm.mutations import typical_k
-from dispatch.ops.cutlass_grouped_gemm.reference import reference, several
+from dispatch.ops.grouped_matmul.reference import reference, reference_list
 from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
-    from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
+    from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 
     Results = dict[str, Array]
 
@@ -38,7 +38,7 @@ def _matrices(request: Any) -> tuple[Array, Array, int]:
 
 def _reference(request: Any, **fields: Any) -> Results:
     wrong = replace(request, **fields)
-    return several(wrong) if hasattr(request, "extents") else reference(wrong)
+    return reference_list(wrong) if hasattr(request, "extents") else reference(wrong)
 
 
 def _with_a(request: Any, columns: Any) -> Results:
@@ -97,7 +97,7 @@ def products_exchanged(request: Any) -> Results | None:
     return _reference(request, b=(request.b[1], request.b[0], *request.b[2:]))
 
 
-def activation(request: CutlassGroupedGemmRequest) -> Results | None:
+def activation(request: GroupedMatmulRequest) -> Results | None:
     """The epilogue left out."""
     return None if getattr(request, "epilogue", None) is None else _reference(request, epilogue=None)
 

@@ -1,4 +1,4 @@
-"""cutlass_grouped_gemm on the host: every row through its cases; what is refused, by whom and why."""
+"""grouped_matmul on the host: every row through its cases; what is refused, by whom and why."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from dispatch.keys import HOST, Arch
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
 from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import emit
-from dispatch.ops.cutlass_grouped_gemm import CutlassGroupedGemmRequest, CutlassSeveralGemmRequest, cutlass_grouped_gemm
-from dispatch.ops.cutlass_grouped_gemm.cases import cases
-from dispatch.ops.cutlass_grouped_gemm.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
-from dispatch.ops.cutlass_grouped_gemm.cutlass import chunks, spec_of
-from dispatch.ops.cutlass_grouped_gemm.reference import reference
+from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest, grouped_matmul
+from dispatch.ops.grouped_matmul.cases import cases
+from dispatch.ops.grouped_matmul.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
+from dispatch.ops.grouped_matmul.cutlass import chunks, spec_of
+from dispatch.ops.grouped_matmul.reference import reference
 
-ROWS = [row for row in dp.TABLE.of("cutlass_grouped_gemm") if row.min_arch == HOST]
+ROWS = [row for row in dp.TABLE.of("grouped_matmul") if row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -33,7 +33,7 @@ def test_a_row_passes_its_cases(row, case, dev, rng):
 
 def test_the_reference_is_a_product_for_each_group(dev, rng):
     a, b = rng.standard_normal((10, 16)), rng.standard_normal((3, 16, 8))
-    request = CutlassGroupedGemmRequest(
+    request = GroupedMatmulRequest(
         dev.array(a, "f16"), dev.array(b, "f16"), dev.array([4, 4, 9], "i32"), alpha=2.0, epilogue=None
     )
     a, b = (np.asarray(x).astype(np.float64) for x in (request.a, request.b))
@@ -45,7 +45,7 @@ def test_the_reference_is_a_product_for_each_group(dev, rng):
 
 def test_the_output_is_made_where_none_is_given(dev):
     a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((2, 16, 8)), "bf16")
-    out = cutlass_grouped_gemm(a, b, dev.array([2, 6], "i32"), epilogue=evt.accumulator() * 0.5, out_dtype="f32")
+    out = grouped_matmul(a, b, dev.array([2, 6], "i32"), epilogue=evt.accumulator() * 0.5, out_dtype="f32")
     assert (out.shape, out.dtype) == ((6, 8), "f32")
     assert (out.numpy() == 8).all()
 
@@ -58,7 +58,7 @@ def apart(dev, shape, strides, dtype="bf16"):
 
 def small(dev, **options):
     fields = {"a": dev.zeros((6, 16), "bf16"), "b": dev.zeros((2, 16, 8), "bf16"), "ends": dev.array([2, 6], "i32")}
-    return CutlassGroupedGemmRequest(**(fields | options))
+    return GroupedMatmulRequest(**(fields | options))
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_a_bad_request_says_what_is_wrong(options, message, dev):
 
 
 @pytest.mark.parametrize("alpha", [None, "2", True, 1j, (1.0,), {}, 1e308], ids=str)
-def test_alpha_of_several_products_is_looked_at(alpha, dev):
+def test_alpha_of_a_list_of_products_is_looked_at(alpha, dev):
     a, b = dev.zeros((6, 16), "bf16"), dev.zeros((16, 8), "bf16")
     with pytest.raises(BadRequest, match="alpha"):
-        cutlass_grouped_gemm([a], [b], alpha=alpha)
+        grouped_matmul([a], [b], alpha=alpha)
     with pytest.raises(BadRequest, match="alpha"):
-        cutlass_grouped_gemm(a, dev.zeros((1, 16, 8), "bf16"), [6], alpha=alpha)
+        grouped_matmul(a, dev.zeros((1, 16, 8), "bf16"), [6], alpha=alpha)
 
 
 @pytest.mark.parametrize("alpha", [2, 2.0, np.float32(2), np.int64(2)], ids=repr)
 def test_alpha_is_any_number(alpha, dev):
     a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((16, 8)), "bf16")
-    assert (cutlass_grouped_gemm([a], [b], alpha=alpha)[0].numpy().astype(float) == 32).all()
+    assert (grouped_matmul([a], [b], alpha=alpha)[0].numpy().astype(float) == 32).all()
     one = dev.array(np.ones((1, 16, 8)), "bf16")
     for given in (alpha, dev.array(np.full(1, alpha, np.float32))):
-        assert (cutlass_grouped_gemm(a, one, [6], alpha=given).numpy().astype(float) == 32).all()
+        assert (grouped_matmul(a, one, [6], alpha=given).numpy().astype(float) == 32).all()
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev)
 def test_ends_may_be_numbers_of_the_host(dev):
     a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((2, 16, 8)), "bf16")
     for ends in ([2, 6], np.array([2, 6]), (2, 6)):
-        assert (cutlass_grouped_gemm(a, b, ends).numpy().astype(float) == 16).all()
+        assert (grouped_matmul(a, b, ends).numpy().astype(float) == 16).all()
 
 
 @pytest.mark.parametrize("ends", [[4, 2], [2, 7], [-1, 6], [2.0, 6.0], [[2, 6]], None], ids=str)
 def test_ends_that_the_host_knows_are_looked_at(ends, dev):
     a, b = dev.zeros((6, 16), "bf16"), dev.zeros((2, 16, 8), "bf16")
     with pytest.raises(BadRequest, match="whole numbers that do not fall, at most 6"):
-        cutlass_grouped_gemm(a, b, ends)
+        grouped_matmul(a, b, ends)
 
 
 def pairs(dev, rng, *extents):
@@ -159,7 +159,7 @@ def pairs(dev, rng, *extents):
 
 def test_products_of_any_extents_are_numpys(dev, rng):
     a, b = pairs(dev, rng, (3, 8, 16), (5, 24, 32))
-    first, second = cutlass_grouped_gemm(a, b, alpha=2.0, out_dtype="f32")
+    first, second = grouped_matmul(a, b, alpha=2.0, out_dtype="f32")
     assert (first.shape, second.shape) == ((3, 8), (5, 24))
     for got, x, y in ((first, a[0], b[0]), (second, a[1], b[1])):
         np.testing.assert_allclose(got.numpy(), 2 * x.numpy().astype(float) @ y.numpy().astype(float), rtol=1e-4)
@@ -167,10 +167,8 @@ def test_products_of_any_extents_are_numpys(dev, rng):
 
 def test_both_requests_have_one_kernel(dev, rng):
     a, b = pairs(dev, rng, (8, 16, 8), (16, 8, 24))
-    rows = CutlassGroupedGemmRequest(
-        dev.zeros((6, 16), "bf16"), dev.zeros((2, 8, 16), "bf16").mT, dev.array([2, 6], "i32")
-    )
-    several = CutlassSeveralGemmRequest(tuple(a), tuple(b))
+    rows = GroupedMatmulRequest(dev.zeros((6, 16), "bf16"), dev.zeros((2, 8, 16), "bf16").mT, dev.array([2, 6], "i32"))
+    several = GroupedMatmulListRequest(tuple(a), tuple(b))
     for config in CONFIGS:
         assert spec_of(rows, Arch(90), config) == spec_of(several, Arch(90), config)
 
@@ -230,33 +228,33 @@ def test_the_host_tells_of_each_group_extents_addresses_and_steps():
 def test_bad_products_say_what_is_wrong(change, message, dev, rng):
     a, b, out = change(*pairs(dev, rng, (3, 8, 16), (5, 24, 32)), dev)
     with pytest.raises(BadRequest, match=message):
-        CutlassSeveralGemmRequest(tuple(a), tuple(b), out)
+        GroupedMatmulListRequest(tuple(a), tuple(b), out)
 
 
 def test_one_memory_for_two_outputs_is_refused(dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
     whole = dev.zeros((6, 8), "bf16")
     with pytest.raises(BadRequest, match=r"overlaps out\[1\]"):
-        CutlassSeveralGemmRequest(tuple(a), tuple(b), (whole[:4], whole[2:]))
+        GroupedMatmulListRequest(tuple(a), tuple(b), (whole[:4], whole[2:]))
 
 
 def test_a_tensor_is_no_output_twice_and_no_operand_besides(dev, rng):
     a, b = pairs(dev, rng, (4, 16, 16), (4, 16, 16))
     with pytest.raises(BadRequest, match=r"out\[0\].*overlaps out\[1\]"):
-        CutlassSeveralGemmRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"),) * 2)
+        GroupedMatmulListRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"),) * 2)
     with pytest.raises(BadRequest, match=r"out\[1\].*overlaps a\[0\]"):
-        CutlassSeveralGemmRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"), a[0]))
+        GroupedMatmulListRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"), a[0]))
 
 
 def test_products_with_b_in_two_orders_are_refused(dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
     with pytest.raises(NoRow, match="needs b of one order"):
-        cutlass_grouped_gemm(a, [b[0], dev.zeros((16, 8), "bf16")])
+        grouped_matmul(a, [b[0], dev.zeros((16, 8), "bf16")])
 
 
 def test_a_matrix_of_products_is_replaced_by_its_name(dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
-    call = dp.prepare(CutlassSeveralGemmRequest(tuple(a), tuple(b)))
+    call = dp.prepare(GroupedMatmulListRequest(tuple(a), tuple(b)))
     other = dev.array(np.ones((4, 16)), "bf16")
     changed = call(**{"a[1]": other})
     np.testing.assert_allclose(

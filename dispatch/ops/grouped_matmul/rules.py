@@ -1,4 +1,4 @@
-"""What a row of cutlass_grouped_gemm asks of a request beyond its dtypes: what tensor maps can step through.
+"""What a row of grouped_matmul asks of a request beyond its dtypes: what tensor maps can step through.
 
 Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They hold for both requests.
 """
@@ -11,10 +11,10 @@ from dispatch.ops.cutlass_gemm.layout import order_of
 from dispatch.ops.cutlass_gemm.rules import lines_by_16
 
 if TYPE_CHECKING:
-    from dispatch.ops.cutlass_grouped_gemm.request import CutlassGroupedGemmRequest
-    from dispatch.ops.cutlass_grouped_gemm.request_lists import CutlassSeveralGemmRequest
+    from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
+    from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
-    Requests = CutlassGroupedGemmRequest | CutlassSeveralGemmRequest
+    Requests = GroupedMatmulRequest | GroupedMatmulListRequest
 
 __all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_order", "rows_dense", "some_elements"]
 
