@@ -52,7 +52,7 @@ class StandinStream(Stream):
 
     def __init__(self, device: Standin) -> None:
         super().__init__(device, next(device.handles), owned=False)
-        self.foreign = False
+        self.external = False
 
     def synchronize(self) -> None:
         pass
@@ -74,12 +74,12 @@ class Standin(HostDevice):
     """Host memory under the rows of an sm_90."""
 
     is_host = False
-    here: Any
+    context: Any
 
     def __init__(self) -> None:
         self.handles = itertools.count(1000)
         super().__init__(1)
-        self.name, self.arch, self.here, self.model = "cuda:7", Arch(90), NoContext(), "stand-in"
+        self.name, self.arch, self.context, self.model = "cuda:7", Arch(90), NoContext(), "stand-in"
         self._stream = self.stream()
 
     def stream(self) -> Stream:

@@ -68,7 +68,7 @@ class BoundCall:
 
     def __call__(self, **operands: Tensor) -> Any:
         """Enqueue it and return its outputs without waiting; operands by their names in the request."""
-        if self._epoch == order.epoch and not operands:
+        if self._epoch == order.sync_epoch and not operands:
             status = self._launch()
             if status:
                 self._executor.failed(status)
@@ -84,9 +84,9 @@ class BoundCall:
                 return executor.run(self.request.replace(**operands))
             if not isinstance(executor, CudaExecutor) or self._replay is None or executor.captured:
                 return executor.run(self.request)
-            epoch = order.epoch  # as it was before the look
+            epoch = order.sync_epoch  # as it was before the look
             executor.launch(self._replay, self._bound.reads, self._bound.writes)
-            if order.epoch == epoch and not executor.stream.foreign:
+            if order.sync_epoch == epoch and not executor.stream.external:
                 self._epoch = epoch
             return self._result
 

@@ -42,7 +42,7 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
         pairs.append((target, source))
         _check(name, target, source)
     targets = [target for target, _ in pairs]
-    with executor.device.here:
+    with executor.device.context:
         _overwrite(executor, pairs, targets)
 
 
@@ -82,7 +82,7 @@ def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
     low, high = source.ptr + source.layout.low, source.ptr + source.layout.high
     if not any(low < to.ptr + to.layout.high and to.ptr + to.layout.low < high for to in targets):
         return source
-    return executor.twin(source) if isinstance(executor, CudaExecutor) else source.numpy()
+    return executor.clone(source) if isinstance(executor, CudaExecutor) else source.numpy()
 
 
 def _from_host(executor: Executor, target: Tensor, source: Any) -> None:

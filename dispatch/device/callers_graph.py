@@ -71,7 +71,7 @@ class CallersGraphs:
         """Keep things as long as the graph that is captured from a stream now, and all that is instantiated from it."""
         number, graph = ctypes.c_uint64(), ctypes.c_void_p()
         state = ctypes.byref(ctypes.c_int())
-        with stream.here:
+        with stream.context:
             status = driver.cuStreamGetCaptureInfo.unchecked(
                 stream.c_handle, state, ctypes.byref(number), ctypes.byref(graph), None, None, None
             )

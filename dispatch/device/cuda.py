@@ -50,13 +50,13 @@ class CudaDevice(Device):
     """One GPU of this process, through its primary context; DeviceUnavailable where driver or GPU is missing."""
 
     is_host = False
-    here: Context
+    context: Context
 
     def __init__(self, ordinal: int, generation: int) -> None:
         count = count_gpus(ordinal)
         self.handle = driver.cuDeviceGet(ordinal)
         self.is_alone = count == 1
-        self.here = Context(self)
+        self.context = Context(self)
         self.activate()
         kinds = driver.CUdevice_attribute
         major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -83,7 +83,7 @@ class CudaDevice(Device):
         return int(driver.cuDeviceGetAttribute(kind, self.handle))
 
     def activate(self) -> None:
-        self.here.provide()
+        self.context.provide()
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -97,7 +97,7 @@ class CudaDevice(Device):
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self) -> Stream:
         """A new stream that does not wait for the legacy default stream."""
-        with self.here:
+        with self.context:
             handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         stream = Stream(self, int(handle), owned=True)
         with self._lock:
@@ -112,7 +112,7 @@ class CudaDevice(Device):
         try:
             return self._events.pop()
         except IndexError:
-            with self.here:
+            with self.context:
                 return ctypes.c_void_p(int(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
 
     def recycle(self, event: ctypes.c_void_p) -> None:
@@ -121,7 +121,7 @@ class CudaDevice(Device):
     def recorded(self, stream: Stream) -> ctypes.c_void_p:
         """An event behind what is enqueued on a stream so far."""
         event = self.event()
-        with stream.here:
+        with stream.context:
             status = driver.cuEventRecord.unchecked(event, stream.c_handle)
         if status:
             self.fail(status, "cuEventRecord")
@@ -153,13 +153,13 @@ class CudaDevice(Device):
         """Wait for the whole context. That would end recordings as it begins, so that is when there must be none."""
         event = self.event()
         try:
-            with self.recordings.none(), self.here:
-                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.here.handle)), event)
+            with self.recordings.none(), self.context:
+                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.context.handle)), event)
             if not status:
                 with relaxed():
                     status = driver.cuEventSynchronize.unchecked(event)
         except SymbolNotFound:  # a driver from before CUDA 12.5
-            with self.recordings.none(), self.here:
+            with self.recordings.none(), self.context:
                 status = driver.cuCtxSynchronize.unchecked()
         finally:
             self.recycle(event)
@@ -188,7 +188,7 @@ class CudaDevice(Device):
 
     def memory(self) -> str:
         """What of the GPU's memory is free, in words."""
-        with self.here:
+        with self.context:
             free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
 
@@ -196,7 +196,7 @@ class CudaDevice(Device):
         executor = current.executor
         if stream is None and executor is not None and executor.stream.device is self:
             stream = executor.stream
-        return stream is not None and stream.foreign and not stream.closed and stream.is_capturing()
+        return stream is not None and stream.external and not stream.closed and stream.is_capturing()
 
     def bytes_in_use(self) -> int | None:
         if not self.alive or self.fault is not None:
@@ -209,7 +209,7 @@ class CudaDevice(Device):
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
         side = self.releases.side
-        if self.alive and self.fault is None and not side.closed and not (stream.foreign and stream.is_capturing()):
+        if self.alive and self.fault is None and not side.closed and not (stream.external and stream.is_capturing()):
             side.wait_for_handle(stream.c_handle)
 
     def dispose(self, handle: ctypes.c_void_p) -> None:
@@ -220,7 +220,7 @@ class CudaDevice(Device):
 
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        if not stream.foreign:
+        if not stream.external:
             return self._allocate_on(nbytes, stream)
         if isinstance(stream, QuietStream):
             return self._allocate_for(stream.stream, nbytes)
@@ -228,7 +228,7 @@ class CudaDevice(Device):
             storage = self._allocate_for(stream, nbytes)
             self.graphs.keep(stream, storage)
             return storage
-        with stream.here:
+        with stream.context:
             return self._allocate_on(nbytes, stream)
 
     def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
@@ -320,11 +320,11 @@ class CudaDevice(Device):
         tensor.storage.use(stream, write=True)
         if nbytes:
             size = ctypes.c_size_t(nbytes)
-            with self.here:
+            with self.context:
                 status = driver.cuMemsetD8Async.unchecked(ctypes.c_uint64(ptr), 0, size, stream.c_handle)
             if status:
                 self.fail(status, "cuMemsetD8Async")
-            if stream.foreign and stream.is_capturing():
+            if stream.external and stream.is_capturing():
                 self.graphs.keep(stream, tensor.storage)
 
     def close(self) -> None:
@@ -346,7 +346,7 @@ class CudaDevice(Device):
 
     def _give_back(self) -> None:
         """Destroy what this device has made, once all work is done; nothing that is left of it names a handle then."""
-        with self.recordings.none(), relaxed(), self.here:
+        with self.recordings.none(), relaxed(), self.context:
             status = driver.cuCtxSynchronize.unchecked()
             if status in LOST:
                 hint = "close it again once that has ended"

@@ -45,7 +45,7 @@ class Device:
 
     is_host: ClassVar[bool]
     open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
-    here: AbstractContextManager[None] = nullcontext()  # `with device.here:` its CUDA context is the current one
+    context: AbstractContextManager[None] = nullcontext()  # `with device.context:` its CUDA context is the current one
     is_alone = True  # this process sees no other GPU
     live: ClassVar[dict[str, Device]] = {}  # what `device()` gives (registry.py)
     opening: ClassVar[Any] = threading.RLock()  # held while that changes
@@ -207,19 +207,19 @@ class Device:
 
         One that is asked for by its stream becomes the current one only where the thread has none that is open.
         """
-        here: Any = current.executor
-        if stream is None and here is not None and here.stream.device is self:
-            if not here.closed:
-                return here
+        present: Any = current.executor
+        if stream is None and present is not None and present.stream.device is self:
+            if not present.closed:
+                return present
             if current.entered:  # in a `with` block of a stream that was closed: its handle is gone
-                here.check()
-        becomes_current = stream is None or ((here is None or here.closed) and stream.is_ours)
+                present.check()
+        becomes_current = stream is None or ((present is None or present.closed) and stream.is_ours)
         if stream is None:
-            stream = current.homes.get(self)
+            stream = current.own_streams.get(self)
             if stream is None:
                 self.check()
                 _forget_closed_devices()
-                stream = current.homes[self] = self.stream()
+                stream = current.own_streams[self] = self.stream()
         executor = current.executors.get(stream)
         if executor is None:
             executor = current.executors[stream] = type(self).open_executor(stream)
@@ -314,16 +314,16 @@ anew(Device, "opening", threading.RLock)
 
 def _forget_closed_devices() -> None:
     """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
-    for device in [device for device in current.homes if not device.alive]:
-        del current.homes[device]
+    for device in [device for device in current.own_streams if not device.alive]:
+        del current.own_streams[device]
     for stream in [stream for stream in current.executors if not stream.device.alive]:
         del current.executors[stream]
 
 
 def _forget_an_executor(stream: Stream) -> None:
     """Let the thread's oldest executor on such a stream go where there are many: streams go, often unclosed."""
-    homes = current.homes.values()
-    alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in homes]
+    own = current.own_streams.values()
+    alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in own]
     if len(alike) > (MAX_LANES if stream.is_ours else MAX_EXTERNAL_LANES):
         open_blocks = {executor.stream for executor in (current.executor, *current.entered) if executor is not None}
         oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)

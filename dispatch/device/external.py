@@ -149,7 +149,7 @@ class ExternalStream(Stream):
             self.recognize()
         if self.event is None:
             self.event = self.device.event()
-        with self.here:
+        with self.context:
             status = driver.cuEventRecord.unchecked(self.event, self.c_handle)
         if status:
             self._miss()
@@ -169,7 +169,7 @@ class ExternalStream(Stream):
                     self.refuse_blind()
                 return
             if self.event is not None:
-                with self.device.here if (handle.value or 0) in DEFAULTS else NULL_CONTEXT:
+                with self.device.context if (handle.value or 0) in DEFAULTS else NULL_CONTEXT:
                     status = driver.cuStreamWaitEvent.unchecked(handle, self.event, 0)
                 if status:
                     self.device.fail(status, "cuStreamWaitEvent")

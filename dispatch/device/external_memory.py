@@ -49,7 +49,7 @@ def from_dlpack(source: Any) -> Tensor:
     kind, number = dlpack.place_of(source)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
-        with home.here:  # torch gives memory of its current GPU only
+        with home.context:  # torch gives memory of its current GPU only
             taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
     elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
         home = device("host")

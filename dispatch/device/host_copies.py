@@ -51,7 +51,7 @@ class HostCopies:
     def _is_locked(self, address: int) -> bool:
         """Whether the driver knows the memory at an address, and copies from it later: ours, or another library's."""
         kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        with self._device.here:
+        with self._device.context:
             status = driver.cuPointerGetAttribute.unchecked(
                 ctypes.byref(kind), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
             )
@@ -127,7 +127,7 @@ class HostCopies:
         """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
         if array.size == 0:
             return
-        with self._device.here:
+        with self._device.context:
             self._copy_here(stream, ptr, pitch, array, into=into)
 
     def _copy_here(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:

@@ -35,7 +35,7 @@ class _Page:
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self.base, self.nbytes = 0, nbytes
         where = ctypes.c_void_p()
-        with device.here, relaxed():
+        with device.context, relaxed():
             status = driver.cuMemHostAlloc.unchecked(ctypes.byref(where), ctypes.c_size_t(nbytes), PORTABLE)
         if status == 2:  # CUDA_ERROR_OUT_OF_MEMORY
             raise OutOfMemory(f"the host has not {nbytes / 2**20:,.0f} MiB of memory that can be locked for {device}")

@@ -93,7 +93,7 @@ class Releases:
     def free(self, storage: Storage) -> None:
         """Free memory of the pool behind all its users, those of other libraries included; a little later."""
         writer = storage.writer
-        if writer.foreign or storage.readers or storage.lent:
+        if writer.external or storage.readers or storage.lent:
             self._held.append(Held.of(storage))
         else:
             self._dead.append((storage.base, writer))
@@ -137,7 +137,7 @@ class Releases:
     def _free_dead(self) -> None:
         while self._dead:
             ptr, stream = self._dead.popleft()
-            if stream.foreign:  # by now somebody else knows it, and may be capturing it
+            if stream.external:  # by now somebody else knows it, and may be capturing it
                 self._held.append(Held(ptr, None, 0, {stream}, {}))
                 continue
             handle = self.side.c_handle if stream.closed else stream.c_handle
@@ -200,11 +200,11 @@ class Releases:
     def _free_there(self, held: Held, user: Stream) -> bool:
         """Free on the only stream that memory was used on, where this thread is on that, too: it comes back at once."""
         if not isinstance(user, ExternalStream):
-            if user.closed or (user.foreign and user.is_capturing()):
+            if user.closed or (user.external and user.is_capturing()):
                 return False
         elif not user.is_current or user.blind or user.is_capturing():
             return False
-        with user.here:
+        with user.context:
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(held.ptr), user.c_handle)
         return True
 
@@ -215,7 +215,7 @@ class Releases:
                 self._behind_event(held, self._device.recorded(self.side), None)
             return True
         if not isinstance(user, ExternalStream):
-            return not (user.foreign and user.is_capturing()) and self._behind_stream(held, user)
+            return not (user.external and user.is_capturing()) and self._behind_stream(held, user)
         if not user.lock.acquire(blocking=False):  # its holder may wait for what this thread holds
             return False
         try:

@@ -62,7 +62,7 @@ class Storage:
                 stream.wait_for_uses(self.writer)
                 self.readers = {*self.readers, stream}
                 self.owner = None
-            order.epoch += 1
+            order.sync_epoch += 1
 
     def is_behind(self, stream: Stream) -> bool:
         """Whether what is enqueued on `stream` is behind the last write already."""

@@ -40,7 +40,7 @@ class Current(threading.local):
 
     def __init__(self) -> None:
         self.executor: ExecutorLike | None = None
-        self.homes: dict[Device, Stream] = {}
+        self.own_streams: dict[Device, Stream] = {}
         self.per_thread: dict[Device, Stream] = {}  # handle 2 means this thread's own default stream
         self.executors: dict[Stream, ExecutorLike] = {}
         self.entered: list[ExecutorLike | None] = []
@@ -56,14 +56,14 @@ DEFAULTS = (0, 1, 2)  # handles that are no objects: they mean a default stream 
 class Order:
     """Counts what may change the order that a bound call relies on, so that it need not look at its tensors each time.
 
-    `epoch` moves on when a storage changes its owner, when a stream becomes known to others, and when an executor ends.
-    A race between two threads that count is harmless: the epoch still differs from the one remembered.
+    `sync_epoch` moves on when a storage changes its owner, when a stream becomes known to others, and when an executor
+    ends. A race between two threads that count is harmless: it still differs from the one remembered.
     """
 
-    __slots__ = ("epoch",)
+    __slots__ = ("sync_epoch",)
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.sync_epoch = 0
 
 
 order = Order()
@@ -107,18 +107,19 @@ class Stream:
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
     Made by `Device.stream()`; `Stream.from_handle` gives another library's, an ExternalStream (external.py).
-    `foreign` says that somebody else knows the handle and may be capturing it; only then is that asked before a replay.
-    `with stream.here:` is for calls that take its handle: a default stream is this one only in its device's context.
+    `external` says that somebody else knows the handle, though it be ours, and may be capturing it; only then is that
+    asked before a replay. `with stream.context:` is for calls that take its handle: a default stream is this one only
+    in its device's context.
     """
 
-    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "device", "foreign", "here")
+    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external")
 
     def __init__(self, device: Device, handle: int, *, owned: bool) -> None:
         self.device = device
         self.c_handle = ctypes.c_void_p(handle)
         self.closed = False
-        self.foreign = not owned
-        self.here = NULL_CONTEXT if owned or handle not in DEFAULTS or device.is_alone else device.here
+        self.external = not owned
+        self.context = NULL_CONTEXT if owned or handle not in DEFAULTS or device.is_alone else device.context
         self._owned = owned
 
     @classmethod
@@ -140,22 +141,22 @@ class Stream:
     @property
     def handle(self) -> int:
         """The `cudaStream_t` as an integer, to be given to other libraries."""
-        self._become_foreign()
+        self._become_external()
         return self.c_handle.value or 0
 
-    def _become_foreign(self) -> None:
-        if not self.foreign:
-            self.foreign = True  # from now on somebody else may begin a capture on it
-            order.epoch += 1
+    def _become_external(self) -> None:
+        if not self.external:
+            self.external = True  # from now on somebody else may begin a capture on it
+            order.sync_epoch += 1
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
         if self.device.is_host or self.closed:
             return
-        if self.foreign and self.is_capturing():
+        if self.external and self.is_capturing():
             hint = "wait for a launch of the graph, once the capture has ended"
             raise BadRequest("stream", "a stream under capture", "one whose work is run", hint)
-        with relaxed(), self.here:
+        with relaxed(), self.context:
             status = driver.cuStreamSynchronize.unchecked(self.c_handle)
         if status:
             self.device.fail(status, "cuStreamSynchronize")
@@ -164,9 +165,9 @@ class Stream:
         """Whether all that was enqueued here is done; raises what it ended in. What is captured is not run as yet."""
         if self.device.is_host or self.closed:
             return True
-        if self.foreign and self.is_capturing():
+        if self.external and self.is_capturing():
             return False
-        with relaxed(), self.here:
+        with relaxed(), self.context:
             status = driver.cuStreamQuery.unchecked(self.c_handle)
         if status and status != NOT_READY:
             self.device.fail(status, "cuStreamQuery")
@@ -179,8 +180,8 @@ class Stream:
         """
         if other is self or other.closed or self.device.is_host:
             return
-        if other.foreign and other.is_capturing():
-            self._become_foreign()
+        if other.external and other.is_capturing():
+            self._become_external()
         self.wait_for_handle(other.c_handle)
 
     def wait_for_uses(self, other: Stream) -> None:
@@ -191,12 +192,12 @@ class Stream:
         """
         if other is self or other.closed or self.device.is_host:
             return
-        mine = Stream.capture(self) if self.foreign else 0  # whoever enqueues here says that it is alive
+        mine = Stream.capture(self) if self.external else 0  # whoever enqueues here says that it is alive
         if mine:
             if other.capture() != mine:
                 other.finish_uses()
                 return
-        elif other.foreign and other.capture():
+        elif other.external and other.capture():
             raise BadRequest(
                 "stream", f"{self!r}, where nothing is captured", f"{other!r}, where an operand's use is under capture"
             )
@@ -204,10 +205,10 @@ class Stream:
 
     def capture(self) -> int:
         """The number of the capture that this stream is in now; 0 where it is in none."""
-        if self.device.is_host or self.closed or not (self.foreign and self.is_capturing()):
+        if self.device.is_host or self.closed or not (self.external and self.is_capturing()):
             return 0
         number = ctypes.c_uint64()
-        with self.here:
+        with self.context:
             status = driver.cuStreamGetCaptureInfo.unchecked(
                 self.c_handle, ctypes.byref(ctypes.c_int()), ctypes.byref(number), None, None, None, None
             )
@@ -217,7 +218,7 @@ class Stream:
 
     def wait_for_event(self, event: ctypes.c_void_p) -> None:
         """Let what is enqueued here from now on wait for what an event was recorded behind."""
-        with self.here:
+        with self.context:
             status = driver.cuStreamWaitEvent.unchecked(self.c_handle, event, 0)
         if status:
             self.device.fail(status, "cuStreamWaitEvent")
@@ -235,7 +236,7 @@ class Stream:
         if self.device.is_host:
             return False
         state = ctypes.c_int()
-        with self.here:
+        with self.context:
             status = driver.cuStreamIsCapturing.unchecked_holding_gil(self.c_handle, ctypes.byref(state))
         if status == IMPLICIT:
             return True
@@ -253,7 +254,7 @@ class Stream:
             raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
 
     def close(self) -> None:
-        """Wait for the stream and destroy it (a foreign handle is only let go); a second call does nothing."""
+        """Wait for the stream and destroy it (another library's handle is only let go); a second call does nothing."""
         if self.closed or self.device.is_host:  # there is but one on the host
             return
         self.synchronize()
@@ -317,7 +318,7 @@ IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the legacy stream, besi
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
     """Record an event on one stream and let the other wait for it."""
     if (before.value or 0) in DEFAULTS or (after.value or 0) in DEFAULTS:
-        with device.here:
+        with device.context:
             _wait(device, before, after)
     else:
         _wait(device, before, after)

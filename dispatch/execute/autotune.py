@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["OperandCopies", "fastest", "steadiest"]
+__all__ = ["OperandCopies", "fastest", "pick_fastest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
 FINALISTS = 4  # of the first race that run in the others
@@ -52,10 +52,10 @@ class OperandCopies:
 
     def _copy(self, request: Request, operands: dict[str, Tensor]) -> tuple[Any, tuple[Argument, ...]]:
         outputs = self._executor.outputs(request)
-        twins = {name: self._executor.twin(tensor) for name, tensor in operands.items()}
-        if "c" in twins and "out" in operands and operands["c"].ptr == operands["out"].ptr:
-            twins["out"] = twins["c"]
-        copied = request.replace(**twins) if twins else request
+        clones = {name: self._executor.clone(tensor) for name, tensor in operands.items()}
+        if "c" in clones and "out" in operands and operands["c"].ptr == operands["out"].ptr:
+            clones["out"] = clones["c"]
+        copied = request.replace(**clones) if clones else request
         return (copied, outputs), copied.arguments(outputs)
 
     def arguments(self, turn: int) -> tuple[Argument, ...]:
@@ -75,24 +75,22 @@ def fastest(
     own choice, runs in every race: how the others did against it there is what counts.
     """
     bar = _progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
-    rehearsals = [OperandCopies(executor, request)]
-    times = _race(executor, rehearsals[0], run, range(count), bar)
+    copies = [OperandCopies(executor, request)]
+    times = _race(executor, copies[0], run, range(count), bar)
     finalists = sorted(times, key=times.__getitem__)[:FINALISTS]
     ratios = {number: [times[number] / times[0]] for number in finalists}
     for _ in range(RACES):
         try:
-            rehearsals.append(
-                OperandCopies(executor, request)
-            )  # the others keep their memory, so that this gets another
+            copies.append(OperandCopies(executor, request))  # the others keep their memory, so that this gets another
         except OutOfMemory:
             break  # large operands on a small GPU: what has been seen must do
-        again = _race(executor, rehearsals[-1], run, sorted({0, *ratios}), bar)
+        again = _race(executor, copies[-1], run, sorted({0, *ratios}), bar)
         ratios = {number: [*seen, again[number] / again[0]] for number, seen in ratios.items() if number in again}
     bar.close()
-    return steadiest(ratios)
+    return pick_fastest(ratios)
 
 
-def steadiest(ratios: Mapping[int, Sequence[float]]) -> int:
+def pick_fastest(ratios: Mapping[int, Sequence[float]]) -> int:
     """The candidate to take, by each one's times in the races over the first candidate's.
 
     That is the one with the least mean, if it was faster than the first by more than the noise on the whole and slower
@@ -105,7 +103,7 @@ def steadiest(ratios: Mapping[int, Sequence[float]]) -> int:
 
 def _race(
     executor: CudaExecutor,
-    rehearsal: OperandCopies,
+    copies: OperandCopies,
     run: Callable[[int, tuple[Argument, ...]], None],
     numbers: Iterable[int],
     bar: Any,
@@ -119,9 +117,9 @@ def _race(
     timer = _Timer(executor)
     graphs: dict[int, tuple[Any, int]] = {}
     for number in numbers:
-        once = timer.time(partial(run, number, rehearsal.arguments(0)))
-        runs = max(rehearsal.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
-        burst = partial(_burst, run, number, rehearsal, runs)
+        once = timer.time(partial(run, number, copies.arguments(0)))
+        runs = max(copies.turns, min(MAX_RUNS, int(BURST_SECONDS / once)))
+        burst = partial(_burst, run, number, copies, runs)
         graphs[number] = executor.capture(burst) or _Plain(burst), runs
         bar.update(1)
     for _ in range(math.ceil(WARM_SECONDS / (BURST_SECONDS * len(graphs)))):
@@ -142,9 +140,9 @@ def _race(
     return {number: medians[number] for number in times}
 
 
-def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, rehearsal: OperandCopies, runs: int) -> None:
+def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, copies: OperandCopies, runs: int) -> None:
     for turn in range(runs):
-        run(number, rehearsal.arguments(turn))
+        run(number, copies.arguments(turn))
 
 
 class _Plain:

@@ -41,7 +41,7 @@ class Bound:
             executor.check()
         if self.arguments is not None:
             replay = self.plan.replays.get(self.arguments)
-            if replay is not None and not executor.stream.foreign:
+            if replay is not None and not executor.stream.external:
                 executor.launch(replay, self.reads, self.writes)
             else:
                 executor.enqueue(self.plan, self.arguments, self.reads, self.writes)

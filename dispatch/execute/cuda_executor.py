@@ -68,7 +68,7 @@ class CudaExecutor(Executor):
 
     def _make(self, request: Request) -> Plan:
         # What rows make, handles and events and modules, belongs to the current context.
-        with self.device.here, relaxed(), self.preparing():
+        with self.device.context, relaxed(), self.preparing():
             return super()._make(request)
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class CudaExecutor(Executor):
         """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
-        here, mode = self.device.here, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
-        status = here.push()
+        context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
+        status = context.push()
         if status:
             self.device.fail(status, "cuCtxPushCurrent")
         exchange = exchange_mode()
@@ -145,7 +145,7 @@ class CudaExecutor(Executor):
             plan.enqueue(arguments)
         finally:
             exchange(mode)
-            here.pop()
+            context.pop()
 
     def _enqueue_captured(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
@@ -165,7 +165,7 @@ class CudaExecutor(Executor):
             for storage in storages:
                 storage.owner = storage.writer = self.stream
                 storage.readers = NOBODY
-            order.epoch += 1
+            order.sync_epoch += 1
         ours = [storage for storage in storages if storage.keep is None]
         made = (self._workspace, *self._pages, *self._zeros)
         self.device.graphs.keep(self.stream, plan, *made, *ours)
@@ -184,7 +184,7 @@ class CudaExecutor(Executor):
     @property
     def captured(self) -> bool:
         """Whether the caller records this stream into a graph of its own: then only plain calls may go on it."""
-        return self.stream.foreign and self.stream.is_capturing()
+        return self.stream.external and self.stream.is_capturing()
 
     def refuse_capture(self, what: str) -> None:
         """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph."""
@@ -217,15 +217,15 @@ class CudaExecutor(Executor):
     def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
         """Record what plans of this executor enqueue; None where others ended each recording of it."""
         device, replay = self.device, None
-        with device.here, relaxed():
+        with device.context, relaxed():
             recorder = self._recorder or device.stream()
             self._recorder = None  # unless it ends well
             replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holds_gil=self.holds_gil)
         if replay is None:
             return None
         self._recorder = recorder
-        if self.stream.here is not NULL_CONTEXT:
-            replay.launch = partial(_launch_on_default, self.stream.here, replay.launch)
+        if self.stream.context is not NULL_CONTEXT:
+            replay.launch = partial(_launch_on_default, self.stream.context, replay.launch)
         return replay
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
@@ -281,19 +281,19 @@ class CudaExecutor(Executor):
     def write(self, address: int, value: complex, dtype: Dtype) -> None:
         """Write one number to device memory, on this executor's stream."""
         number = np.array(value, dtype.numpy)
-        with self.device.here:
+        with self.device.context:
             driver.cuMemcpyHtoDAsync(address, number.ctypes.data, number.nbytes, self.stream.c_handle.value)
             self.stream.synchronize()
 
     def zeros(self, nbytes: int) -> int:
         """The address of so many bytes of zeros, which nobody may write."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
-            with self.preparing(), self.device.here:
+            with self.preparing(), self.device.context:
                 self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
                 driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
         return self._zeros[-1].ptr
 
-    def twin(self, tensor: Tensor) -> Tensor:
+    def clone(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor in memory of its own: of the same strides, and as far from a multiple of `APART` bytes."""
         layout = tensor.layout
         size, beside = layout.high - layout.low, (tensor.ptr + layout.low) % APART
@@ -302,7 +302,7 @@ class CudaExecutor(Executor):
         copy = Tensor(storage, ptr, self.device.layout(layout.dtype, layout.shape, layout.strides, ptr))
         tensor.storage.use(self.stream, write=False)
         if size:
-            with self.device.here:
+            with self.device.context:
                 driver.cuMemcpyDtoDAsync(ptr + layout.low, tensor.ptr + layout.low, size, self.stream.c_handle.value)
         return copy
 
@@ -337,7 +337,7 @@ def executor_on(stream: Stream) -> CudaExecutor:
     return CudaExecutor(stream) if stream.is_ours else ExternalExecutor(stream)
 
 
-def _launch_on_default(here: AbstractContextManager[None], launch: Callable[[], int]) -> int:
+def _launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
     """Launch on a default stream, which is the executor's only in its device's context."""
-    with here:
+    with context:
         return launch()

@@ -107,7 +107,7 @@ class Executor:
     def lose(self) -> None:
         """End the executor of a device that is lost: nothing is given back to a library, which could not take it."""
         self.closed = True
-        order.epoch += 1  # bound calls look again, and find it closed
+        order.sync_epoch += 1  # bound calls look again, and find it closed
         self.forget()
 
     def forget(self) -> None:

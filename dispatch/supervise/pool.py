@@ -271,8 +271,8 @@ class WorkerPool(Room, Circuit):
         self.join()
 
     def is_own_thread(self) -> bool:
-        here = threading.current_thread()
-        return any(queue.worker is not None and queue.worker.thread is here for queue in self.queues)
+        current = threading.current_thread()
+        return any(queue.worker is not None and queue.worker.thread is current for queue in self.queues)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for all workers, their successors included; one of them cannot, and does not."""

@@ -154,16 +154,16 @@ def ask(pid: int) -> list[dict[str, Any]]:
     PermissionError where none answers, but somebody else in its name.
     """
     answers: list[dict[str, Any]] = []
-    foreign: PermissionError | None = None
+    refused: PermissionError | None = None
     for name in boards(pid):
         try:
             facts = _ask(name, pid)
         except PermissionError as error:  # noqa: PERF203  # a handful of names
-            foreign = error
+            refused = error
         else:
             answers += [] if facts is None else [facts]
-    if foreign is not None and not answers:
-        raise foreign
+    if refused is not None and not answers:
+        raise refused
     return answers
 
 

@@ -201,7 +201,7 @@ def test_streams_of_a_closed_device_are_destroyed_before_its_context_goes(driver
         stream.close()
         del stream, x, dev
         current.executors.clear()
-        current.homes.clear()
+        current.own_streams.clear()
         current.executor = None
         gc.collect()
         assert not late

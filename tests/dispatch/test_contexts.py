@@ -49,7 +49,7 @@ def do_everything(dev):
     assert np.array_equal(zeros.copy_from_async(source).result().numpy_async().result(), values)
     here = dev.executor()
     for view in (tensor, tensor[::-1], tensor[:, ::-2], tensor[1:, 2:], tensor[:0], dev.array(3.5)):
-        copy = here.twin(view)
+        copy = here.clone(view)
         assert np.array_equal(copy.numpy(), view.numpy())
         assert copy.layout is view.layout, "a plan is found by the layout"
     assert here.scalar(2.0, F32)
@@ -71,7 +71,7 @@ def use_a_default_stream(driver, dev, handle):
         assert tensor.numpy_async().result().all()
         dev.zeros(SHAPE)  # freed there
     for state in (driver.busy, driver.captured):
-        state.add(int(dev.here.handle))
+        state.add(int(dev.context.handle))
     assert not theirs.done()
     assert theirs.is_capturing()
     dev.park(Storage(dev, tensor.ptr, 0, theirs, lambda _: None, [tensor]))  # as if it were another library's

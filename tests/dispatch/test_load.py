@@ -172,8 +172,8 @@ def test_after_what_has_ended_there_is_nothing_to_wait_for(probe):
         assert first.result(PATIENCE) == 1
         assert sup.submit(probe(lambda: 2), worker=1, after=[first]).result(PATIENCE) == 2
         hold = held(other, probe)
-        foreign = other.submit(probe(lambda: 3))
-        late = sup.submit_many([probe(lambda: 4), probe(lambda: 5)], after=foreign)
+        elsewhere = other.submit(probe(lambda: 3))
+        late = sup.submit_many([probe(lambda: 4), probe(lambda: 5)], after=elsewhere)
         hold.release.set()
         assert [future.result(PATIENCE) for future in late] == [4, 5]
 

@@ -46,7 +46,7 @@ class Driver:
 
 class Gpu:
     alive = True
-    here = nullcontext()
+    context = nullcontext()
 
     def __init__(self):
         self.kept, self.recycled = [], []

@@ -95,7 +95,7 @@ def test_what_is_used_on_streams_in_turn_is_behind_each_of_them(driver, run):
         tensor = dev.zeros(SHAPE)
         for handle in (*handles, *handles):
             with Stream.from_handle(dev, handle):
-                copy = dev.executor().twin(tensor)
+                copy = dev.executor().clone(tensor)
                 dev.fill_zero(copy)
         for handle in handles:
             driver.end_theirs(handle)
@@ -578,7 +578,7 @@ def test_memory_used_on_a_stream_of_ours_that_the_caller_captures_waits_for_the_
             one, other = dev.zeros(SHAPE), dev.zeros(SHAPE)
         dev.fill_zero(other)
         with ours:
-            dev.executor().twin(other)
+            dev.executor().clone(other)
         driver.begin_capture(ours.handle)
         del one, other
         dev.bytes_in_use()
@@ -643,9 +643,9 @@ def test_a_stream_of_ours_that_waits_for_a_captured_one_goes_into_its_graph(driv
             before = dev.zeros(SHAPE)
         number = driver.begin_capture(handle)
         with Stream.from_handle(dev, handle) as theirs:
-            epoch = order.epoch
+            epoch = order.sync_epoch
             ours.wait_for(theirs)
-            assert order.epoch > epoch, "what was prepared there looks again"
+            assert order.sync_epoch > epoch, "what was prepared there looks again"
             with ours:
                 made = dev.zeros(SHAPE)
                 assert dev.executor().captured
@@ -1080,7 +1080,7 @@ class Walk:
         tensor = self.a_tensor()
         if tensor is not None and not self.is_captured():
             try:
-                self.tensors.append(self.dev.executor().twin(tensor))
+                self.tensors.append(self.dev.executor().clone(tensor))
             except BadRequest:
                 assert self.may_refuse()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
-from dispatch.execute.autotune import steadiest
+from dispatch.execute.autotune import pick_fastest
 from dispatch.execute.private_files import cache_folder
 
 if TYPE_CHECKING:
@@ -243,4 +243,4 @@ RACES = {
 
 @pytest.mark.parametrize(("ratios", "taken"), RACES.values(), ids=RACES.keys())
 def test_another_algorithm_is_taken_only_where_it_is_always_as_fast(ratios, taken):
-    assert steadiest(ratios) == taken
+    assert pick_fastest(ratios) == taken

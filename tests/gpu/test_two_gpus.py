@@ -25,7 +25,7 @@ TOLERANCE = 1e-5  # of the largest element: f32 sums of 96 products differ by so
 
 def choose(dev):
     """What `torch.cuda.set_device` does."""
-    driver.cuCtxSetCurrent(dev.here.handle)
+    driver.cuCtxSetCurrent(dev.context.handle)
 
 
 def chosen():

@@ -31,7 +31,7 @@ def handle_of(executor: CudaExecutor) -> Any:
 
 def _made(device: CudaDevice) -> Any:
     handle = lt.cublasLtHandle_t()
-    with device.here:
+    with device.context:
         lt.cublasLtCreate(handle)
     return handle
 

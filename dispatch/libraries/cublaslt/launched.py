@@ -69,7 +69,7 @@ def kernels(executor: CudaExecutor, call: Callable[[], int]) -> tuple[str, ...] 
 
     The call is recorded on a stream of its own; its operands' addresses may be any.
     """
-    with executor.device.here:
+    with executor.device.context:
         for _ in range(TRIES):
             with executor.device.recordings.one():
                 graph = _recorded(executor, call, _recorder(executor))

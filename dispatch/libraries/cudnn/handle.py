@@ -58,7 +58,7 @@ class Handle:
         try:
             self.c_handle, _ = executor.device.idle["cudnn"].pop()
         except IndexError:
-            with executor.device.here, relaxed():
+            with executor.device.context, relaxed():
                 cudnn.cudnnCreate(self.c_handle)
         else:
             executor.stream.wait_for_uses(executor.device.releases.side)

@@ -1,7 +1,8 @@
 """Compiled kernels on disk: one file each, private to the user, written atomically, and read only if it proves sound.
 
 compile.py asks here before it compiles, and stores what it has compiled; `python -m dispatch cache` lists, exports and
-imports. An entry carries its own digest, so that a damaged or foreign file is taken for none and rebuilt.
+imports. An entry carries its own digest, so that a damaged file, or somebody else's, is taken for none
+and rebuilt.
 """
 
 from __future__ import annotations

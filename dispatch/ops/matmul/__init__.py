@@ -121,7 +121,7 @@ def _matmul(
     )
     reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
     replay = shortcut.plan.replays.get(arguments)
-    if replay is not None and not executor.stream.foreign:
+    if replay is not None and not executor.stream.external:
         executor.launch(replay, reads, writes)
     elif replay is None and may_overlap(reads, writes):
         return _by_request(None, a, b, given)  # looks closely, and explains

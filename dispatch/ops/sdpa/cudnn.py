@@ -78,7 +78,7 @@ def _apart(request: SdpaRequest, executor: CudaExecutor, row: Row, policy: Polic
 def _numbers(executor: CudaExecutor, numbers: np.ndarray[Any, Any]) -> Tensor:
     """These i64 on the executor's own stream, which need not be the calling thread's current one."""
     made = executor.empty(numbers.shape, (1,), I64)
-    with executor.device.here:
+    with executor.device.context:
         driver.cuMemcpyHtoDAsync(made.ptr, numbers.ctypes.data, numbers.nbytes, executor.stream.c_handle.value)
         executor.stream.synchronize()
     return made

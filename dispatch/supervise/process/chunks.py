@@ -130,10 +130,10 @@ _HINTS = {
 }
 
 
-def gpu_chunk(nbytes: int, props: Any, ordinal: int, here: AbstractContextManager[None]) -> Chunk:
+def gpu_chunk(nbytes: int, props: Any, ordinal: int, context: AbstractContextManager[None]) -> Chunk:
     """A new chunk of a GPU's memory; OutOfMemory where it, or a file descriptor for it, is not to be had."""
     kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    with ExitStack() as undo, here:
+    with ExitStack() as undo, context:
         try:
             handle = driver.cuMemCreate(nbytes, props, 0)
         except CudaError as error:

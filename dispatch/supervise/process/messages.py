@@ -215,7 +215,7 @@ def pack_error(error: BaseException) -> bytes:
     try:
         data = pickle.dumps((error, error.__cause__))
         _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
-    except BaseException:  # noqa: BLE001  # whatever the pickling of a foreign error raises: this one must be told
+    except BaseException:  # noqa: BLE001  # whatever the pickling of another library's error raises: this one must be told
         data = pickle.dumps((WorkerFailed(text), None))
     return pickle.dumps((text, data))
 

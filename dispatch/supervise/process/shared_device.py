@@ -143,10 +143,10 @@ class _Memory(Device):
 
     def executor(self, stream: Stream | None = None) -> Any:
         """The calling thread's executor, which dies with the device; others outlive theirs only with the thread."""
-        here = current.executor
-        if stream is None and here is not None and here.stream.device is self:
-            here.stream.check()
-            return here
+        present = current.executor
+        if stream is None and present is not None and present.stream.device is self:
+            present.stream.check()
+            return present
         executor = getattr(self._local, "executor", None)
         if executor is None or executor.stream.closed or (stream is not None and executor.stream is not stream):
             self.check()
@@ -295,7 +295,7 @@ class SharedCuda(_Memory, CudaDevice):
     def _make_chunk(self, nbytes: int) -> Chunk:
         nbytes = -(-nbytes // self._granularity) * self._granularity
         try:
-            return gpu_chunk(nbytes, self._props, self.ordinal, self.here)
+            return gpu_chunk(nbytes, self._props, self.ordinal, self.context)
         except OutOfMemory as error:
             raise OutOfMemory(f"{self.name} ({self.model}): {error}; {self.memory()}") from error.__cause__
 
@@ -328,7 +328,7 @@ class SharedCuda(_Memory, CudaDevice):
         return super().copy_out(tensor)
 
     def trim(self) -> None:
-        with self.here:
+        with self.context:
             CudaDevice.trim(self)  # first, for what consumers are done with goes back to its chunks by that
             _Memory.trim(self)
 

@@ -209,10 +209,10 @@ def test_a_map_that_does_not_fit_or_has_no_operand_is_none():
     found = learn_from(WORDS, VALUES, cut)
     assert (found.maps, found.pointers) == ((), ((200, "a"),))  # what stands there is an address like any other
 
-    def foreign(data, _given):
+    def from_elsewhere(data, _given):
         data[64:192] = image([0, 0x1234, 0, 0])[64:192]
 
-    assert learn_from(WORDS, VALUES, foreign).maps == ()
+    assert learn_from(WORDS, VALUES, from_elsewhere).maps == ()
 
 
 def test_the_corners_of_a_map_of_volumes_are_three_and_three():

@@ -311,7 +311,9 @@ class Driver:
 def look(call=lambda: 0):
     executor = SimpleNamespace(target=ctypes.c_void_p(3))
     executor = type("Executor", (), vars(executor))()
-    executor.device = SimpleNamespace(here=nullcontext(), stream=lambda: SimpleNamespace(c_handle=ctypes.c_void_p(7)))
+    executor.device = SimpleNamespace(
+        context=nullcontext(), stream=lambda: SimpleNamespace(c_handle=ctypes.c_void_p(7))
+    )
     executor.device.recordings = Recordings()
     targets = []
     names = launched.kernels(executor, lambda: targets.append(executor.target.value) or call())

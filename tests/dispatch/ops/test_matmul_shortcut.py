@@ -43,8 +43,8 @@ class Gpu(HostDevice):
     def __init__(self):
         super().__init__(1)
         self.name, self.arch = "cuda:7", Arch(90)
-        self._stream.foreign = False
-        self.here = NoContext()
+        self._stream.external = False
+        self.context = NoContext()
 
 
 class NotingExecutor(CudaExecutor):

@@ -14,7 +14,7 @@ from dispatch.errors import DeviceFault, WorkerFailed
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
 # A module of requests that raise; `Private` is an error that only the children know.
-FOREIGN = """
+CUSTOM = """
 import os, sys
 import dispatch as dp
 import trouble
@@ -30,8 +30,8 @@ class Mute(Exception):
         raise RuntimeError("it has no words")
     __str__ = __repr__
 
-class Foreign(trouble.Trouble):
-    op = "foreign"
+class Custom(trouble.Trouble):
+    op = "custom"
 
     def describe(self):
         if self.once == "mute":
@@ -45,7 +45,7 @@ class Foreign(trouble.Trouble):
             raise RuntimeError("it has no outputs here")
         return {{"made": ((8,), (1,), F32)}}
 
-class ForeignPlan(Plan):
+class CustomPlan(Plan):
     __slots__ = ()
 
     def run(self, request, outputs):
@@ -59,27 +59,27 @@ class ForeignPlan(Plan):
             "private": lambda: Private("of the child alone"),
         }}[request.kind]()
 
-ROW = dp.Row("foreign", (F32,), None, (), HOST, HOST, (), "tests", "foreign",
-             lambda request, executor, row: ForeignPlan(row, capture_safe=False))
+ROW = dp.Row("custom", (F32,), None, (), HOST, HOST, (), "tests", "custom",
+             lambda request, executor, row: CustomPlan(row, capture_safe=False))
 dp.register(ROW)
 """
 
 
 @pytest.fixture
-def foreign(trouble, tmp_path, monkeypatch):
+def custom(trouble, tmp_path, monkeypatch):
     """The module, which the children import too."""
     assert trouble.__name__ == "trouble"  # by which the module finds it
-    (tmp_path / "foreign.py").write_text(FOREIGN.format(parent=os.getpid()))
+    (tmp_path / "custom.py").write_text(CUSTOM.format(parent=os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("foreign")
+    module = importlib.import_module("custom")
     yield module
     dp.TABLE.unregister(module.ROW)
-    del sys.modules["foreign"]
+    del sys.modules["custom"]
 
 
 @pytest.fixture
-def sup(foreign):
-    made = dp.Supervisor("host", isolation="process", streams=1, setup=(foreign.__name__,), max_seconds=1000)
+def sup(custom):
+    made = dp.Supervisor("host", isolation="process", streams=1, setup=(custom.__name__,), max_seconds=1000)
     yield made
     made._pool.end(3, WorkerFailed("the test is over"))
     made.close(wait=False)
@@ -92,9 +92,9 @@ def operands(sup):
 
 
 @pytest.mark.parametrize("kind", ["EOFError", "ConnectionError", "long", "mute", "private"])
-def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, foreign, trouble, kind):
+def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, custom, trouble, kind):
     child = sup._pool._child
-    guilty = sup.submit(foreign.Foreign(kind, *operands(sup)))
+    guilty = sup.submit(custom.Custom(kind, *operands(sup)))
     others = [sup.submit(trouble.Trouble("fine", *operands(sup))) for _ in range(3)]
     error = guilty.exception(PATIENCE)
     assert isinstance(error, WorkerFailed)
@@ -103,8 +103,8 @@ def test_whatever_a_request_raises_costs_its_future_and_no_child(sup, foreign, t
     assert sup._pool._child is child
 
 
-def test_a_request_without_words_whose_child_dies_costs_no_other(sup, foreign, trouble):
-    guilty = sup.submit(foreign.Foreign("die", *operands(sup), "mute"))
+def test_a_request_without_words_whose_child_dies_costs_no_other(sup, custom, trouble):
+    guilty = sup.submit(custom.Custom("die", *operands(sup), "mute"))
     other = sup.submit(trouble.Trouble("fine", *operands(sup)))
     error = guilty.exception(PATIENCE)
     assert isinstance(error, DeviceFault)
@@ -112,8 +112,8 @@ def test_a_request_without_words_whose_child_dies_costs_no_other(sup, foreign, t
     assert other.exception(PATIENCE) is None
 
 
-def test_a_request_that_cannot_say_in_the_child_what_it_makes_fails(sup, foreign, trouble):
-    guilty = sup.submit(foreign.Foreign("outputs", sup.device.array(np.ones(8, np.float32)), sup.device.zeros(8)))
+def test_a_request_that_cannot_say_in_the_child_what_it_makes_fails(sup, custom, trouble):
+    guilty = sup.submit(custom.Custom("outputs", sup.device.array(np.ones(8, np.float32)), sup.device.zeros(8)))
     other = sup.submit(trouble.Trouble("fine", *operands(sup)))
     error = guilty.exception(PATIENCE)
     assert isinstance(error, WorkerFailed)
