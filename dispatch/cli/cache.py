@@ -1,7 +1,8 @@
 """`python -m dispatch cache [list | clear | path | warm | export FILE | import FILE]`: what is kept on disk.
 
-That is what autotune has found (`autotune.py` writes it) and the compiled kernels of CUTLASS (`cutlass/store.py`). This
-room looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in packs.
+That is what autotune has found (`autotune.py` writes it) and the compiled kernels of CUTLASS (`libraries/cutlass`).
+This command looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in
+packs.
 """
 
 from __future__ import annotations

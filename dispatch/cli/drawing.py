@@ -24,7 +24,7 @@ __all__ = ["Drawing"]
 
 @dataclass(frozen=True)
 class Drawing:
-    """The fields of a graph's request as words can say them; making one gives the request.
+    """The fields of a graph's request as words can say them; `request` makes it.
 
     Attributes:
         x, y, z: the operands.
@@ -46,12 +46,6 @@ class Drawing:
     out_dtype: Any = None
     tf32: bool = False
     deterministic: bool = False
-
-    def __new__(cls, **fields: Any) -> Any:
-        """The request that draws this."""
-        drawing = object.__new__(cls)
-        drawing.__init__(**fields)  # type: ignore[misc]  # a request is returned, so that Python does not call it
-        return drawing.request()
 
     def request(self) -> GraphRequest:
         """The graph with its operands."""

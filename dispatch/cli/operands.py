@@ -83,8 +83,8 @@ class Call:
 
     def fill(self) -> dict[str, Spec]:
         """All operands, those that were left out included."""
-        if self.kind.__name__ in FILL:
-            FILL[self.kind.__name__](self)
+        for base in self.kind.__mro__:
+            FILL.get(base.__name__, _nothing)(self)
         for name in self.required:
             first = self.specs.get(self.required[0], Spec())
             if first.shape is None:
@@ -142,6 +142,10 @@ class Call:
 
 
 # -- what follows from other operands ---------------------------------------------------------------------------------
+def _nothing(_: Call) -> None:
+    pass
+
+
 def _product(call: Call) -> None:
     """A and B of 256 by 256; bias, aux and scale factors where the epilogue and the modes want them."""
     *batch, m, k = call.want("a", (256, 256))
@@ -277,23 +281,15 @@ def _alignments(call: Call) -> None:
         call.want(name, (sequences,), I32)
 
 
-FILL: dict[str, Callable[[Call], Any]] = {
+FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or of what several derive from
     "MatmulRequest": _product,
     "CutlassGemmRequest": _product,
-    "CutlassGroupedGemmRequest": _groups,
-    "ConvFwdRequest": _both,
-    "ConvBwdDataRequest": _both,
-    "ConvBwdFilterRequest": _both,
-    "CutlassConvFwdRequest": _both,
-    "CutlassConvBwdDataRequest": _both,
-    "CutlassConvBwdFilterRequest": _both,
-    "RnnRequest": _network,
-    "RnnBwdDataRequest": _network,
-    "RnnBwdWeightsRequest": _network,
+    "GroupedMatmulRequest": _groups,
+    "ConvRequest": _both,
+    "RnnBase": _network,
     "DropoutRequest": _states,
     "DropoutBwdRequest": _dropped,
-    "NormFwdRequest": _norm,
-    "NormBwdRequest": _norm,
+    "NormRequest": _norm,
     "PoolingBwdRequest": _pooled,
     "SdpaBwdRequest": _attention,
     "CtcRequest": _alignments,

@@ -8,10 +8,11 @@ the table's columns are asked without tensors; the rules of its rows, which need
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
+from dispatch.cli.drawing import Drawing
 from dispatch.cli.operands import tensor_of
 from dispatch.cli.request_flags import Partial, Spec
 from dispatch.core.request import Request, Signature
@@ -37,13 +38,11 @@ def request_class(op: str) -> type[Any] | None:
     """The class of an op's requests; None where there is none."""
     if not TABLE.of(op):  # which imports the op's family
         return None
-    from dispatch.cli.drawing import Drawing
-
     left: list[type[Any]] = [Request]
     found: list[type[Any]] = []
     for kind in left:
         left += kind.__subclasses__()
-        if getattr(kind, "op", None) == op and not inspect.isabstract(kind):
+        if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
             found.append(kind)
     return Drawing if GraphRequest in found else next(iter(found), None)
 
@@ -79,7 +78,8 @@ def _requests(call: Call) -> Iterator[Any]:
 
 def _request(call: Call, specs: dict[str, Spec]) -> Any:
     try:
-        return call.kind(**_fields(call, {name: tensor_of(spec) for name, spec in specs.items()}))
+        made = call.kind(**_fields(call, {name: tensor_of(spec) for name, spec in specs.items()}))
+        return made.request() if isinstance(made, Drawing) else made
     except BadRequest as error:
         known = error.operand.partition(".")[0] in call.fields
         flag = f"--{error.operand.replace('_', '-')}" if known else error.operand

@@ -142,8 +142,8 @@ class Row:
         )
 
 
-def _without(waiting: dict[str, str], room: str) -> dict[str, str]:
-    return {op: other for op, other in waiting.items() if other != room}
+def _without(unloaded: dict[str, str], module: str) -> dict[str, str]:
+    return {op: other for op, other in unloaded.items() if other != module}
 
 
 def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
@@ -173,14 +173,14 @@ def _check_all(rows: Iterable[Row]) -> None:
 class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this library.
 
-    `rooms` names modules whose ROWS follow the given ones, each with its ops. A module is imported when the table is
+    `modules` names those whose ROWS follow the given ones, each with its ops. A module is imported when the table is
     first asked for one of its ops, or for all, so that `import dispatch` and a first product stay quick however many
     families of ops there are.
     """
 
-    def __init__(self, rows: Iterable[Row], rooms: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
-        self._waiting = {op: room for room, ops in rooms.items() for op in ops}  # of rooms that are not in yet
-        self._entering: set[str] = set()
+    def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
+        self._unloaded = {op: module for module, ops in modules.items() for op in ops}
+        self._importing: set[str] = set()
         self.lock = threading.RLock()  # held while rows come in or go
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
@@ -229,8 +229,8 @@ class Table:
         """The rows of an op, those of installed packages included."""
         if not self._loaded:
             self._load()
-        if op in self._waiting:
-            self._enter(self._waiting[op])
+        if op in self._unloaded:
+            self._import(self._unloaded[op])
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
@@ -256,23 +256,23 @@ class Table:
         for text in self.broken:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _enter(self, room: str) -> None:
-        """Add the rows of a room, behind the others."""
+    def _import(self, module: str) -> None:
+        """Add the rows of a module, behind the others."""
         with self.lock:
-            if room in self._entering or room not in self._waiting.values():
+            if module in self._importing or module not in self._unloaded.values():
                 return  # in already, or on its way: one that looks at the table while it is imported sees it so far
-            self._entering.add(room)
+            self._importing.add(module)
             try:
-                further = tuple(import_module(room).ROWS)
+                further = tuple(import_module(module).ROWS)
                 _check_all(further)
                 self._set((*self._rows, *further))
-                self._waiting = _without(self._waiting, room)
+                self._unloaded = _without(self._unloaded, module)
             finally:
-                self._entering.discard(room)
+                self._importing.discard(module)
 
-    def _enter_all(self) -> None:
-        for room in dict.fromkeys(self._waiting.values()):
-            self._enter(room)
+    def _import_all(self) -> None:
+        for module in dict.fromkeys(self._unloaded.values()):
+            self._import(module)
 
     def _load_entries(self) -> None:
         from importlib.metadata import entry_points  # at first use: it costs more than the rest of this file
@@ -304,7 +304,7 @@ class Table:
     def __iter__(self) -> Iterator[Row]:
         if not self._loaded:
             self._load()
-        self._enter_all()
+        self._import_all()
         return iter(self._rows)
 
     def __len__(self) -> int:

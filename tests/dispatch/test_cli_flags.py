@@ -1,6 +1,8 @@
 """The flags of a request class: which there are, how their words are read, and how operands lie."""
 
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -11,7 +13,8 @@ from dispatch.cli.expression import evaluate
 from dispatch.cli.operands import FILL, tensor_of
 from dispatch.cli.probe import request_class
 from dispatch.cli.request_flags import Partial, Spec, documented, hints, reader
-from dispatch.keys import BF16, F16, F32, Compute, Epilogue
+from dispatch.core.operands import Made, OperandRequest, like
+from dispatch.keys import BF16, F16, F32, HOST, Compute, Epilogue
 from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.rnn import RnnMode, RnnRequest
 
@@ -35,7 +38,7 @@ def test_every_field_of_a_request_class_is_a_flag_with_a_word_about_it(op, capsy
 
 
 def test_what_is_filled_in_is_of_classes_that_there_are():
-    known = {kind.__name__ for op in dp.TABLE.ops if (kind := request_class(op))}
+    known = {base.__name__ for op in dp.TABLE.ops if (kind := request_class(op)) for base in kind.__mro__}
     assert FILL.keys() <= known
 
 
@@ -133,3 +136,59 @@ def test_an_expression_is_names_numbers_and_calls_alone(text):
 def test_an_expression_is_what_python_makes_of_it():
     names = {"x": 3, "f": lambda *values, by=1: sum(values) * by}
     assert evaluate(" f(x, -2, 1.5, by=x) / 2 + x * x - 1", names) == 11.75
+
+
+# -- the op of a user -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Scaled(OperandRequest):
+    """y = x times a whole number.
+
+    Attributes:
+        x: any tensor.
+        times: the number.
+    """
+
+    op: ClassVar[str] = "scaled"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+
+    x: dp.Tensor
+    times: int = 2
+    out: dp.Tensor | None = None
+
+    def check_fields(self) -> None:
+        if self.times == 0:
+            raise dp.errors.BadRequest("times", "0", "another number")
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout)}
+
+    def choices(self) -> tuple[int, ...]:
+        return (self.times,)
+
+
+def by_columns(request: Scaled) -> str:
+    """x has dense columns."""
+    return "" if request.x.layout.strides[0] == 1 else "needs x in columns, has rows"
+
+
+@pytest.fixture
+def _scaled() -> Iterator[None]:
+    """A row of the op, which only takes columns."""
+    host = next(row for row in dp.TABLE if row.min_arch == HOST)
+    names = {"op": "scaled", "library": "mine", "function": "scale"}
+    row = replace(host, dtypes=(F32, F32), compute=None, fusion=None, rules=(by_columns,), variant="", **names)
+    dp.register(row)
+    yield
+    dp.TABLE.unregister(row)
+
+
+@pytest.mark.usefixtures("_scaled")
+def test_the_op_of_a_user_is_explained_by_its_own_request_class(capsys):
+    assert main(["explain", "scaled", "--shape", "3x4:f32", "--times", "3", "--arch", "host", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["library"], facts["request"]) == ("mine", "scaled(x f32[3, 4] strides (1, 3), times=3)")
+    assert main(["explain", "scaled", "--shape", "3x4:f32:rows", "--arch", "host"]) == 1
+    assert "needs x in columns, has rows" in capsys.readouterr().out
+    assert main(["explain", "scaled", "--shape", "3x4:f32", "--times", "0", "--arch", "host"]) == 2
+    assert "--times: got 0; expected another number" in capsys.readouterr().err
