@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from cudabind import LIBRARIES, Library, _agree, _bind, _load
+from cudabind import LIBRARIES, Library, _bind, _compat, _load
 from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
@@ -46,7 +46,7 @@ def describe(row: Library) -> dict[str, Any]:
 def unusable(found: dict[str, Any]) -> bool:
     """Whether a library is there but cannot be used, which mere absence is not; an override means to be there."""
     return bool(found["problem"]) and (
-        not found["install"] or _agree.variable(LIBRARIES[found["library"]]) in os.environ
+        not found["install"] or _compat.variable(LIBRARIES[found["library"]]) in os.environ
     )
 
 

@@ -88,7 +88,7 @@ def expected(module: ModuleType, version: str) -> set[str]:
     }
 
 
-class _Verdict(dict[int, None]):
+class _StatusCheck(dict[int, None]):
     """Says None to success, which is 0 in every NVIDIA library, and raises for any other status.
 
     Its `__getitem__` is the `restype` of checked functions: ctypes gives it each status, in C, where `errcheck` or a
@@ -121,7 +121,7 @@ class StatusFunction(_Function, Generic[P]):
         return self._library.error(self, status)
 
     def _checking(self, symbol: Any) -> Callable[..., Any]:
-        symbol.restype = _Verdict(self).__getitem__
+        symbol.restype = _StatusCheck(self).__getitem__
         call: Callable[..., Any] = symbol
         return call
 

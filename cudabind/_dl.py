@@ -1,6 +1,6 @@
 """What the system's loader knows of the libraries in this process: which file a handle is, and what it is linked with.
 
-Asked by `_load` and `_agree`. This file never brings a library into the process and never calls a function of one.
+Asked by `_load` and `_compat`. This file never brings a library into the process and never calls a function of one.
 Where a system's loader cannot tell something, the answer is "not known" and never an error.
 """
 

@@ -2,7 +2,7 @@
 
 Called by `_bind` on the first call into a library and by `python -m cudabind list`. The order is the override
 `CUDABIND_<LIBRARY>_PATH`, then cuda.pathfinder, then the plain sonames for the system's loader. It never looks in the
-current directory, never opens a relative path, and never lets libraries that belong together disagree (`_agree`).
+current directory, never opens a relative path, and never lets libraries that belong together disagree (`_compat`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 import threading
 from pathlib import Path
 
-from cudabind import EXTRAS, LIBRARIES, Library, _agree, _dl
-from cudabind._agree import Opened
+from cudabind import EXTRAS, LIBRARIES, Library, _compat, _dl
+from cudabind._compat import Opened
 from cudabind._fork import guard
 from cudabind._version import STYLES
 from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
@@ -60,7 +60,7 @@ def found_by(library: str) -> str:
 
 def open_override(library: str) -> None:
     """Open a library that cuda-python will ask for by soname, if there is an override: it then gets that file."""
-    if _agree.variable(LIBRARIES[library]) in os.environ:
+    if _compat.variable(LIBRARIES[library]) in os.environ:
         _open(library)
 
 
@@ -98,7 +98,7 @@ def _open(library: str) -> Opened:
         if row.file not in _opened:
             _open_overridden_needs(row)
             dll, how = _find(row)
-            _agree.check_parts(row, dll)
+            _compat.check_parts(row, dll)
             opened = Opened(dll, _dl.origin(dll), how, _ask_version(dll, row))
             _check(row, opened)
             _opened[row.file] = opened  # published last: no thread may see what does not belong
@@ -108,26 +108,26 @@ def _open(library: str) -> Opened:
 def _open_overridden_needs(row: Library) -> None:
     """Bring overridden libraries in first: the loader links what follows with what it has under their sonames."""
     for need in row.needs:
-        if _agree.variable(LIBRARIES[need]) in os.environ:
+        if _compat.variable(LIBRARIES[need]) in os.environ:
             _open(need)
 
 
 def _check(row: Library, opened: Opened) -> None:
     """Raise LibraryMismatch where the library does not belong to what it is linked with, or to what is open already."""
     for need in (LIBRARIES[name] for name in row.needs):
-        _agree.check_linked(row, opened, need)
+        _compat.check_linked(row, opened, need)
         if need.file in _opened:
-            _agree.check_in_use(row, opened, need, _opened[need.file].path)
+            _compat.check_in_use(row, opened, need, _opened[need.file].path)
     for user in LIBRARIES.values():
         if row.file in user.needs and user.file in _opened:
-            _agree.check_in_use(user, _opened[user.file], row, opened.path)
+            _compat.check_in_use(user, _opened[user.file], row, opened.path)
     if row.twin:
-        _agree.check_release(row, opened, LIBRARIES[row.twin], _open(row.twin))
+        _compat.check_release(row, opened, LIBRARIES[row.twin], _open(row.twin))
 
 
 def _find(row: Library) -> tuple[ctypes.CDLL, str]:
     """Try each place in turn, remembering why each refused; the handle, and which place it was."""
-    variable = _agree.variable(row)
+    variable = _compat.variable(row)
     override = os.environ.get(variable)
     if override is not None:
         # An override is an order: falling back to another file would hide a mistake in it.
@@ -182,7 +182,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
 
 
 def _raise_unmet(row: Library, error: Exception) -> None:
-    mismatch = _agree.unmet(row, str(error))
+    mismatch = _compat.unmet(row, str(error))
     if mismatch is not None:
         raise mismatch from error
 

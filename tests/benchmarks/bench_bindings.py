@@ -70,11 +70,11 @@ def collect(device: dp.Device, folder: Path, stack: contextlib.ExitStack, missin
 def race(row: Row, quick: bool, missing: dict[str, str]) -> dict[str, dict[str, float]]:
     """Nanoseconds per call by way, of those that do what they should: a call that does nothing must not win."""
     right = []
-    for contender in row.contenders():
-        name = f"{row.name}, {contender.name}"
-        result = attempt(name, lambda run=contender.result: (run(),), missing)
+    for candidate in row.candidates():
+        name = f"{row.name}, {candidate.name}"
+        result = attempt(name, lambda run=candidate.result: (run(),), missing)
         if result == (row.want,):
-            right.append(contender)
+            right.append(candidate)
         elif result is not None:
             missing[name] = f"wrong result: {result[0]} instead of {row.want}"
     bursts, each = (7, 2000) if quick else (60, 10_000)

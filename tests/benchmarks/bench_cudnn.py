@@ -2,7 +2,7 @@
 
 Layers of ResNet-50, ConvNeXt and a 3D U-Net in bf16, channels last, against torch with cudnn.benchmark; attention in
 bf16 against torch's cuDNN and flash backends and, where it is installed, nvidia-cudnn-frontend. GPU time alone counts:
-each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph, replayed between
+each candidate's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph, replayed between
 events, in turns with the others; medians of the rounds. Results are compared first. Repeat:
 `python tests/benchmarks/bench_cudnn.py [--quick] [--device cuda:0] [--json FILE]`; 4 minutes on an H200, or 1.
 """
@@ -75,7 +75,7 @@ TARGETS = (
 
 
 def race(runs: Runs, estimate: float, rounds: int, sets: int = 1) -> dict[str, float]:
-    """Median seconds of each contender, in turns over operand sets."""
+    """Median seconds of each candidate, in turns over operand sets."""
     repeats = max(1, min(50, math.ceil(3e-3 / estimate)) // sets) * sets
     seconds, _ = gpu_race(runs, sets=sets, repeats=repeats, rounds=rounds)
     return {name: summary(values)["median"] / 1e6 for name, values in seconds.items()}
@@ -128,7 +128,7 @@ def convolve(x: Any, w: Any, pad: int, stride: int) -> Any:
 
 
 def convolutions(layer: tuple[Any, ...], sets: list[tuple[Any, Any, Any]]) -> dict[str, Runs]:
-    """The contenders of a layer: forward, and the gradients by x and by w."""
+    """The candidates of a layer: forward, and the gradients by x and by w."""
     _, x_shape, w_shape, pad, stride = layer
     rank = len(x_shape) - 2
     steps: dict[str, Any] = {"pad": pad, "stride": stride, "autotune": True}
@@ -174,7 +174,7 @@ def measure_layer(layer: tuple[Any, ...], rounds: int) -> list[Row]:
 
 # -- attention --------------------------------------------------------------------------------------------------------
 def attentions(shape: tuple[Any, ...]) -> dict[str, Runs]:
-    """The contenders of a shape, forward and backward."""
+    """The candidates of a shape, forward and backward."""
     b, h, hk, s, d, causal = shape
     q, k, v = (
         torch.randn((b, s, heads, d), device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (h, hk, hk)

@@ -1,6 +1,6 @@
 """CUTLASS kernels compiled by NVRTC against torch: products, in groups and with an epilogue tree, and convolution.
 
-GPU time alone counts: each contender's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph,
+GPU time alone counts: each candidate's calls, in turns over operand sets larger than the L2 cache, are one CUDA graph,
 replayed between events, in turns with the others; medians of the rounds. Ours is what a user gets: the kernel that
 `autotune=True` picks (for groups and convolutions, which have no autotune, the one that is chosen unasked), never the
 best in hindsight. Then what a warm call costs the host, and what it takes to have a kernel: compiled, read from disk,
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from command import command
-from conv_contenders import SHAPES, convolution
+from conv_candidates import SHAPES, convolution
 from report import Report, Target, judge, say, table
 from timing import attempt, gpu_race
 
@@ -139,7 +139,7 @@ def tree(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
 
     runs: dict[str, Any] = {"torch eager": lambda i: eager(a[i], b[i], residual[i])}
     missing: dict[str, str] = {}
-    # The mode that searches for kernels; not the one with CUDA graphs, for all contenders are recorded here.
+    # The mode that searches for kernels; not the one with CUDA graphs, for all candidates are recorded here.
     for name, mode in (("torch.compile", None), ("torch.compile max-autotune", "max-autotune-no-cudagraphs")):
         compiled = attempt(name, lambda mode=mode: torch.compile(eager, mode=mode), missing)
         if attempt(name, lambda compiled=compiled: compiled(a[0], b[0], residual[0]), missing) is not None:

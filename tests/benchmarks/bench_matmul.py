@@ -1,7 +1,7 @@
 """TFLOP/s of the matrix products of language models: this project, autotuned and by heuristic, against torch.
 
 95 products of 65 shapes (llm_products.py), bf16 and fp8, plain, with bias, with bias + GELU, forward and backward. GPU
-time alone counts, for all alike: each contender's calls, in turns over operand sets larger than the L2 cache, are one
+time alone counts, for all alike: each candidate's calls, in turns over operand sets larger than the L2 cache, are one
 CUDA graph, replayed between events, in turns with the others; medians of the rounds. Every result is checked first.
 Torch's best way counts, its private fused GELU among them; means are by group and over all.
 Repeat: `python tests/benchmarks/bench_matmul.py [--quick] [--device cuda:0|host] [--json FILE]`; about 2 minutes on an
@@ -24,7 +24,7 @@ from timing import attempt, geometric_mean, gpu_race, host_race, reason, stateme
 import dispatch as dp
 
 try:
-    import product_contenders as contenders
+    import product_candidates as candidates
 except ImportError as error:
     no_torch: str | None = reason(error)
 else:
@@ -46,13 +46,13 @@ Row = dict[str, Any]
 
 
 def measure(product: Product, rounds: int) -> Row:
-    """One product: seconds of every contender, TFLOP/s and ratio; raises where nothing could be timed."""
+    """One product: seconds of every candidate, TFLOP/s and ratio; raises where nothing could be timed."""
     missing: dict[str, str] = {}
-    sets = contenders.operand_sets(product)
+    sets = candidates.operand_sets(product)
     started = time.perf_counter()
-    runs = contenders.our_runs(product, sets, missing)
+    runs = candidates.our_runs(product, sets, missing)
     prepared = time.perf_counter() - started
-    runs = contenders.verified(product, sets, {**contenders.torch_runs(product, sets), **runs}, missing)
+    runs = candidates.verified(product, sets, {**candidates.torch_runs(product, sets), **runs}, missing)
     shortest = max(product.flop / FLOP_RATE[product.itemsize], product.nbytes / BYTE_RATE, SHORTEST)
     turns = max(1, min(math.ceil(BURST / shortest), MOST_CALLS) // len(sets))
     seconds, how = gpu_race(runs, sets=len(sets), repeats=turns * len(sets), rounds=rounds)
@@ -71,9 +71,9 @@ def measure(product: Product, rounds: int) -> Row:
     row["tflops"] = {name: product.flop / f["median"] / 1e6 for name, f in figures.items()}
     theirs = [name for name in figures if name.startswith(("torch", "F."))]
     row["torch"] = min(theirs, key=lambda name: figures[name]["median"], default=None)
-    public = [name for name in theirs if name != contenders.PRIVATE]
+    public = [name for name in theirs if name != candidates.PRIVATE]
     row["public torch"] = min(public, key=lambda name: figures[name]["median"], default=None)
-    for name in (contenders.TUNED, contenders.HEURISTIC):
+    for name in (candidates.TUNED, candidates.HEURISTIC):
         if name in figures and row["torch"] is not None:
             row[f"ratio {name}"] = figures[row["torch"]]["median"] / figures[name]["median"]
         if name in figures and row["public torch"] is not None:
@@ -85,12 +85,12 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of the table, in TFLOP/s."""
     rates = row["tflops"]
     note = [] if row["timed by"] == "graph" else [f"by {row['timed by']}"]
-    if row["torch"] == contenders.PRIVATE:
-        note.append(f"(torch by {contenders.PRIVATE}; {row['public torch']} {rates[row['public torch']]:.0f})")
+    if row["torch"] == candidates.PRIVATE:
+        note.append(f"(torch by {candidates.PRIVATE}; {row['public torch']} {rates[row['public torch']]:.0f})")
     note += [f"missing: {name}: {why}" for name, why in row["missing"].items()]
-    shown = [f"{rates[name]:.1f}" if name in rates else "-" for name in (contenders.TUNED, contenders.HEURISTIC)]
+    shown = [f"{rates[name]:.1f}" if name in rates else "-" for name in (candidates.TUNED, candidates.HEURISTIC)]
     theirs = f"{rates[row['torch']]:.1f}" if row["torch"] else "-"
-    ratio = row.get(f"ratio {contenders.TUNED}")
+    ratio = row.get(f"ratio {candidates.TUNED}")
     kind = f"{row['kind']} {row['epilogue']}"
     sizes = f"{row['m']} {row['n']} {row['k']}"
     return (row["product"], sizes, kind, *shown, theirs, f"{ratio:.3f}" if ratio else "-", " ".join(note))
@@ -104,7 +104,7 @@ def group(row: Row) -> str:
 
 def conclude(rows: list[Row], report: Report) -> None:
     """Print and keep means and minima by group, and the targets."""
-    tuned, untuned = f"ratio {contenders.TUNED}", f"ratio {contenders.HEURISTIC}"
+    tuned, untuned = f"ratio {candidates.TUNED}", f"ratio {candidates.HEURISTIC}"
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if tuned in row:
@@ -119,7 +119,7 @@ def conclude(rows: list[Row], report: Report) -> None:
         plain = [row[untuned] for row in members if untuned in row]
         kept[name] = {"products": len(members), "geometric mean": geometric_mean(ratios), "minimum": min(ratios)}
         kept[name]["heuristic, geometric mean"] = geometric_mean(plain)
-        public = [row[f"public {contenders.TUNED}"] for row in members if f"public {contenders.TUNED}" in row]
+        public = [row[f"public {candidates.TUNED}"] for row in members if f"public {candidates.TUNED}" in row]
         kept[name]["of torch's public calls"] = geometric_mean(public)
         lines.append((name, *(f"{value:.3f}".removesuffix(".000") for value in kept[name].values())))
     say("\nours / torch (torch's time over ours)")
@@ -137,7 +137,7 @@ def conclude(rows: list[Row], report: Report) -> None:
 
 def on_gpu(device: dp.Device, quick: bool, report: Report) -> None:
     """Measure the products in an order in which any first part is a cross-section, until the time is up."""
-    torch = contenders.torch
+    torch = candidates.torch
     torch.manual_seed(0)
     chosen = spread(PRODUCTS, QUICK_COUNT if quick else len(PRODUCTS))
     rows: list[Row] = []

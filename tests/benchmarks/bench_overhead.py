@@ -3,7 +3,7 @@
 Each peer runs in its best mode, too: nvmath-python's stateful execute beside its function, a replayed
 torch.cuda.CUDAGraph and a C loop over cuGraphLaunch beside bound calls, torch's private fused GELU and torch.compile
 (max-autotune) beside `F.linear` and `F.gelu`.
-Bursts of all contenders alternate, the device is synchronized between them off the clock, and the median of the bursts
+Bursts of all candidates alternate, the device is synchronized between them off the clock, and the median of the bursts
 counts. Besides: calls of shapes never seen before, with the steps inside them, and `import dispatch` in new processes.
 Repeat: `python tests/benchmarks/bench_overhead.py [--quick] [--device cuda:0|host] [--json FILE]`; about 45 s on a GPU
 machine, 20 s with --quick. On `host` only this project's own calls run, in f32: whether it runs, not how fast.
@@ -22,7 +22,7 @@ import unseen_shapes
 from command import command
 from import_time import import_time
 from report import Report, Target, judge, mapped, say, table
-from timing import Contender, attempt, host_race, statement, summary
+from timing import Candidate, attempt, host_race, statement, summary
 
 import dispatch as dp
 
@@ -52,7 +52,7 @@ TARGETS = (
 )
 
 
-def our_contenders(device: dp.Device, operands: peers.Operands) -> list[Contender]:
+def our_candidates(device: dp.Device, operands: peers.Operands) -> list[Candidate]:
     """Every way this project has to run the product; dtype bf16 on a GPU, f32 on the host."""
     dtype = "f32" if device.is_host else "bf16"
     a, b, bias = (device.array(x, dtype) for x in operands)
@@ -77,38 +77,38 @@ def our_contenders(device: dp.Device, operands: peers.Operands) -> list[Contende
     return [statement(name, code, **names) for name, code in rows]
 
 
-def peer_contenders(
+def peer_candidates(
     device: dp.Device, operands: peers.Operands, folder: Path, missing: dict[str, str]
-) -> list[Contender]:
+) -> list[Candidate]:
     """All peers that are installed and work; the others go into `missing` with the reason."""
-    families: dict[str, Callable[[], list[Contender]]] = {
-        "C loop": lambda: peers.c_contenders(device, operands, folder),
-        "C loop over a graph": lambda: peers.graph_contenders(device, operands, folder),
-        "ctypes loop": lambda: peers.ctypes_contenders(device, operands),
-        "torch": lambda: peers.torch_contenders(operands, MANY),
-        "torch graph": lambda: peers.torch_graph_contenders(operands),
-        "torch.compile": lambda: peers.torch_compile_contenders(operands),
-        "CuPy": lambda: peers.cupy_contenders(operands),
-        "nvmath-python": lambda: peers.nvmath_contenders(operands),
+    families: dict[str, Callable[[], list[Candidate]]] = {
+        "C loop": lambda: peers.c_candidates(device, operands, folder),
+        "C loop over a graph": lambda: peers.graph_candidates(device, operands, folder),
+        "ctypes loop": lambda: peers.ctypes_candidates(device, operands),
+        "torch": lambda: peers.torch_candidates(operands, MANY),
+        "torch graph": lambda: peers.torch_graph_candidates(operands),
+        "torch.compile": lambda: peers.torch_compile_candidates(operands),
+        "CuPy": lambda: peers.cupy_candidates(operands),
+        "nvmath-python": lambda: peers.nvmath_candidates(operands),
     }
-    return [contender for name, build in families.items() for contender in attempt(name, build, missing) or ()]
+    return [candidate for name, build in families.items() for candidate in attempt(name, build, missing) or ()]
 
 
-def verified(contenders: list[Contender], operands: peers.Operands, missing: dict[str, str]) -> list[Contender]:
+def verified(candidates: list[Candidate], operands: peers.Operands, missing: dict[str, str]) -> list[Candidate]:
     """Those that compute the right product: a call that does nothing must not win."""
     product = operands.a.astype(np.float64) @ operands.b
     x = product + operands.bias
     gelu = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     right = []
-    for contender in contenders:
-        name = contender.name
+    for candidate in candidates:
+        name = candidate.name
         want = gelu if "fused" in name or "gelu" in name else x if "bias" in name or "addmm" in name else product
-        result = attempt(name, lambda run=contender.result: _array(run()), missing)
+        result = attempt(name, lambda run=candidate.result: _array(run()), missing)
         if result is None:
             continue
         error = np.linalg.norm(result - want) / np.linalg.norm(want)
         if error < TOLERANCE:  # false for NaN
-            right.append(contender)
+            right.append(candidate)
         else:
             missing[name] = f"wrong result: relative error {error:.1e}"
     return right
@@ -124,7 +124,7 @@ def _array(result: Any) -> Any:
 
 
 def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
-    """Print and keep the host time of every contender; returns the medians in microseconds."""
+    """Print and keep the host time of every candidate; returns the medians in microseconds."""
     rng = np.random.default_rng(64)
     # Multiples of 1/16 below 2 are exact in bf16.
     draw = (rng.integers(-31, 32, size) / 16 for size in ((SIZE, SIZE), (SIZE, SIZE), SIZE))
@@ -132,11 +132,11 @@ def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     missing: dict[str, str] = {}
     bursts, calls = (5, 20) if device.is_host else (20, 200) if quick else (120, 200)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = attempt("ours", lambda: our_contenders(device, operands), missing) or []
+        candidates = attempt("ours", lambda: our_candidates(device, operands), missing) or []
         if not device.is_host:
-            contenders = peer_contenders(device, operands, Path(folder), missing) + contenders
-        contenders = verified(contenders, operands, missing)
-        seconds, failed = host_race(contenders, device.synchronize, bursts=bursts, calls=calls)
+            candidates = peer_candidates(device, operands, Path(folder), missing) + candidates
+        candidates = verified(candidates, operands, missing)
+        seconds, failed = host_race(candidates, device.synchronize, bursts=bursts, calls=calls)
     missing |= failed
     figures = {name: summary(values) for name, values in seconds.items()}
     say(f"\n{SIZE} x {SIZE} x {SIZE}, host time per call in us, {bursts} bursts of {calls}")

@@ -1,6 +1,6 @@
 """Requests per second through a supervisor: 64 by 64 by 64 products in bf16, each with an output of its own.
 
-Every contender takes the same number of requests from "here they are" to "all are done", in turns; the median of the
+Every candidate takes the same number of requests from "here they are" to "all are done", in turns; the median of the
 bursts counts. The peer is what one would write without a supervisor: a ThreadPoolExecutor whose tasks run torch.mm on
 their thread's stream and wait for its event (np.matmul where there is no GPU).
 Repeat: `python tests/benchmarks/bench_supervisor.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from command import command
 from report import Report, Target, judge, say, table
-from timing import Contender, attempt, host_race, summary
+from timing import Candidate, attempt, host_race, summary
 
 import dispatch as dp
 
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Product:
-    """The same product many times over; each contender has its own requests, for each is bound to where it ran last."""
+    """The same product many times over; each candidate has its own requests, for each is bound to where it ran last."""
 
     def __init__(self, device: dp.Device, calls: int) -> None:
         rng = np.random.default_rng(64)
@@ -66,7 +66,7 @@ def timed(work: Callable[[], object]) -> Callable[[int], float]:
     return burst
 
 
-def ours(product: Product, sup: dp.Supervisor) -> list[Contender]:
+def ours(product: Product, sup: dp.Supervisor) -> list[Candidate]:
     """Direct calls on the calling thread, and three ways through the supervisor."""
     shots, direct, single, many, hop = (product.requests() for _ in range(5))
 
@@ -100,12 +100,12 @@ def ours(product: Product, sup: dp.Supervisor) -> list[Contender]:
         (HOP, each, hop),
     )
     return [
-        Contender(name, timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
+        Candidate(name, timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
         for name, work, requests in works
     ]
 
 
-def torch_pool(product: Product, pool: ThreadPoolExecutor) -> list[Contender]:
+def torch_pool(product: Product, pool: ThreadPoolExecutor) -> list[Candidate]:
     """One task for each product: run it on the thread's own stream, record an event, wait for it."""
     import torch
 
@@ -127,49 +127,49 @@ def torch_pool(product: Product, pool: ThreadPoolExecutor) -> list[Contender]:
         for future in [pool.submit(task, out) for out in outs]:
             future.result()
 
-    return [Contender(TORCH, timed(work), lambda: outs[-1].float().cpu().numpy())]
+    return [Candidate(TORCH, timed(work), lambda: outs[-1].float().cpu().numpy())]
 
 
-def numpy_pool(product: Product, pool: ThreadPoolExecutor) -> list[Contender]:
+def numpy_pool(product: Product, pool: ThreadPoolExecutor) -> list[Candidate]:
     outs = [np.full((SIZE, SIZE), np.nan, np.float32) for _ in range(product.calls)]
 
     def work() -> None:
         for future in [pool.submit(np.matmul, product.a, product.b, out) for out in outs]:
             future.result()
 
-    return [Contender(NUMPY, timed(work), lambda: outs[-1])]
+    return [Candidate(NUMPY, timed(work), lambda: outs[-1])]
 
 
-def verified(contenders: list[Contender], product: Product, missing: dict[str, str]) -> list[Contender]:
+def verified(candidates: list[Candidate], product: Product, missing: dict[str, str]) -> list[Candidate]:
     """Those that compute the right product, once they are warm: one that does nothing must not win."""
     want = product.a.astype(np.float64) @ product.b
     right = []
-    for contender in contenders:
+    for candidate in candidates:
         for _ in range(WARM):
-            attempt(contender.name, lambda burst=contender.burst: burst(1), missing)
-        result = attempt(contender.name, contender.result, missing)
-        if result is None or contender.name in missing:
+            attempt(candidate.name, lambda burst=candidate.burst: burst(1), missing)
+        result = attempt(candidate.name, candidate.result, missing)
+        if result is None or candidate.name in missing:
             continue
         error = np.linalg.norm(result - want) / np.linalg.norm(want)
         if error < TOLERANCE:  # false for NaN
-            right.append(contender)
+            right.append(candidate)
         else:
-            missing[contender.name] = f"wrong result: relative error {error:.1e}"
+            missing[candidate.name] = f"wrong result: relative error {error:.1e}"
     return right
 
 
 def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
-    """Print and keep the rates of all contenders; returns the medians in requests per second."""
+    """Print and keep the rates of all candidates; returns the medians in requests per second."""
     missing: dict[str, str] = {}
     calls, bursts = (64, 5) if device.is_host and quick else (512, 5) if quick else (512, 40)
     product = Product(device, calls)
     with ThreadPoolExecutor(STREAMS) as pool, dp.Supervisor(device, streams=STREAMS) as sup:
         peer = numpy_pool if device.is_host else torch_pool
-        contenders = attempt("pool", lambda: peer(product, pool), missing) or []
-        contenders += ours(product, sup)
-        contenders = verified(contenders, product, missing)
+        candidates = attempt("pool", lambda: peer(product, pool), missing) or []
+        candidates += ours(product, sup)
+        candidates = verified(candidates, product, missing)
         # One call to the race is one piece of work; its synchronization between bursts finds nothing left to wait for.
-        seconds, failed = host_race(contenders, device.synchronize, bursts=bursts, calls=1)
+        seconds, failed = host_race(candidates, device.synchronize, bursts=bursts, calls=1)
         stats = sup.stats()
     missing |= failed
     figures = {name: summary([taken / calls for taken in values]) for name, values in seconds.items()}

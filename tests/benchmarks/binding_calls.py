@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from timing import Contender, statement
+from timing import Candidate, statement
 
 from cudabind import LIBRARIES, Library, _load
 
@@ -44,13 +44,13 @@ class Row:
     seen: Callable[[Any], Any]
     want: Any
 
-    def contenders(self) -> list[Contender]:
-        """A contender for each way; its result is what came of the call."""
+    def candidates(self) -> list[Candidate]:
+        """A candidate for each way; its result is what came of the call."""
         found = []
         for way, (function, arguments) in self.ways.items():
             names = {f"a{number}": value for number, value in enumerate(arguments)}
             timed = statement(way, f"f({', '.join(names)})", f=function, **names)
-            found.append(Contender(way, timed.burst, lambda run=timed.result: self.seen(run())))
+            found.append(Candidate(way, timed.burst, lambda run=timed.result: self.seen(run())))
         return found
 
 

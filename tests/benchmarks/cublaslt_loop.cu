@@ -1,6 +1,6 @@
 // What the host pays for one cublasLtMatmul when nothing stands between it and the library: a loop in C.
 // The function and all its arguments come from the caller, so that the loop runs the very library, descriptors and
-// algorithm that the other contenders run; this file needs no header and links to nothing. `graph_loop` is the same for
+// algorithm that the other candidates run; this file needs no header and links to nothing. `graph_loop` is the same for
 // a captured call: a loop over cuGraphLaunch.
 #include <cstddef>
 

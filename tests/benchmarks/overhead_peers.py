@@ -1,6 +1,6 @@
 """The peers of bench_overhead: a C loop and a ctypes loop over cublasLtMatmul, torch, CuPy and nvmath-python.
 
-Each function gives contenders for the same product of square bf16 matrices; the one that calls it turns whatever it
+Each function gives candidates for the same product of square bf16 matrices; the one that calls it turns whatever it
 raises (not installed, no compiler, no such dtype) into a line of the table. Every library works on operands of its own,
 on the stream that it uses by default, since nothing is to wait for anything.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from timing import Contender, statement
+from timing import Candidate, statement
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TORCH_MM = "torch.mm(out=)"
@@ -38,7 +38,7 @@ class Operands(NamedTuple):
     bias: Array
 
 
-def torch_contenders(operands: Operands, many: int) -> list[Contender]:
+def torch_candidates(operands: Operands, many: int) -> list[Candidate]:
     """What torch offers for the product, plain and with bias and GELU; `many` outputs make the new pointers."""
     import torch
     from torch.nn import functional
@@ -62,7 +62,7 @@ def torch_contenders(operands: Operands, many: int) -> list[Contender]:
     return [statement(name, code, **names) for name, code in rows]
 
 
-def torch_graph_contenders(operands: Operands) -> list[Contender]:
+def torch_graph_candidates(operands: Operands) -> list[Candidate]:
     """torch.mm captured once and replayed: what a bound call is, in torch."""
     import torch
 
@@ -76,7 +76,7 @@ def torch_graph_contenders(operands: Operands) -> list[Contender]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         torch.mm(a, b, out=out)
-    # The graph holds addresses, not tensors: the operands live as long as the contender does.
+    # The graph holds addresses, not tensors: the operands live as long as the candidate does.
     timed = statement(TORCH_GRAPH, "replay()", replay=graph.replay, operands=(a, b))
 
     def result() -> Any:
@@ -84,10 +84,10 @@ def torch_graph_contenders(operands: Operands) -> list[Contender]:
         torch.cuda.synchronize()
         return out
 
-    return [Contender(timed.name, timed.burst, result)]
+    return [Candidate(timed.name, timed.burst, result)]
 
 
-def torch_compile_contenders(operands: Operands) -> list[Contender]:
+def torch_compile_candidates(operands: Operands) -> list[Candidate]:
     """What torch.compile makes of linear + GELU where it may search for kernels and use CUDA graphs."""
     import torch
     from torch.nn import functional
@@ -106,7 +106,7 @@ def torch_compile_contenders(operands: Operands) -> list[Contender]:
     return [statement("torch.compile max-autotune, linear + gelu", "compiled(a, weight, bias)", **names)]
 
 
-def cupy_contenders(operands: Operands) -> list[Contender]:
+def cupy_candidates(operands: Operands) -> list[Candidate]:
     """`cupy.matmul(out=)` in bf16 where CuPy has it, else in f16."""
     import cupy
     import ml_dtypes
@@ -121,7 +121,7 @@ def cupy_contenders(operands: Operands) -> list[Contender]:
     return [statement(f"cupy.matmul(out=) {dtype}", "matmul(a, b, out=out)", matmul=cupy.matmul, a=a, b=b, out=out)]
 
 
-def nvmath_contenders(operands: Operands) -> list[Contender]:
+def nvmath_candidates(operands: Operands) -> list[Candidate]:
     """nvmath-python's stateful `execute` after one `plan`, and its function, over torch's tensors."""
     import torch
     from nvmath.linalg import advanced
@@ -177,15 +177,15 @@ class CublasLtCall:
         return self.out
 
 
-def ctypes_contenders(device: Any, operands: Operands) -> list[Contender]:
+def ctypes_candidates(device: Any, operands: Operands) -> list[Candidate]:
     """A Python loop over `cudabind.sys.cublasLt.cublasLtMatmul.unchecked` with prebuilt arguments."""
     call = CublasLtCall(device, operands)
     unchecked = call.lt.cublasLtMatmul.unchecked
     timed = statement("ctypes loop, cublasLtMatmul", "matmul(*arguments)", matmul=unchecked, arguments=call.arguments)
-    return [Contender(timed.name, timed.burst, call.result)]
+    return [Candidate(timed.name, timed.burst, call.result)]
 
 
-def c_contenders(device: Any, operands: Operands, folder: Path) -> list[Contender]:
+def c_candidates(device: Any, operands: Operands, folder: Path) -> list[Candidate]:
     """The same loop in C, built with nvcc into `folder`; RuntimeError where there is no nvcc or it fails."""
     call = CublasLtCall(device, operands)
     loop = ctypes.CDLL(str(build_loop(folder))).cublaslt_loop
@@ -204,10 +204,10 @@ def c_contenders(device: Any, operands: Operands, folder: Path) -> list[Contende
         device.synchronize()
         return call.out
 
-    return [Contender("C loop, cublasLtMatmul", burst, result)]
+    return [Candidate("C loop, cublasLtMatmul", burst, result)]
 
 
-def graph_contenders(device: Any, operands: Operands, folder: Path) -> list[Contender]:
+def graph_candidates(device: Any, operands: Operands, folder: Path) -> list[Candidate]:
     """The same call captured as a graph of one node, launched from a loop in C: the least that a replay can cost."""
     from cudabind import driver
 
@@ -234,7 +234,7 @@ def graph_contenders(device: Any, operands: Operands, folder: Path) -> list[Cont
         device.synchronize()
         return call.out
 
-    return [Contender(C_GRAPH, burst, result)]
+    return [Candidate(C_GRAPH, burst, result)]
 
 
 def build_loop(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Stopwatches that the benchmarks share: host time of bursts of calls, and GPU time of recorded runs of calls.
 
-Both take all contenders at once and let them run in turns, each round beginning with another one, so that a drifting
+Both take all candidates at once and let them run in turns, each round beginning with another one, so that a drifting
 clock and a warming GPU hit all alike. One that raises is taken out with its reason and never ends the run. Nothing here
 knows a library under test; torch is imported only where GPU time is taken, for its events and its graph recording.
 """
@@ -24,7 +24,7 @@ CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, about: an upper bound of the SM
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """One way to do the work: `burst(n)` does it n times and returns the seconds; `result()` does it once."""
 
     name: str
@@ -32,11 +32,11 @@ class Contender:
     result: Callable[[], Any]
 
 
-def statement(name: str, code: str, **names: Any) -> Contender:
-    """A contender from an expression: it stands inside the timed loop itself, so that nobody pays for a wrapper."""
+def statement(name: str, code: str, **names: Any) -> Candidate:
+    """A candidate from an expression: it stands inside the timed loop itself, so that nobody pays for a wrapper."""
     timer = timeit.Timer(code, globals=names)
     compiled = compile(code, name, "eval")
-    return Contender(name, timer.timeit, lambda: eval(compiled, names))
+    return Candidate(name, timer.timeit, lambda: eval(compiled, names))
 
 
 def in_turns(names: Sequence[str], rounds: int) -> list[tuple[int, str]]:
@@ -49,14 +49,14 @@ def in_turns(names: Sequence[str], rounds: int) -> list[tuple[int, str]]:
 
 
 def host_race(
-    contenders: Sequence[Contender], synchronize: Callable[[], None], *, bursts: int, calls: int
+    candidates: Sequence[Candidate], synchronize: Callable[[], None], *, bursts: int, calls: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Seconds of host time for one call, one figure for each burst of `calls`, and the reasons of those that failed.
 
     The clock runs while a burst is enqueued; the device is synchronized between bursts, off the clock. The first round
     is a warm-up and not counted.
     """
-    named = {contender.name: contender for contender in contenders}
+    named = {candidate.name: candidate for candidate in candidates}
     seconds: dict[str, list[float]] = {name: [] for name in named}
     failed: dict[str, str] = {}
     gc.collect()
@@ -76,7 +76,7 @@ def gpu_race(
 
     `runs[name](i)` enqueues a call on operand set i, on torch's current stream. `repeats` calls, in turns over the
     sets, are recorded as one CUDA graph and replayed between two events, so that no launch from the host is in the
-    figures. Where one contender cannot be recorded, all of them are enqueued behind a delay on the stream instead.
+    figures. Where one candidate cannot be recorded, all of them are enqueued behind a delay on the stream instead.
     """
     import torch
 

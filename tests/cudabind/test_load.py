@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cudabind
-from cudabind import _agree, _load
+from cudabind import _compat, _load
 from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ OPENED = [name for name, row in cudabind.LIBRARIES.items() if row.install == cud
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries of our own in the map, and nothing open yet."""
-    for module in (_load, _agree):
+    for module in (_load, _compat):
         monkeypatch.setattr(module, "LIBRARIES", FAKES)
     monkeypatch.setattr(_load, "_opened", {})
     monkeypatch.setattr(_load, "_ask_pathfinder", lambda _row, _reasons: (None, ""))

@@ -1,7 +1,7 @@
 """The same product by cuBLASLt, where it has one: what autotune times beside CUTLASS's kernels.
 
-tune.py asks here. `matmul_of` says how matmul would be asked, `RivalPlan` carries a CutlassGemmRequest out that way. A
-tree that cuBLASLt cannot fuse has no rival, and nothing here decides which is faster.
+tune.py asks here. `matmul_of` says how matmul would be asked, `CublasLtCandidate` carries a CutlassGemmRequest out
+that way. A tree that cuBLASLt cannot fuse has no such candidate, and nothing here decides which is faster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
-__all__ = ["RivalPlan", "arguments_of", "matmul_of", "plan"]
+__all__ = ["CublasLtCandidate", "arguments_of", "matmul_of", "plan"]
 
 # The activation and whether there is a bias; cuBLASLt's GELU is the one by tanh.
 EPILOGUES = {
@@ -37,11 +37,11 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor) -> Plan | None:
     """The tuned plan of cuBLASLt; None where it has nothing that does the same."""
     made = request.missing().get("out")
     out = request.out if made is None else executor.empty(*made)  # for its layout: a plan keeps no memory of it
-    twin = matmul_of(request, out)
-    if twin is None:
+    product = matmul_of(request, out)
+    if product is None:
         return None
     try:
-        return RivalPlan(request, executor.plan(twin), bias=_parts(request.tree)[1])
+        return CublasLtCandidate(request, executor.plan(product), bias=_parts(request.tree)[1])
     except (NoRow, BadRequest):  # matmul takes no D by columns with a bias, nor C and D of different orders
         return None
 
@@ -89,7 +89,7 @@ def arguments_of(named: dict[str, Argument], bias: str, *, source: bool) -> tupl
     return (named["a"], named["b"], c, vector, 0, 0, named["out"], named.get("alpha", 1.0), beta)
 
 
-class RivalPlan(Plan):
+class CublasLtCandidate(Plan):
     """A CutlassGemmRequest carried out by matmul's plan; its row says so."""
 
     __slots__ = ("_bias", "_inner", "_names", "_source")

@@ -1,6 +1,6 @@
 """Autotune of cutlass_gemm: CUTLASS's candidates and cuBLASLt race, and the winner is remembered on disk.
 
-cutlass.py sends requests with `autotune` here. The memory is that of matmul's autotune (execute/autotune.py); an
+cutlass.py sends requests with `autotune` here. The memory is that of matmul's autotune (execute/algorithm_cache.py); an
 outcome names the row and the kernel that won. Where the table refuses a request nothing is timed.
 """
 
@@ -14,7 +14,7 @@ from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest
 from dispatch.libraries.cutlass.compile import CompileFailed
 from dispatch.libraries.cutlass.config import CONFIGS, Config, candidates
-from dispatch.ops.cutlass_gemm import cublaslt_candidate as rival
+from dispatch.ops.cutlass_gemm import cublaslt_candidate
 from dispatch.ops.cutlass_gemm.cutlass import CutlassPlan, compiled, multiprocessors
 from dispatch.progress import finish
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
-__all__ = ["contenders", "outcome", "plan", "recall", "store_key"]
+__all__ = ["candidate_plans", "outcome", "plan", "recall", "store_key"]
 
 CUBLASLT = "cublasLtMatmul"
 
@@ -38,7 +38,7 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     if found is not None:
         return found
     executor.refuse_capture("a request that is to be tuned")
-    plans = contenders(request, executor, row)
+    plans = candidate_plans(request, executor, row)
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number].enqueue(arguments)
@@ -48,7 +48,7 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     return winner
 
 
-def contenders(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> list[Plan]:
+def candidate_plans(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> list[Plan]:
     """A plan for each candidate that compiles, the one chosen without timing first; cuBLASLt's comes last."""
     configs = candidates(request.m, request.n, request.k, request.batches, multiprocessors(executor))
     finish([compiled(request, row, config)[2] for config in dict.fromkeys(c.kernel for c in configs)])
@@ -58,7 +58,7 @@ def contenders(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) ->
             plans.append(CutlassPlan(request, executor, row, config))
         except CompileFailed:  # noqa: PERF203 - a tree whose operands leave no room for a large tile
             continue
-    other = rival.plan(request, executor)
+    other = cublaslt_candidate.plan(request, executor)
     return plans if other is None else [*plans, other]
 
 
@@ -90,7 +90,7 @@ def _remembered(request: CutlassGemmRequest, executor: CudaExecutor, row: Row, k
         return None
     config, kernel = recalled
     if config is None:
-        return rival.plan(request, executor)
+        return cublaslt_candidate.plan(request, executor)
     made = CutlassPlan(request, executor, row, config)
     return made if made.kernel == kernel else None
 

@@ -11,8 +11,7 @@ from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 from dispatch.keys import Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
-from dispatch.ops.cutlass_gemm import cublaslt_candidate as rival
+from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cublaslt_candidate, tune
 from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.matmul.lower import lower
 
@@ -44,7 +43,7 @@ def test_matmul_is_asked_for_what_means_the_same(name):
     tree, c, epilogue = FUSED[name]
     options = {"alpha": 0.5, "beta": -2.0 if c else None}
     asked = request(tree, c, **options)
-    twin = rival.matmul_of(asked, dp.device("host").zeros((16, 32), "f32"))
+    twin = cublaslt_candidate.matmul_of(asked, dp.device("host").zeros((16, 32), "f32"))
     assert (twin.epilogue, twin.autotune, twin.reduced_precision) == (epilogue, True, False)
     expected = reference(asked)["out"]
     np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
@@ -54,9 +53,9 @@ def test_a_rival_is_for_all_numbers_as_the_plan_is():
     """Numbers are no part of a plan's key, so that a later beta may be any."""
     asked, later = (request(c=True, beta=beta) for beta in (0.0, 2.0))
     assert asked.key()[4:] == later.key()[4:]
-    assert rival.matmul_of(asked, dp.device("host").zeros((16, 32), "f32")).has_beta
+    assert cublaslt_candidate.matmul_of(asked, dp.device("host").zeros((16, 32), "f32")).has_beta
     on_device = dp.device("host").zeros((), "f32")
-    assert rival.matmul_of(request(c=True, alpha=on_device, beta=on_device), None).beta is on_device
+    assert cublaslt_candidate.matmul_of(request(c=True, alpha=on_device, beta=on_device), None).beta is on_device
 
 
 class OfCublasLt:
@@ -70,9 +69,9 @@ class OfCublasLt:
 def test_what_matmul_cannot_lower_has_no_rival():
     dev = dp.device("host")
     by_columns = request(ALPHA + evt.row("bias"), out=dev.zeros((32, 16), "f32").T)
-    assert rival.plan(by_columns, OfCublasLt()) is None
+    assert cublaslt_candidate.plan(by_columns, OfCublasLt()) is None
     other_order = replace(request(out=dev.zeros((16, 32), "f32"), c=True), c=dev.zeros((32, 16), "f32").T)
-    assert rival.plan(other_order, OfCublasLt()) is None
+    assert cublaslt_candidate.plan(other_order, OfCublasLt()) is None
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -83,8 +82,8 @@ def test_the_arguments_of_matmul_are_those_of_the_request(name):
     names = ("a", "b", "c", "out", *asked.kinds)
     named = dict(zip(names, asked.arguments({"out": out}), strict=True))
     bias = "bias" if "bias" in asked.kinds else ""
-    twin = rival.matmul_of(asked, out)
-    assert rival.arguments_of(named, bias, source="beta" in asked.kinds) == twin.arguments({})
+    twin = cublaslt_candidate.matmul_of(asked, out)
+    assert cublaslt_candidate.arguments_of(named, bias, source="beta" in asked.kinds) == twin.arguments({})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_the_arguments_of_matmul_are_those_of_the_request(name):
     ids=str,
 )
 def test_what_cublaslt_does_not_fuse_has_no_rival(tree):
-    assert rival.matmul_of(request(tree, c=True if "c)" in str(tree) else None), None) is None
+    assert cublaslt_candidate.matmul_of(request(tree, c=True if "c)" in str(tree) else None), None) is None
 
 
 def test_autotune_is_part_of_the_key_and_named():

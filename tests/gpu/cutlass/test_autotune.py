@@ -62,7 +62,7 @@ def test_every_candidate_is_right(gpu, rng):
     trial = Trial("candidate", asked)
     row = dp.prepare(CutlassGemmRequest(asked.a, asked.b)).row
     executor = gpu.executor()
-    for plan in tune.contenders(asked, executor, row):
+    for plan in tune.candidate_plans(asked, executor, row):
         outputs = executor.outputs(asked)
         plan.enqueue(asked.arguments(outputs))
         trial.check(asked.result(outputs))

@@ -1,6 +1,6 @@
 """One product of bench_matmul as this project and as torch run it: operand sets, calls, and the check of results.
 
-The operands are torch's, random and never zero, and this project works on the same memory through DLPack. A contender
+The operands are torch's, random and never zero, and this project works on the same memory through DLPack. A candidate
 is a function of the operand set's number that enqueues one call on torch's current stream and returns D.
 """
 
