@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.cli.operands import Call
-from dispatch.cli.probe import ask, ask_columns, request_class
-from dispatch.cli.request_flags import ORDERS, Spec, add_flags, given_fields, reader
+from dispatch.cli.probe import ask, ask_columns, request_classes
+from dispatch.cli.request_flags import ORDERS, add_flags, given_fields, reader
 from dispatch.cli.table import architecture, describe, rule_text, version_text
 from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
@@ -37,18 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
-    kind = request_class(op)
-    parser.set_defaults(kind=kind)
+    kinds = request_classes(op)
+    parser.set_defaults(kinds=kinds)
     operand: Any = reader("", Tensor)
     names = ", ".join(Dtype.by_name)
-    if kind is None:  # the op of a row of the user's, of which the table knows the columns alone
+    if not kinds:  # the op of a row of the user's, of which the table knows the columns alone
         parser.add_argument("--dtype", type=_typed(reader("dtype", Any)), action="append", required=True, help=names)
         parser.add_argument("--compute", type=_typed(reader("", Compute)), help=", ".join(Compute.__members__))
         parser.add_argument(
             "--epilogue", type=_typed(reader("", Epilogue)), default=Epilogue.NONE, help="default: NONE"
         )
     else:
-        add_flags(parser, kind)
+        add_flags(parser, kinds)
         parser.add_argument(
             "--dtype", type=_typed(reader("dtype", Any)), help=f"of operands that have no other: {names}"
         )
@@ -78,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
     """Explain one request; 1 where no row takes it."""
     arch = device().arch if options.arch is None else options.arch
     refusal: NoRow | None
-    if options.kind is None:
+    if not options.kinds:
         row, refusal = ask_columns(options.op, options.dtype, arch, options.compute, options.epilogue)
         text = f"{options.op}({', '.join(map(str, options.dtype))})"
     else:
-        row, request, refusal = ask(_call(options), arch)
+        row, request, refusal = ask(_calls(options), arch)
         text = "" if request is None else request.describe()
     if row is not None:
         _accept(options, text, row)
@@ -91,15 +91,26 @@ def run(options: argparse.Namespace) -> int:
     return 0 if row is not None else 1
 
 
-def _call(options: argparse.Namespace) -> Call:
-    """The request class with what the command line gives."""
-    values = given_fields(options)
-    for field in fields(options.kind):
-        if field.name == "on":  # a device: the host's memory is as good as any
-            values["on"] = device("host")
-    call = Call(options.kind, values, options.dtype)
-    shapes: list[Spec] = options.shape
-    call.shapes(shapes)
+def _calls(options: argparse.Namespace) -> list[Call]:
+    """The request classes that take what the command line gives; BadRequest where none does."""
+    found: list[Call] = []
+    wrong: list[BadRequest] = []
+    for kind in options.kinds:
+        try:
+            found.append(_call(options, kind))
+        except BadRequest as error:  # noqa: PERF203  # of one class nearly always
+            wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return found
+
+
+def _call(options: argparse.Namespace, kind: type[Any]) -> Call:
+    values = given_fields(options, kind)
+    if "on" in {field.name for field in fields(kind)}:  # a device: the host's memory is as good as any
+        values["on"] = device("host")
+    call = Call(kind, values, options.dtype)
+    call.shapes(options.shape)
     for name in call.missing():
         raise BadRequest(f"--{name.replace('_', '-')}", "nothing", call.expected(name))
     return call

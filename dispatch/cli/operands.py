@@ -14,10 +14,12 @@ from dispatch.cli.request_flags import Partial, Spec, hints, reader
 from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, I32, U8, Dtype
+from dispatch.keys import F32, I32, U8, Dtype, Epilogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["Call", "tensor_of"]
 
@@ -152,16 +154,16 @@ def _product(call: Call) -> None:
     n = call.want("b", (*batch, k, 256))[-1]
     if "c" in call.specs:
         call.want("c", (*batch, m, n))
-    if "scales" in call.fields:
-        _companions(call, (*batch, m, n), k)
-    elif call.value("epilogue") is not None:
-        _tree_operands(call, (*batch, m, n))
+    epilogue = call.value("epilogue")
+    if isinstance(epilogue, Epilogue):
+        _companions(call, epilogue, (*batch, m, n), k)
+    elif epilogue is not None:
+        _tree_operands(call, epilogue, (*batch, m, n))
 
 
-def _companions(call: Call, shape: Shape, k: int) -> None:
+def _companions(call: Call, epilogue: Epilogue, shape: Shape, k: int) -> None:
     from dispatch.ops.matmul.scales import aux_shape, scale_shape
 
-    epilogue = call.value("epilogue")
     if epilogue.adds_bias or "bias" in call.specs:
         call.want("bias", shape[-1:])
     if epilogue.activation and (epilogue.writes_aux or epilogue.is_gradient):
@@ -174,11 +176,11 @@ def _companions(call: Call, shape: Shape, k: int) -> None:
             call.want(f"scales.{side}", factors or (1,), dtype)
 
 
-def _tree_operands(call: Call, shape: Shape) -> None:
+def _tree_operands(call: Call, tree: Node, shape: Shape) -> None:
     from dispatch.libraries.cutlass.visitors import operands_of
 
     shapes = {"row": shape[-1:], "col": shape[-2:-1], "load": shape, "scalar": (1,)}
-    for name, kind in operands_of(call.value("epilogue")).items():
+    for name, kind in operands_of(tree).items():
         if kind in shapes and name not in ("alpha", "beta") and not isinstance(_given(call, name), (int, float)):
             call.want(f"operands.{name}", shapes[kind], F32)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import is_dataclass, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli.drawing import Drawing
@@ -29,32 +29,31 @@ if TYPE_CHECKING:
     from dispatch.cli.operands import Call
     from dispatch.keys import Arch, Compute, Dtype, Epilogue
 
-__all__ = ["ask", "ask_columns", "request_class"]
+__all__ = ["ask", "ask_columns", "request_classes"]
 
 MOST = 400  # ways that are tried
 
 
-def request_class(op: str) -> type[Any] | None:
-    """The class of an op's requests; None where there is none."""
-    if not TABLE.of(op):  # which imports the op's family
-        return None
+def request_classes(op: str) -> list[type[Any]]:
+    """The classes of an op's requests: one of nearly every op, none of a row that came without."""
+    TABLE.of(op)  # imports the op's family
     left: list[type[Any]] = [Request]
     found: list[type[Any]] = []
     for kind in left:
         left += kind.__subclasses__()
         if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
             found.append(kind)
-    return Drawing if GraphRequest in found else next(iter(found), None)
+    return [Drawing] if GraphRequest in found else found
 
 
-def ask(call: Call, arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
+def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
     """The first row that takes a request of the command line's, and that request; or the refusal that is nearest.
 
     Raises BadRequest, which names the flag, where it makes no request at all.
     """
     nearest: tuple[tuple[bool, int], NoRow] | None = None
     wrong: BadRequest | None = None
-    for request in _requests(call):
+    for request in chain.from_iterable(map(_requests, calls)):
         if isinstance(request, BadRequest):
             wrong = wrong or request
             continue
@@ -66,13 +65,18 @@ def ask(call: Call, arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
             if nearest is None or far < nearest[0]:
                 nearest = far, refusal
     if nearest is None:
-        raise wrong if wrong is not None else BadRequest("op", call.kind.op, "an op that has rows")
+        raise wrong if wrong is not None else BadRequest("op", "no request", "a class of requests that flags can make")
     return None, None, nearest[1]
 
 
 def _requests(call: Call) -> Iterator[Any]:
     """A request for each way that the command line leaves open, or what is wrong with it."""
-    for way in islice(_ways(call, call.fill()), MOST):
+    try:
+        specs = call.fill()
+    except BadRequest as error:
+        yield error
+        return
+    for way in islice(_ways(call, specs), MOST):
         yield _request(call, way)
 
 

@@ -16,6 +16,7 @@ import sys
 import types
 from argparse import Action, ArgumentError, BooleanOptionalAction
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -29,7 +30,7 @@ from dispatch.libraries.cutlass import evt
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "given_fields", "hints", "reader"]
 
@@ -251,43 +252,62 @@ def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------
-def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
-    """A flag for each field of a request class that a word can say."""
-    found, said = hints(kind), documented(kind)
-    for field in fields(kind):
-        each = reader(field.name, found[field.name])
-        if each is None:
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        about = said.get(field.name, "").replace("%", "%%")
-        options: dict[str, Any] = {"dest": FIELD + field.name, "default": MISSING}
-        if found[field.name] is bool:
+def add_flags(parser: ArgumentParser, kinds: Sequence[type[Any]]) -> None:
+    """A flag for each field of an op's request classes that a word can say; nearly every op has one class."""
+    known: dict[str, dict[type[Any], Reader]] = {}
+    for kind in kinds:
+        found = hints(kind)
+        for field in fields(kind):
+            each = reader(field.name, found[field.name])
+            if each is not None:
+                known.setdefault(field.name, {})[kind] = each
+    for name, readers in known.items():
+        first = next(iter(readers))
+        flag, about = "--" + name.replace("_", "-"), documented(first).get(name, "").replace("%", "%%")
+        options: dict[str, Any] = {"dest": FIELD + name, "default": MISSING}
+        if all(each is SIMPLE[bool] for each in readers.values()):
             parser.add_argument(flag, action=BooleanOptionalAction, help=about, **options)
             continue
-        unsaid = field.default is MISSING or field.default is None
-        default = "" if unsaid else f" (default: {getattr(field.default, 'name', field.default)})"
-        text = f"{about + '; ' if about else ''}{each.expected}{default}"
-        parser.add_argument(flag, action=_Read, reader=each, metavar=field.name.upper(), help=text, **options)
+        default = next(field.default for field in fields(first) if field.name == name)
+        unsaid = default is MISSING or default is None
+        text = f"{about + '; ' if about else ''}{_expected(readers)}"
+        text += "" if unsaid else f" (default: {getattr(default, 'name', default)})"
+        parser.add_argument(flag, action=_Read, readers=readers, metavar=name.upper(), help=text, **options)
+
+
+def _expected(readers: dict[type[Any], Reader]) -> str:
+    return " or ".join(dict.fromkeys(each.expected for each in readers.values()))
 
 
 class _Read(Action):
-    """Keeps what a reader makes of a word, or says what was expected."""
+    """Keeps what a field's reader in each class makes of a word, or says what was expected."""
 
-    def __init__(self, *words: Any, reader: Reader, **options: Any) -> None:
+    def __init__(self, *words: Any, readers: dict[type[Any], Reader], **options: Any) -> None:
         super().__init__(*words, **options)
-        self.reader = reader
+        self.readers = readers
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, _: str | None = None) -> None:
-        try:
-            setattr(namespace, self.dest, self.reader.read(values))
-        except (ValueError, BadRequest):
-            raise ArgumentError(self, f"got {values!r}; expected {self.reader.expected}") from None
+        found: dict[type[Any], Any] = {}
+        for kind, each in self.readers.items():
+            with suppress(ValueError, BadRequest):
+                found[kind] = each.read(values)
+        if not found:
+            raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}")
+        setattr(namespace, self.dest, found)
 
 
-def given_fields(options: Namespace) -> dict[str, Any]:
-    """The fields that the command line gives."""
-    found = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
-    return {name: value for name, value in found.items() if value is not MISSING}
+def given_fields(options: Namespace, kind: type[Any]) -> dict[str, Any]:
+    """The fields of a class that the command line gives; BadRequest where it gives what the class does not take."""
+    given = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
+    names = {field.name for field in fields(kind)}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is MISSING:
+            continue
+        if name not in names or (isinstance(value, dict) and kind not in value):
+            raise BadRequest(f"--{name.replace('_', '-')}", "a value", f"none, with the other flags: {kind.__name__}")
+        found[name] = value[kind] if isinstance(value, dict) else value
+    return found
 
 
 def documented(kind: type[Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import dispatch as dp
 from dispatch.__main__ import main
 from dispatch.cli.expression import evaluate
 from dispatch.cli.operands import FILL, tensor_of
-from dispatch.cli.probe import request_class
+from dispatch.cli.probe import request_classes
 from dispatch.cli.request_flags import Partial, Spec, documented, hints, reader
 from dispatch.core.operands import Made, OperandRequest, like
 from dispatch.keys import BF16, F16, F32, HOST, Compute, Epilogue
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("op", dp.TABLE.ops)
 def test_every_field_of_a_request_class_is_a_flag_with_a_word_about_it(op, capsys):
-    kind: Any = request_class(op)
+    kind: Any = request_classes(op)[0]
     found = hints(kind)
     with pytest.raises(SystemExit):
         main(["explain", op, "--help"])
@@ -38,7 +38,7 @@ def test_every_field_of_a_request_class_is_a_flag_with_a_word_about_it(op, capsy
 
 
 def test_what_is_filled_in_is_of_classes_that_there_are():
-    known = {base.__name__ for op in dp.TABLE.ops if (kind := request_class(op)) for base in kind.__mro__}
+    known = {base.__name__ for op in dp.TABLE.ops for kind in request_classes(op) for base in kind.__mro__}
     assert FILL.keys() <= known
 
 
@@ -167,6 +167,18 @@ class Scaled(OperandRequest):
         return (self.times,)
 
 
+@dataclass(frozen=True, eq=False)
+class ScaledByTensor(Scaled):
+    """The same with a factor in memory."""
+
+    reads: ClassVar[tuple[str, ...]] = ("x", "factor")
+    factor: dp.Tensor | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("x",)
+
+
 def by_columns(request: Scaled) -> str:
     """x has dense columns."""
     return "" if request.x.layout.strides[0] == 1 else "needs x in columns, has rows"
@@ -192,3 +204,9 @@ def test_the_op_of_a_user_is_explained_by_its_own_request_class(capsys):
     assert "needs x in columns, has rows" in capsys.readouterr().out
     assert main(["explain", "scaled", "--shape", "3x4:f32", "--times", "0", "--arch", "host"]) == 2
     assert "--times: got 0; expected another number" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_scaled")
+def test_of_several_classes_the_one_that_has_the_flags_makes_the_request(capsys):
+    assert main(["explain", "scaled", "--shape", "3x4:f32", "--factor", "1", "--arch", "host", "--json"]) == 0
+    assert "factor f32[1]" in json.loads(capsys.readouterr().out)["request"]
