@@ -23,7 +23,7 @@ import numpy as np
 from bench_supervisor import STREAMS, Product, timed, verified
 from command import command
 from report import Report, Target, judge, say, table
-from timing import Contender, attempt, host_race, summary
+from timing import Candidate, attempt, host_race, summary
 
 import dispatch as dp
 
@@ -57,7 +57,7 @@ TARGETS = (
 )
 
 
-def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
+def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Candidate]:
     """The four ways through one supervisor."""
     single, many, lone, turns = (product.requests() for _ in range(4))
 
@@ -79,12 +79,12 @@ def ours(name: str, sup: dp.Supervisor, product: Product) -> list[Contender]:
 
     works = ((ONE, one_by_one, single), (MANY, at_once, many), (LONE, again, lone), (TURNS, in_turn, turns))
     return [
-        Contender(f"{name}: {way}", timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
+        Candidate(f"{name}: {way}", timed(work), lambda last=requests[-1]: last.out.numpy().astype(np.float64))
         for way, work, requests in works
     ]
 
 
-def direct(name: str, product: Product) -> Contender:
+def direct(name: str, product: Product) -> Candidate:
     """The caller's own calls, on one stream."""
     requests = product.requests()
 
@@ -99,7 +99,7 @@ def direct(name: str, product: Product) -> Contender:
         product.device.synchronize()
 
     work = by_request if name == DIRECT else by_operands
-    return Contender(name, timed(work), lambda: requests[-1].out.numpy().astype(np.float64))
+    return Candidate(name, timed(work), lambda: requests[-1].out.numpy().astype(np.float64))
 
 
 def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
@@ -107,7 +107,7 @@ def rates(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     missing: dict[str, str] = {}
     calls, bursts = (64, 3) if quick else (512, 20)
     with contextlib.ExitStack() as stack:
-        found: list[Contender] = []
+        found: list[Candidate] = []
         plain = Product(device, calls)
         if not device.is_host:
             found += verified([direct(SHOT, plain), direct(DIRECT, plain)], plain, missing)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from bench_supervisor import timed
-from timing import Contender
+from timing import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,8 @@ def torch_worker(orders: Any, answers: Any) -> None:
 
 
 @contextlib.contextmanager
-def torch_processes(product: Product, workers: int) -> Iterator[list[Contender]]:
-    """Contenders over torch.multiprocessing, whose processes end with the block."""
+def torch_processes(product: Product, workers: int) -> Iterator[list[Candidate]]:
+    """Candidates over torch.multiprocessing, whose processes end with the block."""
     import torch
     import torch.multiprocessing as mp
 
@@ -75,9 +75,9 @@ def torch_processes(product: Product, workers: int) -> Iterator[list[Contender]]
 
     try:
         yield [
-            Contender(TORCH_ONE, timed(lambda: rate(1)), result),
-            Contender(TORCH_MANY, timed(lambda: rate(LIST)), result),
-            Contender(TORCH_LONE, timed(lone), result),
+            Candidate(TORCH_ONE, timed(lambda: rate(1)), result),
+            Candidate(TORCH_MANY, timed(lambda: rate(LIST)), result),
+            Candidate(TORCH_LONE, timed(lone), result),
         ]
     finally:
         for process, queue in zip(processes, orders, strict=True):
@@ -87,8 +87,8 @@ def torch_processes(product: Product, workers: int) -> Iterator[list[Contender]]
 
 
 @contextlib.contextmanager
-def ray_actors(product: Product, workers: int) -> Iterator[list[Contender]]:
-    """Contenders over Ray's actors on this machine, which end with the block."""
+def ray_actors(product: Product, workers: int) -> Iterator[list[Candidate]]:
+    """Candidates over Ray's actors on this machine, which end with the block."""
     import ray
 
     class Worker:
@@ -116,8 +116,8 @@ def ray_actors(product: Product, workers: int) -> Iterator[list[Contender]]:
 
         last = product.calls - 1
         yield [
-            Contender(RAY_MANY, timed(many), lambda: ray.get(actors[last % workers].result.remote(last))),
-            Contender(RAY_LONE, timed(lone), lambda: ray.get(actors[0].result.remote(last))),
+            Candidate(RAY_MANY, timed(many), lambda: ray.get(actors[last % workers].result.remote(last))),
+            Candidate(RAY_LONE, timed(lone), lambda: ray.get(actors[0].result.remote(last))),
         ]
     finally:
         ray.shutdown()
