@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.device import Device
     from dispatch.device.stream import Stream
 
 __all__ = ["CallersGraphs"]
@@ -63,7 +63,7 @@ def _libc() -> ctypes.CDLL:
 class CallersGraphs:
     """The graphs that callers capture, by the number of their capture, as long as the driver has them."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self.known: dict[int, _Graph] = {}
 

@@ -16,7 +16,7 @@ from cudabind import driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.device import Device
 
 __all__ = ["Context"]
 
@@ -30,9 +30,9 @@ class Context:
 
     __slots__ = ("_device", "handle", "pop", "push")
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Device, gpu: int) -> None:
         self._device = proxy(device)
-        self.handle = driver.cuDevicePrimaryCtxRetain(device.handle)
+        self.handle = driver.cuDevicePrimaryCtxRetain(gpu)
         context = ctypes.c_void_p(int(self.handle))
         self.push: Callable[[], int] = partial(driver.cuCtxPushCurrent.unchecked_holding_gil, context)
         self.pop: Callable[[], int] = partial(

@@ -56,7 +56,7 @@ class CudaDevice(Device):
         count = count_gpus(ordinal)
         self.handle = driver.cuDeviceGet(ordinal)
         self.is_alone = count == 1
-        self.context = Context(self)
+        self.context = Context(self, self.handle)
         self.activate()
         kinds = driver.CUdevice_attribute
         major = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -70,9 +70,9 @@ class CudaDevice(Device):
         self._retained = deque([self.handle])  # until `close` has given its hold on the primary context back
         self._copies = HostCopies(self)
         self.recordings = Recordings()
-        self.externals = ExternalStreams(self)
-        self.releases = Releases(self, self.stream())
         self.graphs = CallersGraphs(self)
+        self.releases = Releases(self, self.stream(), self.graphs)
+        self.externals = ExternalStreams(self, self.releases)
         self.quiet = self.stream()  # waits for nobody; what is prepared while a caller captures is made ready there
         # Libraries' handles without an executor, and how they are destroyed: for that the whole context is waited for.
         self.idle: defaultdict[str, deque[tuple[Any, Callable[[Any], object]]]] = defaultdict(deque)
@@ -119,7 +119,6 @@ class CudaDevice(Device):
         self._events.append(event)
 
     def recorded(self, stream: Stream) -> ctypes.c_void_p:
-        """An event behind what is enqueued on a stream so far."""
         event = self.event()
         with stream.context:
             status = driver.cuEventRecord.unchecked(event, stream.c_handle)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "array_kind", "host_memory"]
 
-MAX_LANES = 32  # of one thread on streams of ours, and as many
-MAX_EXTERNAL_LANES = 16  # on those of other libraries; each has handles, plans and a workspace
+MAX_EXECUTORS = 32  # of one thread on streams of ours, and as many
+MAX_EXTERNAL_EXECUTORS = 16  # on those of other libraries; each has handles, plans and a workspace
 _all: weakref.WeakSet[Device] = weakref.WeakSet()
 MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
 
@@ -142,6 +142,13 @@ class Device:
         """Take an event back."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
+    def recorded(self, stream: Stream) -> ctypes.c_void_p:
+        """An event behind what is enqueued on a stream so far."""
+        raise DispatchError(f"{type(self).__name__} has no events")
+
+    def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
+        """BadRequest where the caller captures a stream, or this thread's current one; on the host nobody captures."""
+
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
         """Keep something until the GPU has passed an event, which is taken back then."""
         raise DispatchError(f"{type(self).__name__} has no events")
@@ -225,7 +232,7 @@ class Device:
             executor = current.executors[stream] = type(self).open_executor(stream)
             with self._lock:
                 self._executors.add(executor)
-            if len(current.executors) > MAX_EXTERNAL_LANES:
+            if len(current.executors) > MAX_EXTERNAL_EXECUTORS:
                 _forget_an_executor(stream)
         if becomes_current and not current.entered:  # no `with stream:` block says otherwise
             current.executor = executor
@@ -324,7 +331,7 @@ def _forget_an_executor(stream: Stream) -> None:
     """Let the thread's oldest executor on such a stream go where there are many: streams go, often unclosed."""
     own = current.own_streams.values()
     alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in own]
-    if len(alike) > (MAX_LANES if stream.is_ours else MAX_EXTERNAL_LANES):
+    if len(alike) > (MAX_EXECUTORS if stream.is_ours else MAX_EXTERNAL_EXECUTORS):
         open_blocks = {executor.stream for executor in (current.executor, *current.entered) if executor is not None}
         oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)
         if oldest is not None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from cudabind import driver
@@ -23,17 +23,23 @@ from dispatch.device.stream import DEFAULTS, NULL_CONTEXT, Stream, current, rela
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from typing_extensions import Self
 
-    from dispatch.device.cuda import CudaDevice
-    from dispatch.device.releases import Held
+    from dispatch.device.device import Device
 
 __all__ = ["ExternalStream", "ExternalStreams"]
 
 LEGACY = (0, 1)  # both mean the legacy default stream, which is never gone
 PER_THREAD = 2  # means the default stream of whichever thread passes it
+
+
+class ReleasesLike(Protocol):
+    """What this module asks of the device's Releases (releases.py), which knows streams in turn."""
+
+    def settle(self, stream: ExternalStream) -> None: ...
+    def put_back(self, waiting: Iterable[Any]) -> None: ...
 
 
 class ExternalStream(Stream):
@@ -46,21 +52,24 @@ class ExternalStream(Stream):
     Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
     """
 
-    __slots__ = ("_blind_as", "_claims", "_free_as", "blind", "event", "identity", "lock", "waiting")
+    __slots__ = ("_blind_as", "_claims", "_free_as", "_releases", "blind", "event", "identity", "lock", "waiting")
 
-    device: CudaDevice
+    identity: int
 
-    def __init__(self, device: CudaDevice, handle: int) -> None:
+    def __init__(self, device: Device, handle: int, releases: ReleasesLike) -> None:
         super().__init__(device, handle, owned=False)
         self.lock = threading.RLock()  # finalizers may come in between
         anew(self, "lock", threading.RLock)
         self.identity = 0
+        self._releases = releases
         self.blind = 0
         self._claims = 0
         self.event: ctypes.c_void_p | None = None
         self._free_as: int | None = None  # its identity when it was claimed; None under a capture
         self._blind_as: int | None = None  # and what that was when the event was missed
-        self.waiting: deque[Held] = deque()  # memory that was lent here, until the stream is named again
+        self.waiting: deque[Any] = (
+            deque()
+        )  # Held memory (releases.py) that was lent here, until the stream is named again
         self.recognize()
 
     @property
@@ -90,7 +99,7 @@ class ExternalStream(Stream):
                     self._mark()
             self._claims += 1
         if self.waiting and self.identity >= 0:
-            self.device.releases.settle(self)
+            self._releases.settle(self)
 
     def unclaim(self) -> None:
         """It may be destroyed from here on."""
@@ -218,14 +227,14 @@ class ExternalStream(Stream):
         if event is not None and not sys.is_finalizing():
             self.device.recycle(event)
         if waiting and not sys.is_finalizing():
-            self.device.releases.put_back(waiting)
+            self._releases.put_back(waiting)
 
 
 class ExternalStreams:
     """The external streams of one device by handle, as long as anything refers to them."""
 
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
+    def __init__(self, device: Device, releases: ReleasesLike) -> None:
+        self._device, self._releases = device, releases
         self._known: WeakValueDictionary[int, ExternalStream] = WeakValueDictionary()
         self._lock = threading.RLock()
         anew(self, "_lock", threading.RLock)
@@ -235,13 +244,13 @@ class ExternalStreams:
         if handle == PER_THREAD:
             mine = current.per_thread.get(self._device)
             if not isinstance(mine, ExternalStream):
-                mine = current.per_thread[self._device] = ExternalStream(self._device, handle)
+                mine = current.per_thread[self._device] = ExternalStream(self._device, handle, self._releases)
             return mine
         key = 0 if handle in LEGACY else handle
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = ExternalStream(self._device, handle)
+                found = self._known[key] = ExternalStream(self._device, handle, self._releases)
                 return found
         found.recognize()
         return found

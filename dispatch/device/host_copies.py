@@ -20,7 +20,7 @@ from dispatch.device.strided_copy import pieces, whole
 from dispatch.device.tensor import check_dense, unpacked
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
@@ -29,9 +29,13 @@ __all__ = ["HostCopies"]
 
 
 class HostCopies:
-    """What a GPU's device does to copy to and from the host; `pinned` is its page-locked memory."""
+    """What a GPU's device does to copy to and from the host; `pinned` is its page-locked memory.
 
-    def __init__(self, device: CudaDevice) -> None:
+    Whether a tensor may be written and a stream is under capture is looked at by the device before it copies
+    asynchronously, and here otherwise.
+    """
+
+    def __init__(self, device: Device) -> None:
         self._device = device
         self.pinned = PinnedPool(device)
 
@@ -82,8 +86,6 @@ class HostCopies:
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         """Begin `copy_in`, of an array of any dtype; at its end already where the tensor takes more than one copy."""
-        self._device.check_written(tensor)
-        self._device.refuse_capture("to copy from the host")
         pool, kind = self.pinned, tensor.dtype.numpy
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
@@ -104,7 +106,6 @@ class HostCopies:
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy | None:
         """Begin `copy_out`, into `out` if that is given; None for a tensor that has to be waited for."""
-        self._device.refuse_capture("to copy to the host")
         pool = self.pinned
         direct = out is not None and pool.holds(out.ctypes.data)
         target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)

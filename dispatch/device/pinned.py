@@ -19,7 +19,7 @@ from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
     from dispatch.device.block_allocator import Block
-    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.device import Device
     from dispatch.device.layout import Array
 
 __all__ = ["PinnedPool"]
@@ -32,7 +32,7 @@ class _Page:
 
     __slots__ = ("base", "nbytes")
 
-    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+    def __init__(self, device: Device, nbytes: int) -> None:
         self.base, self.nbytes = 0, nbytes
         where = ctypes.c_void_p()
         with device.context, relaxed():
@@ -64,7 +64,7 @@ class _Lease:
 class PinnedPool:
     """The page-locked memory of one device; what is given back is used again, and freed by `trim`."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._numbers = itertools.count()
         self._pages: dict[int, _Page] = {}

@@ -25,7 +25,8 @@ from dispatch.errors import DispatchError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.callers_graph import CallersGraphs
+    from dispatch.device.device import Device
 
 __all__ = ["Held", "Releases"]
 
@@ -42,10 +43,10 @@ class Held:
     __slots__ = ("events", "identities", "keep", "lent", "nbytes", "ptr", "unnamed", "users")
 
     def __init__(
-        self, ptr: int, keep: Any, nbytes: int, users: set[Stream], identities: dict[ExternalStream | None, int]
+        self, ptr: int, keep: Any, nbytes: int, users: set[Stream], identities: dict[Stream | None, int]
     ) -> None:
         self.ptr, self.keep, self.nbytes, self.users, self.identities = ptr, keep, nbytes, users, identities
-        self.lent = [stream for stream in self.identities if stream is not None]
+        self.lent = [stream for stream in self.identities if isinstance(stream, ExternalStream)]
         self.unnamed = None in self.identities
         self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and the stream that owns it, if not we
 
@@ -72,8 +73,8 @@ class Releases:
     behind all that what is freed on it waits for.
     """
 
-    def __init__(self, device: CudaDevice, side: Stream) -> None:
-        self._device, self.side = device, side
+    def __init__(self, device: Device, side: Stream, graphs: CallersGraphs) -> None:
+        self._device, self.side, self._graphs = device, side, graphs
         self._dead: deque[tuple[int, Stream]] = deque()  # used on one stream of ours, that nobody else knows
         self._held: deque[Held] = deque()  # to be looked at
         self._orphans: deque[Held] = deque()  # nothing but the whole device tells when their streams are done
@@ -122,8 +123,8 @@ class Releases:
                     self._let_go(held)
             if self._parked:
                 self._unpark()
-            if self._device.graphs.known:
-                self._device.graphs.sweep()
+            if self._graphs.known:
+                self._graphs.sweep()
             # They were closed before all that was looked at above, so nobody here has their handles. Who orders uses
             # may have found one open, and be about to name it.
             if gone and Storage.ordering.acquire(blocking=False):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from dispatch.device.device import Device
-    from dispatch.device.external import ExternalStream
     from dispatch.device.stream import Stream
 
 __all__ = ["NOBODY", "Storage"]
@@ -46,7 +45,7 @@ class Storage:
         self.owner: Stream | None = stream
         self.writer = stream
         self.readers: AbstractSet[Stream] = NOBODY
-        self.lent: dict[ExternalStream | None, int] | None = None  # to consumers on these streams; None: one not named
+        self.lent: dict[Stream | None, int] | None = None  # to consumers on these streams; None: one not named
 
     def use(self, stream: Stream, *, write: bool) -> None:
         """Order a use on `stream` behind the uses on other streams it conflicts with."""
@@ -72,7 +71,7 @@ class Storage:
         """The streams that the memory may still be in use on."""
         return {self.writer, *self.readers}
 
-    def lend(self, stream: ExternalStream | None) -> None:
+    def lend(self, stream: Stream | None) -> None:
         """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
         with self.ordering:
             lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity

@@ -134,6 +134,11 @@ class Stream:
         return device.external(handle)
 
     @property
+    def identity(self) -> int:
+        """Which stream the handle means, where that may change (external.py)."""
+        return 0
+
+    @property
     def is_ours(self) -> bool:
         """Whether it is there as long as this object; a stream of another library is not."""
         return True

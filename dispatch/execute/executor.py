@@ -44,9 +44,7 @@ class Executor:
         self.closed = False
         self.prepared = False  # whether there were prepared calls, whose graphs hold this executor's addresses
         self.handles: dict[str, Any] = {}  # of libraries, by their names
-        self.at_close: list[
-            Callable[[], None]
-        ] = []  # what rooms that hold something for this executor let go of with it
+        self.at_close: list[Callable[[], None]] = []  # how modules let go of what they hold for this executor
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts,
         self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common

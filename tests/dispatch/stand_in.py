@@ -1,4 +1,4 @@
-"""A stand-in for the driver, for the rooms that call it: contexts, streams, events, memory, captures and their order.
+"""A stand-in for the driver, for the modules that call it: contexts, streams, events, memory, captures and their order.
 
 It keeps each thread's stack of contexts and refuses what the driver refused on two H200s: an event on a stream of
 another context, a copy of another context's memory, a default stream where no context is current. The handles 0, 1 and
@@ -63,7 +63,7 @@ class Function:
 
 
 class StandIn:
-    """The driver's functions that the rooms under test call; a method gives the status and the result."""
+    """The driver's functions that the modules under test call; a method gives the status and the result."""
 
     error = staticmethod(cudabind.driver.error)
 

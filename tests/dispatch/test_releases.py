@@ -22,7 +22,7 @@ from dispatch.bind.refit import refit
 from dispatch.core.request import Plan
 from dispatch.device import callers_graph, dlpack, external_memory
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.device import MAX_LANES, Device
+from dispatch.device.device import MAX_EXECUTORS, Device
 from dispatch.device.external_memory import _hand_back, from_cuda_array_interface
 from dispatch.device.recordings import Recordings
 from dispatch.device.storage import Storage
@@ -934,7 +934,7 @@ def test_streams_that_are_dropped_unclosed_go_with_their_executors(run):
     def work(dev):
         home, kept = dev.executor(), dev.stream()
         streams = []
-        for number in range(3 * MAX_LANES):
+        for number in range(3 * MAX_EXECUTORS):
             stream = dev.stream()
             streams.append(weakref.ref(stream))
             with stream:
@@ -944,8 +944,8 @@ def test_streams_that_are_dropped_unclosed_go_with_their_executors(run):
             with kept:
                 assert not dev.zeros(SHAPE).numpy().any()
         gc.collect()
-        assert sum(stream() is not None for stream in streams) <= MAX_LANES
-        assert len(dev.executors()) <= MAX_LANES + 2
+        assert sum(stream() is not None for stream in streams) <= MAX_EXECUTORS
+        assert len(dev.executors()) <= MAX_EXECUTORS + 2
         assert dev.executor() is home
 
     run(work)

@@ -1,7 +1,7 @@
 """Plans that end in one call of cuDNN's older API, `cudnnSoftmaxForward` and its like: all is ready but the addresses.
 
-The `cudnn` rooms of the ops make them from descriptors; an executor runs and records them. Here nothing is chosen: the
-row and the op have done that.
+The `cudnn` modules of the ops make them from descriptors; an executor runs and records them. Here nothing is chosen:
+the row and the op have done that.
 """
 
 from __future__ import annotations
