@@ -45,7 +45,7 @@ device_module = sys.modules["dispatch.device.device"]  # the package's name `dev
 
 LIMITS = (  # what is remembered at most, and how little of it in every other wave
     (executor_module, "MAX_PLANS", 64),
-    (cuda_executor, "MAX_REPLAYS", 32),
+    (cuda_executor, "MAX_GRAPHS", 32),
     (cuda_executor, "MAX_SEEN", 4),
     (shortcut_module, "MAX_SHORTCUTS", 24),
     (shortcut_module, "MAX_PATTERNS", 8),

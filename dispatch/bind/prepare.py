@@ -40,7 +40,7 @@ class BoundCall:
     plan; each set of addresses has its own recorded call, and the executor keeps the latest ones.
     """
 
-    __slots__ = ("_bound", "_epoch", "_executor", "_launch", "_replay", "_result", "request")
+    __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_result", "request")
 
     def __init__(self, executor: Executor, request: Request, outputs: Operands) -> None:
         self.request = request.replace(**outputs) if outputs else request
@@ -48,15 +48,15 @@ class BoundCall:
         executor.prepared = True
         self._epoch = -1
         self._result: Any = None
-        self._replay: GraphExec | None = None
+        self._graph: GraphExec | None = None
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
             plan, arguments = self._bound.plan, self._bound.arguments
             if plan.capture_safe and arguments is not None and not executor.captured:
-                self._replay = plan.replays.get(arguments) or executor.record(plan, arguments)
-                if self._replay is not None:
-                    self._launch: Callable[[], int] = self._replay.launch
+                self._graph = plan.graphs.get(arguments) or executor.record(plan, arguments)
+                if self._graph is not None:
+                    self._launch: Callable[[], int] = self._graph.launch
         else:
             executor.plan(self.request)
 
@@ -82,10 +82,10 @@ class BoundCall:
         with executor.claimed():
             if operands:
                 return executor.run(self.request.replace(**operands))
-            if not isinstance(executor, CudaExecutor) or self._replay is None or executor.captured:
+            if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
                 return executor.run(self.request)
             epoch = order.sync_epoch  # as it was before the look
-            executor.launch(self._replay, self._bound.reads, self._bound.writes)
+            executor.launch(self._graph, self._bound.reads, self._bound.writes)
             if order.sync_epoch == epoch and not executor.stream.external:
                 self._epoch = epoch
             return self._result

@@ -121,16 +121,16 @@ class Request(ABC, Generic[R_co]):
 class Plan:
     """A request bound to one executor: everything that does not depend on addresses is done.
 
-    `replays` and `seen` belong to executor.py: the captured graphs by arguments, and the arguments seen once.
+    `graphs` and `seen` belong to cuda_executor.py: the captured graphs by arguments, and the arguments seen once.
     """
 
-    __slots__ = ("__weakref__", "capture_safe", "replays", "row", "seen")
+    __slots__ = ("__weakref__", "capture_safe", "graphs", "row", "seen")
     is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
 
     def __init__(self, row: Any, *, capture_safe: bool) -> None:
         self.row = row
         self.capture_safe = capture_safe
-        self.replays: dict[tuple[Argument, ...], Any] = {}
+        self.graphs: dict[tuple[Argument, ...], Any] = {}
         self.seen: dict[tuple[Argument, ...], None] = {}
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:

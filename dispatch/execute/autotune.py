@@ -123,16 +123,16 @@ def _race(
         graphs[number] = executor.capture(burst) or _Plain(burst), runs
         bar.update(1)
     for _ in range(math.ceil(WARM_SECONDS / (BURST_SECONDS * len(graphs)))):
-        for replay, _ in graphs.values():
-            executor.launch(replay, (), ())
+        for graph, _ in graphs.values():
+            executor.launch(graph, (), ())
     times: dict[int, list[float]] = {number: [] for number in graphs}
     medians: dict[int, float] = {}
     for turn in range(ROUNDS):
         left = list(times)
         first = turn % len(left)
         for number in (*left[first:], *left[:first]):
-            replay, runs = graphs[number]
-            times[number].append(timer.time(partial(executor.launch, replay, (), ())) / runs)
+            graph, runs = graphs[number]
+            times[number].append(timer.time(partial(executor.launch, graph, (), ())) / runs)
         medians = {number: statistics.median(samples) for number, samples in times.items()}
         best = min(medians.values())
         times = {n: samples for n, samples in times.items() if n == 0 or medians[n] <= best * DROP}

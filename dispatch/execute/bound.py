@@ -40,9 +40,9 @@ class Bound:
         if executor.closed:
             executor.check()
         if self.arguments is not None:
-            replay = self.plan.replays.get(self.arguments)
-            if replay is not None and not executor.stream.external:
-                executor.launch(replay, self.reads, self.writes)
+            graph = self.plan.graphs.get(self.arguments)
+            if graph is not None and not executor.stream.external:
+                executor.launch(graph, self.reads, self.writes)
             else:
                 executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
             return self.result

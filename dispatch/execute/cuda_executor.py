@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
 
-MAX_REPLAYS = 1024  # on one executor; the oldest goes first
+MAX_GRAPHS = 1024  # on one executor; the oldest goes first
 MAX_SEEN = 1024  # arguments of one plan that wait for their second run
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
@@ -60,7 +60,7 @@ class CudaExecutor(Executor):
         self.target = ctypes.c_void_p(stream.c_handle.value)
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
-        self._replays: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
+        self._recorded: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []
@@ -91,7 +91,7 @@ class CudaExecutor(Executor):
         arguments = request.arguments(outputs)
         self.enqueue(bound.plan, arguments, bound.reads, (*bound.writes, *outputs.values()))
 
-    def launch(self, replay: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+    def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call behind all uses of its tensors on other streams."""
         stream = self.stream
         for tensor in reads:
@@ -101,7 +101,7 @@ class CudaExecutor(Executor):
         for tensor in writes:
             if tensor.storage.owner is not stream:
                 tensor.storage.use(stream, write=True)
-        status = replay.launch()
+        status = graph.launch()
         if status:
             self.failed(status)
 
@@ -116,11 +116,11 @@ class CudaExecutor(Executor):
         if self.captured:
             self._enqueue_captured(plan, arguments, reads, writes)
             return
-        replay = plan.replays.get(arguments)
-        if replay is None and plan.capture_safe and arguments in plan.seen:
-            replay = self.record(plan, arguments)
-        if replay is not None:
-            self.launch(replay, reads, writes)
+        graph = plan.graphs.get(arguments)
+        if graph is None and plan.capture_safe and arguments in plan.seen:
+            graph = self.record(plan, arguments)
+        if graph is not None:
+            self.launch(graph, reads, writes)
             return
         for tensor in reads:
             tensor.storage.use(self.stream, write=False)
@@ -216,17 +216,17 @@ class CudaExecutor(Executor):
 
     def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
         """Record what plans of this executor enqueue; None where others ended each recording of it."""
-        device, replay = self.device, None
+        device, graph = self.device, None
         with device.context, relaxed():
             recorder = self._recorder or device.stream()
             self._recorder = None  # unless it ends well
-            replay = capture(enqueue, self.target, recorder.c_handle, device.recordings, holds_gil=self.holds_gil)
-        if replay is None:
+            graph = capture(enqueue, self.target, recorder.c_handle, device.recordings, holds_gil=self.holds_gil)
+        if graph is None:
             return None
         self._recorder = recorder
         if self.stream.context is not NULL_CONTEXT:
-            replay.launch = partial(_launch_on_default, self.stream.context, replay.launch)
-        return replay
+            graph.launch = partial(_launch_on_default, self.stream.context, graph.launch)
+        return graph
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
         """Record a plan at some addresses; the oldest record of the executor goes where there are too many.
@@ -235,17 +235,17 @@ class CudaExecutor(Executor):
         """
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
-        replay = self.capture(lambda: plan.enqueue(arguments))
+        graph = self.capture(lambda: plan.enqueue(arguments))
         plan.seen.pop(arguments, None)
-        if replay is None:
+        if graph is None:
             return None
-        replay.keep = self._outgrown, self._pages  # those that are there, and come until the executor begins anew
-        plan.replays[arguments] = replay
-        self._replays.append((plan, arguments))
-        if len(self._replays) > MAX_REPLAYS:
-            oldest, gone = self._replays.popleft()
-            oldest.replays.pop(gone, None)
-        return replay
+        graph.keep = self._outgrown, self._pages  # those that are there, and come until the executor begins anew
+        plan.graphs[arguments] = graph
+        self._recorded.append((plan, arguments))
+        if len(self._recorded) > MAX_GRAPHS:
+            oldest, gone = self._recorded.popleft()
+            oldest.graphs.pop(gone, None)
+        return graph
 
     @property
     def versions(self) -> Versions:
@@ -308,14 +308,14 @@ class CudaExecutor(Executor):
 
     def release(self) -> None:
         super().release()
-        self._replays.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
+        self._recorded.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
         if not self.prepared:
             self._workspace = None
             self._scalars, self._pages, self._outgrown, self._zeros = {}, [], [], []
 
     def close(self) -> None:
         super().close()
-        self._replays.clear()
+        self._recorded.clear()
         self._workspace = None
 
     def __del__(self) -> None:

@@ -1,6 +1,6 @@
 """Captured calls: one run of a plan recorded as a CUDA graph, to be launched again for less than the call itself costs.
 
-executor.py captures and launches them. A replay holds addresses, numbers, workspace and algorithm, so it stands for the
+cuda_executor.py captures and launches them. One holds addresses, numbers, workspace and algorithm, so it stands for the
 very same arguments only. Capture runs on a stream of its own, so the caller's stream never sees it.
 """
 

@@ -122,7 +122,7 @@ class Executor:
         """Enqueue a request with memory for the outputs that it leaves open."""
         raise Closed("an executor without a device")
 
-    def launch(self, replay: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+    def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call behind all uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 

@@ -109,7 +109,7 @@ kind = shortcut._kind
 
 def record_for_all_numbers(self, plan, arguments):
     replay = record(self, plan, arguments)
-    plan.replays[(*arguments[:7], 1.0, *arguments[8:])] = replay
+    plan.graphs[(*arguments[:7], 1.0, *arguments[8:])] = replay
     return replay
 
 

@@ -60,8 +60,8 @@ def test_a_use_is_behind_what_it_conflicts_with_on_another_stream(run, is_record
         if is_recorded:
             for user in (first, second, first, second):
                 user.use("reads", tensor)
-            assert first.plan.replays
-            assert second.plan.replays
+            assert first.plan.graphs
+            assert second.plan.graphs
         launched = len(driver.launched)
         first.use(before, tensor)
         until = first.clock
@@ -86,7 +86,7 @@ def test_reads_on_two_streams_do_not_wait_for_each_other(run):
 
 
 def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(cuda_executor, "MAX_GRAPHS", 2)
 
     def work(driver, dev):
         user = User(driver, dev)
@@ -94,7 +94,7 @@ def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(r
         for tensor in tensors:
             user.use("reads", tensor)
             user.use("reads", tensor)
-        assert list(user.plan.replays) == [(tensor.ptr,) for tensor in tensors[2:]]
+        assert list(user.plan.graphs) == [(tensor.ptr,) for tensor in tensors[2:]]
 
     run(work)
 

@@ -368,18 +368,18 @@ def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkey
 
         monkeypatch.setattr(kind, "enqueue", ended)
         for losses, replays in ((2, 1), (1000, 0), (0, 1)):
-            plan.replays.clear()
+            plan.graphs.clear()
             plan.seen.clear()
             lost.clear()
             for _ in range(2):
                 out.copy_from(np.full((64, 64), np.nan))
                 dp.run(request)
                 assert np.allclose(out.numpy(), right, atol=1e-3)
-            assert (len(plan.replays), len(lost)) == (replays, min(losses, 3))
+            assert (len(plan.graphs), len(lost)) == (replays, min(losses, 3))
         call = dp.prepare(request)
         losses = 1000
         lost.clear()
-        plan.replays.clear()
+        plan.graphs.clear()
         unrecorded = dp.prepare(request)
         for one in (call, unrecorded):
             out.copy_from(np.full((64, 64), np.nan))
@@ -408,7 +408,7 @@ def test_an_error_while_recording_leaves_the_executor_usable(dev, rng, monkeypat
         for _ in range(3):
             out.copy_from(np.full((64, 64), np.nan))
             assert np.allclose(dp.matmul(a, a, out=out).numpy(), right, atol=1e-3)
-        assert plan.replays
+        assert plan.graphs
 
 
 # -- the end of the process -----------------------------------------------------------------------------------------

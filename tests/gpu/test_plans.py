@@ -56,9 +56,9 @@ def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng,
                 (short,) = dev.executor().shortcuts.values()
                 plan = short.plan
             assert close(out, expected)
-            recorded.append(len(plan.replays))
+            recorded.append(len(plan.graphs))
     assert recorded == [0, 1, 1, 1]
-    assert all(isinstance(replay, GraphExec) for replay in plan.replays.values())
+    assert all(isinstance(graph, GraphExec) for graph in plan.graphs.values())
 
 
 def test_a_replay_reads_its_operands_anew(dev, rng):
@@ -128,7 +128,7 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "MAX_REPLAYS", 4)
+    monkeypatch.setattr(cuda_executor, "MAX_GRAPHS", 4)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
     with dev.stream():
         bound = dp.prepare(dp.MatmulRequest(a, b, out=poisoned(dev, N, N)))
@@ -136,7 +136,7 @@ def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, 
         plan = plan_of(dp.MatmulRequest(a, b, out=outs[0]))
         for out in outs * 3:
             dp.matmul(a, b, out=out)
-        assert len(plan.replays) <= 4
+        assert len(plan.graphs) <= 4
         assert all(close(out, product(a, b)) for out in outs)
         assert close(bound(), product(a, b))
 

@@ -120,10 +120,10 @@ def _matmul(
         *shortcut.scale_arguments,
     )
     reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
-    replay = shortcut.plan.replays.get(arguments)
-    if replay is not None and not executor.stream.external:
-        executor.launch(replay, reads, writes)
-    elif replay is None and may_overlap(reads, writes):
+    graph = shortcut.plan.graphs.get(arguments)
+    if graph is not None and not executor.stream.external:
+        executor.launch(graph, reads, writes)
+    elif graph is None and may_overlap(reads, writes):
         return _by_request(None, a, b, given)  # looks closely, and explains
     else:
         executor.enqueue(shortcut.plan, arguments, reads, writes)
