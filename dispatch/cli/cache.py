@@ -1,4 +1,4 @@
-"""`python -m dispatch cache [list | clear | path | warm | export FILE | import FILE]`: what is kept on disk.
+"""`python -m dispatch cache [list | clear | path | precompile | export FILE | import FILE]`: what is kept on disk.
 
 That is what autotune has found (`autotune.py` writes it) and the compiled kernels of CUTLASS (`libraries/cutlass`).
 This command looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in
@@ -29,7 +29,7 @@ ACTIONS = {
     "list": "autotune's findings and the compiled kernels",
     "clear": "delete them",
     "path": "the folder they are in",
-    "warm": "compile the kernels of the table's rows now",
+    "precompile": "compile the kernels of the table's rows now",
     "export": "write the compiled kernels to a pack",
     "import": "take the kernels of a pack, for machines without NVRTC and headers",
 }
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help=f"{what} (default: list)")
     parser.add_argument("file", nargs="?", type=Path, help="the pack to write or to read")
     parser.add_argument("--arch", help="with import: kernels for this architecture only, such as sm_90a")
-    parser.add_argument("--op", help="with warm: kernels of this op only")
+    parser.add_argument("--op", help="with precompile: kernels of this op only")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.file is None) == (options.action in ("export", "import")):
         need = "needs a file" if options.file is None else "takes no file"
         raise DispatchError(f"cache {options.action} {need}")
-    if options.action in ("warm", "export", "import"):
+    if options.action in ("precompile", "export", "import"):
         return _move(options)
     folder = cache_folder()
     found, compiled = entries(folder), kernels(folder)
@@ -96,9 +96,9 @@ def _move(options: argparse.Namespace) -> int:
         facts = {"file": str(options.file), "kernels": len(taken)}
         text = f"{len(taken)} kernels from {options.file}"
     else:
-        from dispatch.cli.warm import warm
+        from dispatch.cli.precompile import precompile
 
-        count = warm(options.op)
+        count = precompile(options.op)
         facts, text = {"kernels": count}, f"{count} kernels are ready"
     print_json(facts) if options.json else say(text)
     return 0

@@ -58,8 +58,8 @@ def test_clear_removes_them(capsys):
     assert told(capsys)["kernels"] == []
 
 
-def test_warm_needs_nothing_where_no_row_is_meant(folder, capsys):
-    assert told(capsys, "warm", "--op", "matmul") == {"kernels": 0}
+def test_precompiling_needs_nothing_where_no_row_is_meant(folder, capsys):
+    assert told(capsys, "precompile", "--op", "matmul") == {"kernels": 0}
     assert folder.exists()
 
 

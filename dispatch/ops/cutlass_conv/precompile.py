@@ -1,6 +1,6 @@
 """The convolutions that are worth compiling ahead: each row of Hopper with each configuration that `choose` picks.
 
-`dispatch.cli.warm` asks, for `python -m dispatch cache warm`. Nothing is compiled here.
+`dispatch.cli.precompile` asks, for `python -m dispatch cache precompile`. Nothing is compiled here.
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
         assert emit(spec_of(request, Arch(90), choose(request, 132))).text in texts
 
 
-def test_warming_asks_for_the_convolutions_of_an_op(monkeypatch):
-    from dispatch.cli import warm
+def test_precompiling_asks_for_the_convolutions_of_an_op(monkeypatch):
+    from dispatch.cli import precompile
     from dispatch.libraries.cutlass import compile as compiler
 
     asked = []
@@ -262,6 +262,6 @@ def test_warming_asks_for_the_convolutions_of_an_op(monkeypatch):
         return future
 
     monkeypatch.setattr(compiler, "request", request)
-    assert warm.warm("cutlass_conv_bwd_filter") == 6
+    assert precompile.precompile("cutlass_conv_bwd_filter") == 6
     assert {target for target, _ in asked} == {"sm_90a"}
     assert asked[0][1].startswith("cutlass_conv_bwd_filter f16×f16→f16 sm_90 cutlass 128x128")  # noqa: RUF001

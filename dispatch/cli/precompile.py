@@ -1,6 +1,6 @@
-"""Compiling ahead: the kernels that the table's Hopper rows take for plain products and convolutions, several at once.
+"""Compiling before the first call: the kernels that the table's Hopper rows take for plain products and convolutions, several at once.
 
-`python -m dispatch cache warm` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
+`python -m dispatch cache precompile` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatch.libraries.cutlass.config import Config
 
-__all__ = ["specs", "warm"]
+__all__ = ["precompile", "specs"]
 
 SM90 = Arch(90)
 
@@ -62,7 +62,7 @@ def _spec(a: Any, b: Any, d: Any, compute: Compute | None, config: Config) -> Ge
     )
 
 
-def warm(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = None) -> int:
+def precompile(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | None = None) -> int:
     """Compile kernels that are not there yet, those of the rows where none are given; how many are ready then."""
     wanted = [(label, emit(spec), spec.target) for label, spec in (specs(op) if chosen is None else chosen)]
     if chosen is None:
