@@ -1,6 +1,7 @@
-"""Compiling before the first call: the kernels that the table's Hopper rows take for plain products and convolutions, several at once.
+"""Compiling before the first call: the kernels of the table's Hopper rows for plain products and convolutions.
 
-`python -m dispatch cache precompile` calls it, before a program that must not wait, or to make a pack. It needs no GPU.
+`python -m dispatch cache precompile` calls it, before a program that must not wait, or to make a pack. It needs no
+GPU, and compiles several at once.
 """
 
 from __future__ import annotations

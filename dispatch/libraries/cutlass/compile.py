@@ -1,8 +1,8 @@
 """From a kernel's source to its cubin: memory, disk, or NVRTC in a process of its own, several at once.
 
-Plans ask `request` for a future and wait for it, `precompile` asks for many, and within `ahead` plans only start what they
-would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC holds the interpreter
-for as long as it runs, hence the processes.
+Plans ask `request` for a future and wait for it, `precompile` asks for many, and within `ahead` plans only start what
+they would wait for. A second request for a kernel that is being compiled gets the same future. NVRTC holds the
+interpreter for as long as it runs, hence the processes.
 """
 
 from __future__ import annotations
