@@ -22,7 +22,7 @@ import numpy as np
 
 import dispatch as dp
 from dispatch.core.request import Operands, Plan, Request, Signature
-from dispatch.keys import F32, HOST, I64, Arch, Epilogue
+from dispatch.keys import F32, HOST, I64, Arch
 
 WORDS, WIDTH, OUT, TOKENS = 1000, 128, 64, 32
 GUILTY = 100
@@ -112,10 +112,9 @@ def gpu_lookup(request: Lookup, executor: Any, row: dp.Row) -> Plan:
     return plan
 
 
-PLAIN = ((Epilogue.NONE,), ((None, None),), ())  # epilogues, scales, rules
 ROWS = (
-    dp.Row("lookup", (F32, I64), (), None, *PLAIN, HOST, HOST, (), "example", "lookup", host_lookup),
-    dp.Row("lookup", (F32, I64), (), None, *PLAIN, Arch(70), None, (), "example", "lookup", gpu_lookup),
+    dp.Row("lookup", (F32, I64), None, (), HOST, HOST, (), "example", "lookup", host_lookup),
+    dp.Row("lookup", (F32, I64), None, (), Arch(70), None, (), "example", "lookup", gpu_lookup),
 )
 if __name__ != "__main__":  # see below
     dp.register(*ROWS)
