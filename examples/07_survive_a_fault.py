@@ -22,7 +22,7 @@ import numpy as np
 
 import dispatch as dp
 from dispatch.core.request import Operands, Plan, Request, Signature
-from dispatch.keys import F32, HOST, I64, Arch
+from dispatch.keys import F32, HOST, I64, Arch, Epilogue
 
 WORDS, WIDTH, OUT, TOKENS = 1000, 128, 64, 32
 GUILTY = 100
