@@ -1,13 +1,7 @@
-"""ActivationRequest and ActivationBwdRequest: a function of every element, and its gradient.
+"""Activations, element by element, and their gradients: `activation` and `activation_bwd`.
 
-Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
-What an activation row asks of a request beyond its dtypes: layouts that a descriptor of cuDNN can say.
-
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
-What the activation requests mean, in NumPy: for the host rows in their own precision, in f64 as the reference.
-The activation requests carried out by `cudnnActivationForward` and `cudnnActivationBackward`.
-
-The axes are merged as far as memory allows, so that nearly every tensor is one axis to cuDNN. Follows
+Carried out by `cudnnActivationForward` and `cudnnActivationBackward`, or by NumPy. For cuDNN the axes are merged as far
+as memory allows, so that nearly every tensor is one axis. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnactivationforward.
 """
 
@@ -146,6 +140,7 @@ class ActivationBwdRequest(OperandRequest["Tensor"]):
         return self.mode, float(self.coef)
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 MAX_AXES = 5
 
 
@@ -180,6 +175,7 @@ def one_layout(request: ActivationBwdRequest) -> str:
     return ""
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def evaluate(request: ActivationRequest | ActivationBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     x, coef = values(request.x, work), work.type(request.coef)
@@ -230,6 +226,7 @@ def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
     return evaluate(request, EXACT)
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
@@ -259,6 +256,7 @@ def _function(mode: ActivationMode, coef: float) -> Descriptor:
     return made
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_activation = numpy_call(evaluate)
 activation = request_function(ActivationRequest, "activation")
 activation_bwd = request_function(ActivationBwdRequest, "activation_bwd")

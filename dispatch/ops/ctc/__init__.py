@@ -1,15 +1,8 @@
-"""CtcRequest: the loss of connectionist temporal classification, and its gradient in the same call.
+"""The loss of connectionist temporal classification with its gradient: `ctc_loss`.
 
-Making a request validates it, so far as that can be done without reading memory of a GPU. This file calls nothing.
-What a CTC row asks of a request beyond its dtypes.
-
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
-What a CtcRequest means, in NumPy: the forward and backward variables of each sequence, in logarithms.
-
-After Graves, Fernández, Gomez, Schmidhuber, "Connectionist Temporal Classification" (2006), equations 6 to 16.
-A CtcRequest carried out by `cudnnCTCLoss_v8`, whose labels and lengths lie on the device.
-
-cuDNN leaves the gradient behind the end of a sequence as it was, so that it is set to 0 before. Follows
+Carried out by `cudnnCTCLoss_v8`, whose labels and lengths lie on the device, or by NumPy, in logarithms, after Graves,
+Fernández, Gomez, Schmidhuber, "Connectionist Temporal Classification" (2006), equations 6 to 16. cuDNN leaves the
+gradient behind the end of a sequence as it was, so that it is set to 0 before. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.html#cudnnctcloss-v8.
 """
 
@@ -111,6 +104,7 @@ class CtcRequest(OperandRequest):
         return self.max_label_length, self.with_gradient, self.deterministic
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 MAX_LABELS = 255
 
 
@@ -131,6 +125,7 @@ def dense_logits(request: CtcRequest) -> str:
     return ""
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def evaluate(request: CtcRequest, work: np.dtype[Any]) -> Results:
     """The losses and the gradient by name, in a working dtype; BadRequest for lengths or labels out of range."""
     logits = values(request.logits, work)
@@ -197,6 +192,7 @@ def reference(request: CtcRequest) -> Results:
     return evaluate(request, EXACT)
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 ALGORITHM = cudnn.cudnnCTCLossAlgo_t
 
 WITH_SOFTMAX = cudnn.cudnnLossNormalizationMode_t.CUDNN_LOSS_NORMALIZATION_SOFTMAX
@@ -234,5 +230,6 @@ def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
     return CallPlan(executor, row, cudnn.cudnnCTCLoss_v8, arguments, (scratch,), zeroed=zeroed)
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_ctc = numpy_call(evaluate)
 ctc_loss = request_function(CtcRequest, "ctc_loss")

@@ -1,14 +1,9 @@
-"""The requests of dropout: the state of its random numbers, the forward pass and the backward pass.
+"""Dropout with a seed: `dropout_states` makes the random numbers, `dropout` draws a mask, `dropout_bwd` uses it again.
 
 The state is a tensor that every forward pass moves on, so that a program that starts from the same seed draws the same
-masks in the same order. This file calls nothing.
-What a dropout row asks of a request beyond its dtypes: tensors that lie in memory as one axis.
-
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
-What the dropout requests mean, in NumPy, with masks by Philox, whose key is the seed and whose counter the pass.
-The dropout requests carried out by `cudnnSetDropoutDescriptor`, `cudnnDropoutForward` and `cudnnDropoutBackward`.
-
-A descriptor is bound to the memory of a state, so it is bound anew where another state is passed. Follows
+masks in the same order: cuDNN's own (`cudnnSetDropoutDescriptor`, `cudnnDropoutForward`, `cudnnDropoutBackward`) on a
+GPU, by Philox, whose key is the seed and whose counter the pass, on the host. A descriptor of cuDNN is bound to the
+memory of a state, so it is bound anew where another state is passed. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnndropoutforward.
 """
 
@@ -185,6 +180,7 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
         return (float(self.p),)
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
     """The mask counts elements in memory, so input and output are dense and laid out alike."""
     layouts = [request.layout_of(request.reads[0]), request.layout_of("out")]
@@ -196,6 +192,7 @@ def one_axis(request: DropoutRequest | DropoutBwdRequest) -> str:
     return ""
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def evaluate(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype; those of the forward pass hold the state, too."""
     if isinstance(request, DropoutStatesRequest):
@@ -230,6 +227,7 @@ def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest
     return evaluate(request, EXACT)
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 def cudnn_dropout(
     request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row
 ) -> Plan:
@@ -304,6 +302,7 @@ class StatesPlan(CallPlan):
         )
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_dropout = numpy_call(evaluate)
 dropout_states = request_function(DropoutStatesRequest, "dropout_states")
 dropout = request_function(DropoutRequest, "dropout")

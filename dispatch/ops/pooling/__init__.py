@@ -193,6 +193,7 @@ class PoolingBwdRequest(OperandRequest["Tensor"]):
         return self.windows, self.mode
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 def whole_max(request: PoolingRequest) -> str:
     """The averages of i8 are whole numbers, and no document says how they are rounded."""
     return "" if request.mode.is_max else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {request.mode.name}"
@@ -212,6 +213,7 @@ def pairs(request: PoolingBwdRequest) -> str:
     return ""
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def evaluate(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     if request.x.size == 0:
@@ -292,6 +294,7 @@ def reference(request: PoolingRequest | PoolingBwdRequest) -> Results:
     return evaluate(request, EXACT)
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
@@ -333,6 +336,7 @@ def _image(layout: Layout) -> Descriptor:
     return tensor(layout.dtype, shape, [max(step, 1) for step in steps])
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_pooling = numpy_call(evaluate)
 pooling = request_function(PoolingRequest, "pooling")
 pooling_bwd = request_function(PoolingBwdRequest, "pooling_bwd")

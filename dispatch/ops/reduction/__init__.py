@@ -1,19 +1,9 @@
-"""ReduceRequest: a tensor reduced over any of its axes, with the places of its largest or smallest elements if asked.
+"""Reductions over any axes, sums, products, norms, extremes with their places: `reduce`.
 
-Making a request validates it, so that a bad one never comes near a library. This file calls nothing.
-What a reduction row asks of a request beyond its dtypes: axes that a descriptor of cuDNN can say.
-
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
-What a ReduceRequest means, in NumPy: for the host rows in their own precision, in f64 as the reference.
-Sums over the rows or the columns of a matrix as a graph of cuDNN, and where its operands stand in the arguments.
-
-Axes that are merged make a dense matrix of what a graph can sum (`rules.py` says which); what is added up is prepared
-by a pointwise operation. Pure: it calls no library.
-A ReduceRequest carried out by `cudnnReduceTensor`, or by a graph of cuDNN's backend.
-
-Axes are merged as far as memory allows. Where some are kept, cudnnReduceTensor of 9.19 is slow in whatever order they
-are described: 0.4 ms for the rows or the columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one
-number 0.03. That is what the graph is for. Follows
+Carried out by `cudnnReduceTensor`, by a graph of cuDNN's backend, or by NumPy. Axes are merged as far as memory allows.
+Where some are kept, cudnnReduceTensor of 9.19 is slow in whatever order they are described: 0.4 ms for the rows or the
+columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. That is what the graph is for: the
+merged axes make a dense matrix of what it can sum, and what is added up is prepared by a pointwise operation. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
 """
 
@@ -162,6 +152,7 @@ class ReduceRequest(OperandRequest):
         return self.reduced, self.reduce, self.keepdims, self.indices, self._made["out"].dtype.name
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 MAX_AXES = 8
 
 SUMS = (ReduceOp.ADD, ReduceOp.AVG, ReduceOp.NORM1)
@@ -236,6 +227,7 @@ def partial(request: ReduceRequest) -> str:
     return "" if request.layout_of("out").size > 1 else "needs two sums or more, has one"
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def rows_of(request: ReduceRequest, work: np.dtype[Any]) -> Array:
     """x with the reduced axes as one, the last, in row-major order."""
     x, reduced = values(request.x, work), request.reduced
@@ -288,6 +280,7 @@ def reference(request: ReduceRequest) -> Results:
     return evaluate(request, EXACT)
 
 
+# -- as a graph of cuDNN ----------------------------------------------------------------------------------------------
 Shape = tuple[int, ...]
 
 
@@ -328,6 +321,7 @@ def describe(request: ReduceRequest) -> Described:
     return Described(builder.build(), {x.uid: 0, out.uid: 1})
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 INDICES = cudnn.cudnnReduceTensorIndices_t
@@ -375,5 +369,6 @@ def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan
     return filled(executor, made, fills_of(graph, places))
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_reduce = numpy_call(evaluate)
 reduce = request_function(ReduceRequest, "reduce")

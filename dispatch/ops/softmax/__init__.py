@@ -124,6 +124,7 @@ class SoftmaxBwdRequest(OperandRequest["Tensor"]):
         return self.axis % self.y.ndim, self.algorithm
 
 
+# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 MAX_OTHERS = 4  # images and three axes of space
 
 
@@ -159,6 +160,7 @@ def one_dense_layout(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
     return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x.numpy())"
 
 
+# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
 def evaluate(request: SoftmaxRequest | SoftmaxBwdRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     return backward(request, work) if isinstance(request, SoftmaxBwdRequest) else forward(request, work)
@@ -191,6 +193,7 @@ def reference(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results:
     return evaluate(request, EXACT)
 
 
+# -- by cuDNN ---------------------------------------------------------------------------------------------------------
 INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 
 CHANNEL = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_CHANNEL
@@ -236,6 +239,7 @@ def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descripto
     return (CHANNEL if space else INSTANCE), descriptors
 
 
+# -- what users call, and the rows ------------------------------------------------------------------------------------
 numpy_softmax = numpy_call(evaluate)
 softmax = request_function(SoftmaxRequest, "softmax")
 softmax_bwd = request_function(SoftmaxBwdRequest, "softmax_bwd")
