@@ -55,13 +55,14 @@ class Layout:
     @property
     def fills_bytes(self) -> bool:
         """Whether its elements, in whatever order, are all there is in the bytes that they lie in."""
-        axes = [(abs(stride), extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
+        axes = [(stride, extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
         step = 1
-        for stride, extent in sorted(axes):
+        for stride, extent in sorted((abs(stride), extent) for stride, extent in axes):
             if stride != step:
                 return self.size == 0
             step *= extent
-        return step * self.dtype.bits % 8 == 0
+        first = sum((extent - 1) * stride for stride, extent in axes if stride < 0)  # in memory, from the pointer
+        return step * self.dtype.bits % 8 == 0 and first * self.dtype.bits % 8 == 0
 
     @property
     def meets_itself(self) -> bool:

@@ -277,3 +277,15 @@ def test_an_axis_of_one_element_is_no_pitch(strides):
     got = np.empty((3, 1, 3), np.float32)
     copied(dispatch.Tensor(whole.storage, whole.ptr, layout), got, into=False)
     np.testing.assert_array_equal(got[:, 0], whole.numpy()[:, :3])
+
+
+def test_zeros_behind_half_a_byte_are_refused():
+    """A view that steps back from an even element to an odd one: its first byte and its last have a neighbour each."""
+    with opened("host") as device:
+        tensor = device.array(values(np.random.default_rng(0), (10,), "f4e2m1"))
+        before = tensor.numpy()
+        with pytest.raises(BadRequest, match="dense"):
+            device.fill_zero(tensor[8:4:-1])
+        np.testing.assert_array_equal(tensor.numpy(), before)
+        device.fill_zero(tensor[4:8])
+        np.testing.assert_array_equal(tensor.numpy()[4:8], np.zeros(4))
