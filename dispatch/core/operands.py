@@ -6,6 +6,7 @@ what its outputs look like, and checks its own fields. It calls no library.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -94,8 +95,8 @@ class OperandRequest(Request[R_co]):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The inputs that must be there."""
-        return self.reads
+        """The inputs that must be there: those whose field has no default."""
+        return _without_default(type(self))
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     @property
@@ -240,6 +241,11 @@ class OperandRequest(Request[R_co]):
                 partners = [other for one, other in self.in_place if one == name]
                 hint = f"{' or '.join(partners)} may be {name} itself" if partners else f"leave {name}=None"
                 raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", hint)
+
+
+@functools.cache
+def _without_default(kind: type[OperandRequest]) -> tuple[str, ...]:
+    return tuple(name for name in kind.reads if not hasattr(kind, name))
 
 
 def _word(value: Any) -> str:

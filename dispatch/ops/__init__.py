@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
     from dispatch.ops.cutlass_gemm import *
     from dispatch.ops.dropout import *
     from dispatch.ops.grouped_matmul import *
+    from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
     from dispatch.ops.pooling import *
@@ -40,6 +41,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "reduction":            ("cudnn_call",  ("reduce",)),
     "dropout":              ("cudnn_call",  ("dropout_states", "dropout", "dropout_bwd")),
     "rnn":                  ("cudnn_call",  ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
+    "local_norm":           ("cudnn_call",  ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
     "ctc":                  ("cudnn_call",  ("ctc_loss",)),
     "cutlass_gemm":         ("cutlass",     ("cutlass_gemm",)),
     "cutlass_conv":         ("cutlass",     ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")),

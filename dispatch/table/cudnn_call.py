@@ -18,6 +18,7 @@ from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute
 from dispatch.ops.activation import cudnn_activation, elu_above_0, five_axes, numpy_activation, one_layout
 from dispatch.ops.ctc import at_most_255, cudnn_ctc, dense_logits, numpy_ctc
 from dispatch.ops.dropout import cudnn_dropout, numpy_dropout, one_axis
+from dispatch.ops.local_norm import cudnn_local_norm, dense_alike, numpy_local_norm, odd_window
 from dispatch.ops.pooling import cudnn_pooling, images, numpy_pooling, pairs, whole_max
 from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, eight_axes, lines, numpy_reduce, partial, shrinks, sums
 from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
@@ -30,6 +31,8 @@ COMP_64F, COMP_32F, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Comput
 SM75, SM80 = Arch(75), Arch(80)  # cuDNN 9 for CUDA 13 runs on nothing older; bf16 and TF32 came with sm_80
 V9 = (9, 0)
 H200 = ("H200",)
+PASSED_OVER = "as IEEE 754 has them, but for neighbours in a window, which may pass over NaN"
+SPREADS = "reach neighbours outside their window as well: sums over windows are differences of sums over lines"
 
 SOFTMAX_FWD     = ("cudnn", "cudnnSoftmaxForward",        cudnn_softmax)
 SOFTMAX_BWD     = ("cudnn", "cudnnSoftmaxBackward",       cudnn_softmax)
@@ -46,6 +49,10 @@ RNN_FWD         = ("cudnn", "cudnnRNNForward",            cudnn_rnn)
 RNN_BWD_DATA    = ("cudnn", "cudnnRNNBackwardData_v8",    cudnn_rnn)
 RNN_BWD_WEIGHTS = ("cudnn", "cudnnRNNBackwardWeights_v8", cudnn_rnn)
 CTC             = ("cudnn", "cudnnCTCLoss_v8",            cudnn_ctc)
+LRN             = ("cudnn", "cudnnLRNCrossChannelForward", cudnn_local_norm)
+LRN_BWD         = ("cudnn", "cudnnLRNCrossChannelBackward", cudnn_local_norm)
+DIVISIVE        = ("cudnn", "cudnnDivisiveNormalizationForward", cudnn_local_norm)
+DIVISIVE_BWD    = ("cudnn", "cudnnDivisiveNormalizationBackward", cudnn_local_norm)
 
 NETWORK = (dense_sequences, bytes_by_16, two_or_none)
 
@@ -110,6 +117,18 @@ TRIED_ROWS = (
     Row("rnn_bwd_weights", (F16,  F16),   COMP_32F,  NETWORK,                              SM75, None, V9, *RNN_BWD_WEIGHTS, H200),
     Row("rnn_bwd_weights", (BF16, BF16),  COMP_32F,  NETWORK,                              SM80, None, V9, *RNN_BWD_WEIGHTS, H200),
     Row("ctc_loss",        (F32,  F32),   COMP_32F,  (dense_logits, at_most_255),          SM75, None, V9, *CTC,             H200),
+    Row("lrn",                 (F64,  F64),    COMP_64F,  (dense_alike,),                        SM75, None, V9, *LRN,             nonfinite=PASSED_OVER),
+    Row("lrn",                 (F32,  F32),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *LRN,             nonfinite=PASSED_OVER),
+    Row("lrn",                 (F16,  F16),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *LRN,             nonfinite=PASSED_OVER),
+    Row("lrn_bwd",             (F64,  F64),    COMP_64F,  (dense_alike,),                        SM75, None, V9, *LRN_BWD,         nonfinite=PASSED_OVER),
+    Row("lrn_bwd",             (F32,  F32),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *LRN_BWD,         nonfinite=PASSED_OVER),
+    Row("lrn_bwd",             (F16,  F16),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *LRN_BWD,         nonfinite=PASSED_OVER),
+    Row("divisive_norm",       (F64,  F64),    COMP_64F,  (dense_alike,),                        SM75, None, V9, *DIVISIVE,        nonfinite=SPREADS),
+    Row("divisive_norm",       (F32,  F32),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *DIVISIVE,        nonfinite=SPREADS),
+    Row("divisive_norm",       (F16,  F16),    COMP_32F,  (dense_alike,),                        SM75, None, V9, *DIVISIVE,        nonfinite=SPREADS),
+    Row("divisive_norm_bwd",   (F64,  F64),    COMP_64F,  (dense_alike, odd_window),             SM75, None, V9, *DIVISIVE_BWD,    nonfinite=SPREADS),
+    Row("divisive_norm_bwd",   (F32,  F32),    COMP_32F,  (dense_alike, odd_window),             SM75, None, V9, *DIVISIVE_BWD,    nonfinite=SPREADS),
+    Row("divisive_norm_bwd",   (F16,  F16),    COMP_32F,  (dense_alike, odd_window),             SM75, None, V9, *DIVISIVE_BWD,    nonfinite=SPREADS),
 )
 # fmt: on
 # Networks of one bias take the same calls.
@@ -130,6 +149,7 @@ NUMPY: dict[Any, Any] = {
     cudnn_dropout: numpy_dropout,
     cudnn_rnn: numpy_rnn,
     cudnn_ctc: numpy_ctc,
+    cudnn_local_norm: numpy_local_norm,
 }
 ROWS = stated(
     (

@@ -92,7 +92,7 @@ def test_a_function_has_the_parameters_of_its_class_and_its_documentation(op):
     kind, function = CLASSES[op], getattr(dp, op)
     assert function.__name__ == function.__qualname__ == op
     parameters = inspect.signature(function).parameters
-    assert list(parameters) == [field.name for field in fields(kind)]
+    assert list(parameters) == [field.name for field in sorted(fields(kind), key=lambda field: field.kw_only)]
     for field in fields(kind):
         parameter = parameters[field.name]
         assert parameter.default == (inspect.Parameter.empty if field.default is MISSING else field.default)

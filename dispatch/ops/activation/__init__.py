@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.core.axes import Axis, alike, describable, merge
+from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
 from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as
 from dispatch.core.request_function import request_function
@@ -167,12 +167,7 @@ def elu_above_0(request: ActivationBwdRequest) -> str:
 
 def one_layout(request: ActivationBwdRequest) -> str:
     """The gradient wants all its tensors laid out alike."""
-    first = request.x.layout
-    for name in ("y", "dy", "out"):
-        layout = request.layout_of(name)
-        if not alike(first, layout):
-            return f"needs {name} with the strides of x {first.strides}, has {layout.strides}"
-    return ""
+    return strides_apart(request, "x", "y", "dy", "out")
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

@@ -184,10 +184,6 @@ class NormFwdRequest(NormRequest):
     groups: int = 1
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return ("x", "scale")
-
-    @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
         return (self.x.dtype, self.x.dtype, self.scale.dtype)
 
@@ -257,10 +253,6 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     workspace: int | None = None
     autotune: bool = False
     groups: int = 1
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return ("dy", "x", "scale", "inv_variance")
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:

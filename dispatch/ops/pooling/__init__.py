@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from cudabind._cached import cached_property
 from cudabind.sys import cudnn
-from dispatch.core.axes import alike, describable
+from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
 from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as, whole
 from dispatch.core.request_function import request_function
@@ -206,11 +206,7 @@ def images(request: PoolingRequest | PoolingBwdRequest) -> str:
 
 def pairs(request: PoolingBwdRequest) -> str:
     """The gradient of x laid out as x is, and that of y as y is."""
-    for name, other in (("dy", "y"), ("out", "x")):
-        one, wanted = request.layout_of(name), request.layout_of(other)
-        if not alike(one, wanted):
-            return f"needs {name} with the strides of {other} {wanted}, has {one}"
-    return ""
+    return strides_apart(request, "y", "dy") or strides_apart(request, "x", "out")
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

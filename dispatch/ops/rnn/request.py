@@ -174,10 +174,6 @@ class RnnRequest(RnnBase):
     cy: Tensor | None = None
     reserve: Tensor | None = None
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        return "x", "weights"
-
     def check_fields(self) -> None:
         self.check_common(getattr(self.network, "input_size", 0))
         if not isinstance(self.training, bool):
@@ -256,10 +252,6 @@ class RnnBwdDataRequest(RnnBase):
     dhx: Tensor | None = None
     dcx: Tensor | None = None
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        return "y", "dy", "weights", "reserve"
-
     def check_fields(self) -> None:
         self.check_common(getattr(self.network, "output_size", 0))
         same_as("dy", self.dy, "y", self.y)
@@ -306,10 +298,6 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
     compute: Compute | None = None
     dropout: float = 0.0
     out: Tensor | None = None
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return "x", "y", "reserve"
 
     def check_fields(self) -> None:
         self.check_common(getattr(self.network, "input_size", 0))

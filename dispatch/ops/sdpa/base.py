@@ -84,10 +84,6 @@ class SdpaRequest(OperandRequest[R_co]):
     autotune: bool
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return ("q", "k", "v")
-
-    @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
         """Of Q, K and the result, and of the bias."""
         return (self.q.dtype, self.k.dtype, self.q.dtype, None if self.bias is None else self.bias.dtype)

@@ -222,10 +222,6 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
     workspace: int | None = None
     autotune: bool = False
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "do", "stats")
-
     def made(self) -> dict[str, Made]:
         layouts = {f"d{name}": getattr(self, name).layout for name in ("q", "k", "v")}
         found = {name: like(layout) for name, layout in layouts.items()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.core.axes import Axis, alike, describable, gapless, merge
+from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, values
 from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as, whole
 from dispatch.core.request_function import request_function
@@ -152,11 +152,9 @@ def one_dense_layout(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
 
     cuDNN takes others and goes by the strides of one of them, or by none (seen on an H200, 9.19: wrong numbers).
     """
-    first, *others = (*request.reads, *request.writes)
-    layout = request.layout_of(first)
-    for name in others:
-        if not alike(layout, request.layout_of(name)):
-            return f"needs {name} with the strides of {first} {layout}, has {request.layout_of(name)}"
+    first, layout = request.reads[0], request.layout_of(request.reads[0])
+    if reason := strides_apart(request, *request.reads, *request.writes):
+        return reason
     return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x.numpy())"
 
 

@@ -1,0 +1,194 @@
+"""Normalization by neighbours: `lrn` over channels, `divisive_norm` over space, and their gradients.
+
+y = x · s^-beta, s_i = k + alpha / window^d · Σ (x_j - means_i)² over the j in a window around i along d axes, of which
+an even one reaches further ahead; for `lrn` d is 1 and the means are 0. Carried out by cuDNN or NumPy; follows
+https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnlrncrosschannelforward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from cudabind.sys import cudnn
+from dispatch.checks import check_number
+from dispatch.core.axes import dense_strides, describable, strides_apart
+from dispatch.core.host_plan import Results, numpy_call, values
+from dispatch.core.operands import Made, OperandRequest, like, same_as, whole
+from dispatch.core.request_function import request_function
+from dispatch.errors import BadRequest
+from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.handle import handle_of
+from dispatch.libraries.cudnn.tensors import Descriptor, tensor
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["DivisiveNormBwdRequest", "DivisiveNormRequest", "LrnBwdRequest", "LrnRequest"]
+__all__ += ["divisive_norm", "divisive_norm_bwd", "lrn", "lrn_bwd"]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalNormRequest(OperandRequest["Tensor"]):
+    """What the four have in common.
+
+    Attributes:
+        x: (images, channels, space…), dense, with channels first or last in memory.
+        window: how many neighbours count along an axis, from 1 to 16.
+        alpha, beta, k: what they count, 0 or more; the power, from 0.01; what is added to their sum, from 1e-5.
+        out: y or dx, of x's shape and dtype. Left open, it lies in memory as x does.
+    """
+
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    over_space: ClassVar[bool] = False
+    x: Tensor
+    _: KW_ONLY
+    window: int = 5
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 2.0
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        whole("window", self.window, 1, 16)
+        for name, low in (("alpha", 0.0), ("beta", 0.01), ("k", 1e-5)):
+            check_number(name, getattr(self, name), low=low, high=1e30)
+        if not 2 + 2 * self.over_space <= self.x.ndim <= 5:
+            raise BadRequest(
+                "x", str(self.x.layout), f"(images, channels, space…), {2 + 2 * self.over_space} to 5 axes"
+            )
+        for name, given, _ in self.tensors():
+            same_as(name, given, "x", self.x)
+
+    def made(self) -> dict[str, Made]:
+        return {"out": like(self.x.layout)}
+
+    def choices(self) -> tuple[Any, ...]:
+        return self.window, float(self.alpha), float(self.beta), float(self.k)
+
+
+@dataclass(frozen=True, eq=False)
+class LrnRequest(LocalNormRequest):
+    """Local response normalization: y = x · (k + alpha / window · Σ x²)^-beta, the sum over a window of channels."""
+
+    op: ClassVar[str] = "lrn"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+
+
+@dataclass(frozen=True, eq=False)
+class LrnBwdRequest(LocalNormRequest):
+    """dx of `lrn` from x, its result y and the gradient dy.
+
+    Attributes:
+        y, dy: of x's shape, dtype and strides.
+    """
+
+    op: ClassVar[str] = "lrn_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "y", "dy")
+    y: Tensor
+    dy: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class DivisiveNormRequest(LocalNormRequest):
+    """y = x · (k + alpha / window^d · Σ (x_j - means_i)²)^-beta, over a window of all d axes of space, 2 or 3.
+
+    Attributes:
+        means: such as an average pooling of x, with its shape, dtype and strides; None for 0.
+    """
+
+    op: ClassVar[str] = "divisive_norm"
+    reads: ClassVar[tuple[str, ...]] = ("x", "means")
+    over_space: ClassVar[bool] = True
+    means: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DivisiveNormBwdRequest(LocalNormRequest):
+    """dx of `divisive_norm` from x, the gradient dy and the means, which are taken as they are.
+
+    Attributes:
+        dy, means: of x's shape, dtype and strides; means None for 0.
+    """
+
+    op: ClassVar[str] = "divisive_norm_bwd"
+    reads: ClassVar[tuple[str, ...]] = ("x", "dy", "means")
+    over_space: ClassVar[bool] = True
+    dy: Tensor
+    means: Tensor | None = None
+
+
+def window_sum(array: Array, n: int, axes: range, *, turned: bool = False) -> Array:
+    """The sums over windows along some axes; `turned` sums over those in whose window an element is."""
+    for axis in axes:
+        pads = [(0, 0)] * array.ndim
+        pads[axis] = (n // 2, (n - 1) // 2) if turned else ((n - 1) // 2, n // 2)
+        padded = np.pad(array, pads)
+        array = sum((padded.take(range(i, i + array.shape[axis]), axis) for i in range(n)), np.zeros_like(array))
+    return array
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The output of a request by name, computed in a working dtype."""
+    x, n = values(request.x, work), request.window
+    axes = range(2, x.ndim) if request.over_space else range(1, 2)
+    means = np.zeros_like(x) if getattr(request, "means", None) is None else values(request.means, work)
+    share, beta = work.type(request.alpha / n ** len(axes)), work.type(request.beta)
+    squares = window_sum(x * x, n, axes) - 2 * means * window_sum(x, n, axes)
+    s = work.type(request.k) + share * (squares + means**2 * window_sum(np.ones_like(x), n, axes))
+    if "dy" not in request.reads:
+        return {"out": x * s**-beta}
+    dy = values(request.dy, work)
+    term = dy * (values(request.y, work) if "y" in request.reads else x * s**-beta) / s
+    reached = x * window_sum(term, n, axes, turned=True) - window_sum(term * means, n, axes, turned=True)
+    return {"out": dy * s**-beta - 2 * beta * share * reached}
+
+
+def dense_alike(request: LocalNormRequest) -> str:
+    """Rule: all operands of one layout, without gaps, channels first or last."""
+    x, names = request.x.layout, [name for name, _, _ in request.tensors()]
+    dense = "" if x.size == 0 or dense_strides(x) else f"needs x dense with channels first or last, has {x}"
+    return describable(x) or dense or strides_apart(request, "x", *names, "out")
+
+
+def odd_window(request: LocalNormRequest) -> str:
+    """Rule: of an even window cuDNN's gradient (9.19) adds up other neighbours than those whose window x is in."""
+    return "" if request.window % 2 else f"needs an odd window, has {request.window}"
+
+
+def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in `row.function`; nothing is launched where there is no element."""
+    x, dtype = request.x.layout, request.x.dtype
+    if x.size == 0:
+        return NoOpPlan(row)
+    norm = Descriptor("LRN")
+    cudnn.cudnnSetLRNDescriptor(norm.handle, request.window, request.alpha, request.beta, request.k)
+    at = {name: Operand(request.place_of(name)) for name in (*request.reads, *request.writes)}
+    first, zero, function = (norm, 0, number(1, dtype)), number(0, dtype), getattr(cudnn, row.function)
+    n, c, *space = x.shape
+    steps = dense_strides(x) or x.strides
+    if not request.over_space:  # cuDNN takes no image of three axes of space with channels last: they are one here
+        image = tensor(dtype, (n, c, math.prod(space)), (*steps[:2], steps[-1]))
+        order = ("x",) if request.op == "lrn" else ("y", "dy", "x")
+        operands = [part for name in order for part in (image, at[name])]
+        return CallPlan(executor, row, function, (*first, *operands, zero, image, at["out"]))
+    image, size = tensor(dtype, x.shape, steps), -(-x.size * dtype.itemsize // 256) * 256
+    scratch = handle_of(executor).scratch(executor, 2 * size)
+    between = (scratch.c_ptr, ctypes.c_void_p((scratch.c_ptr.value or 0) + size))
+    ends = (zero, image, at["out"]) if request.op == "divisive_norm" else (zero, image, at["out"], None)
+    dy = (at["dy"],) if "dy" in at else ()
+    return CallPlan(executor, row, function, (*first, image, at["x"], at["means"], *dy, *between, *ends), (scratch,))
+
+
+numpy_local_norm = numpy_call(evaluate)
+lrn, lrn_bwd = request_function(LrnRequest, "lrn"), request_function(LrnBwdRequest, "lrn_bwd")
+divisive_norm = request_function(DivisiveNormRequest, "divisive_norm")
+divisive_norm_bwd = request_function(DivisiveNormBwdRequest, "divisive_norm_bwd")
