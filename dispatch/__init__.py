@@ -39,9 +39,6 @@ from dispatch.keys import Dtype as Dtype
 from dispatch.keys import Epilogue as Epilogue
 from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
-from dispatch.supervise import trace as trace
-from dispatch.supervise.future import Future as Future
-from dispatch.supervise.supervisor import Supervisor as Supervisor
 from dispatch.table.select import explain as explain
 from dispatch.table.table import TABLE as TABLE
 
@@ -49,37 +46,45 @@ if TYPE_CHECKING:
     from dispatch.libraries.cutlass import evt as evt
     from dispatch.ops import *
     from dispatch.ops import graph as _graph
+    from dispatch.supervise import trace as trace
+    from dispatch.supervise.future import Future as Future
+    from dispatch.supervise.supervisor import Supervisor as Supervisor
 
     cudnn = _graph
 
 register = TABLE.register
 
-_MODULES = {"cudnn": "dispatch.ops.graph", "evt": "dispatch.libraries.cutlass.evt"}
-_HERE = [
-    name
-    for name, value in globals().items()
-    if getattr(value, "__module__", "").startswith("dispatch") or value in (errors, trace)
-]
+# Imported when they are first used: `import dispatch` stays quick.
+_MODULES = {
+    "cudnn": "dispatch.ops.graph",
+    "evt": "dispatch.libraries.cutlass.evt",
+    "trace": "dispatch.supervise.trace",
+}
+_LATER = {"Future": "dispatch.supervise.future", "Supervisor": "dispatch.supervise.supervisor"}
+_HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module__", "").startswith("dispatch")]
 
 
 def _found(name: str) -> Any:
-    """A name of an op family, or a module for users, imported now: `import dispatch` stays quick."""
+    """A public name that is not there yet: a module, a class of the supervisor, or what an op family has."""
     from importlib import import_module
 
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name == "__all__":
         return __dir__()
-    if not name.startswith("_"):
-        # The family that the name looks like comes first; only a name that nobody has imports all of them.
-        for family in sorted(
-            _FAMILIES, key=lambda family: (name not in _FAMILIES[family][1], family[:3] != name[:3].lower())
-        ):
-            module = import_module(f"dispatch.ops.{family}")
-            if name in module.__all__ and module.__name__ not in _MODULES.values():
-                found = globals()[name] = getattr(module, name)
-                return found
+    families = [] if name.startswith("_") else [f"dispatch.ops.{family}" for family in _by_likeness(name)]
+    for place in (_LATER[name],) if name in _LATER else families:
+        module = import_module(place)
+        if name in module.__all__:
+            found = globals()[name] = getattr(module, name)
+            return found
     raise AttributeError(f"module 'dispatch' has no attribute {name!r}")
+
+
+def _by_likeness(name: str) -> list[str]:
+    """The families, the one first that the name looks like: only a name that nobody has imports all of them."""
+    families = [family for family in _FAMILIES if family != "graph"]
+    return sorted(families, key=lambda f: (name not in _FAMILIES[f][1], f[:3] != name[:3].lower()))
 
 
 if not TYPE_CHECKING:  # to a type checker a name that stands nowhere is an error
@@ -90,5 +95,5 @@ def __dir__() -> list[str]:
     """All public names."""
     from importlib import import_module
 
-    families = [import_module(f"dispatch.ops.{family}") for family in _FAMILIES if family != "graph"]
-    return sorted({*_HERE, *_MODULES, *(name for family in families for name in family.__all__)})
+    families = [import_module(f"dispatch.ops.{family}") for family in _by_likeness("")]
+    return sorted({*_HERE, *_MODULES, *_LATER, *(name for family in families for name in family.__all__)})
