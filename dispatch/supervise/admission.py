@@ -1,4 +1,4 @@
-"""Room: what becomes of requests that find the queues full: they wait, are refused, or displace the oldest.
+"""Admission: what becomes of requests that find the queues full: they wait, are refused, or displace the oldest.
 
 WorkerPool is one. Main threads go through here, and Ctrl-C may come between any two steps: what is done is done in an
 order that leaves nothing half done, or what the next who comes does again. This module never runs a request.
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from dispatch.supervise.future import Future
     from dispatch.supervise.queue import WorkerQueue
 
-__all__ = ["Room"]
+__all__ = ["Admission"]
 
 
-class Room(ABC):
+class Admission(ABC):
     """The full queues of a pool.
 
     Guarantees: who waits for room is told of it, for it counts in `blocked` before it looks. What is dropped fails

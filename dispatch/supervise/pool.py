@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, WorkerFailed
 from dispatch.logs import log
-from dispatch.supervise.admission import Room
+from dispatch.supervise.admission import Admission
 from dispatch.supervise.circuit import Circuit
 from dispatch.supervise.cuda_worker import CudaWorker
 from dispatch.supervise.failures import Failures
@@ -75,7 +75,7 @@ AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that n
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-class WorkerPool(Room, Circuit):
+class WorkerPool(Admission, Circuit):
     """The workers of one supervisor and the policy over them. Threads hold this, and not the supervisor.
 
     Guarantees: `state` only grows. `refusal` is set before the last worker looks at its queue for the last time, and

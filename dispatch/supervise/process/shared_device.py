@@ -55,7 +55,7 @@ class CopyExecutor(Executor):
     run = plan
 
 
-class _Memory(Device):
+class _SharedMemory(Device):
     """What is common to SharedHost and SharedCuda: chunks, blocks, and the marks on what may be half written."""
 
     def _begin(self) -> None:
@@ -247,7 +247,7 @@ class _Lease:
         self.allocator.give(self.block)
 
 
-class SharedHost(_Memory, HostDevice):
+class SharedHost(_SharedMemory, HostDevice):
     """The host as a device whose memory a child maps."""
 
     def __init__(self) -> None:
@@ -282,7 +282,7 @@ class SharedHost(_Memory, HostDevice):
         return f"<{self.name}, shared memory {self.generation}{'' if self.alive else ', closed'}>"
 
 
-class SharedCuda(_Memory, CudaDevice):
+class SharedCuda(_SharedMemory, CudaDevice):
     """A GPU as a device whose memory a child maps; the parent copies on streams of its own, and waits for each copy."""
 
     def __init__(self, ordinal: int) -> None:
@@ -330,7 +330,7 @@ class SharedCuda(_Memory, CudaDevice):
     def trim(self) -> None:
         with self.context:
             CudaDevice.trim(self)  # first, for what consumers are done with goes back to its chunks by that
-            _Memory.trim(self)
+            _SharedMemory.trim(self)
 
     def close(self) -> None:
         super().close()
