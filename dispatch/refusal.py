@@ -27,11 +27,13 @@ class Kind(Enum):
     SCALES = "scales"  # the row's pairs of scale modes; the request's pair
     DTYPES = "dtypes"  # the row's dtypes; those of the operands
     LIBRARY = "library"  # what the library said, in full
+    OTHER_LIBRARY = "other library"  # the library whose requests the row takes; the one that the request names
     ARCH = "arch"  # the oldest and the newest architecture, None for no limit; the machine's
 
 
 # How far a change goes: an order or an alignment is a copy, another epilogue is another result, another dtype is more,
-# and another machine the most. What a library refuses, no other choice of the same words helps.
+# and another machine the most. What a library refuses, no other choice of the same words helps; one that a request
+# names was wanted.
 EFFORT = {
     Kind.RULE: 1,
     Kind.EPILOGUE_DTYPE: 1,
@@ -41,6 +43,7 @@ EFFORT = {
     Kind.SCALES: 3,
     Kind.DTYPES: 2,
     Kind.LIBRARY: 20,
+    Kind.OTHER_LIBRARY: 20,
     Kind.ARCH: 100,
 }
 EACH_DTYPE = 2  # and for every dtype that differs
@@ -104,6 +107,10 @@ def _arch(needed: Any, given: Any) -> str:
     return f"needs {span}, has {given}"
 
 
+def _other_library(needed: Any, given: Any) -> str:
+    return f"needs library {needed} or None, has {given}"
+
+
 def _version(needed: Any, given: Any) -> str:
     library, oldest = needed
     return f"needs {library} {'.'.join(map(str, oldest))}, has {'.'.join(map(str, given))}"
@@ -129,4 +136,5 @@ _WORDS = {
     Kind.SCALES: _scales,
     Kind.ARCH: _arch,
     Kind.VERSION: _version,
+    Kind.OTHER_LIBRARY: _other_library,
 }

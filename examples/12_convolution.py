@@ -20,7 +20,7 @@ import numpy as np
 
 import dispatch as dp
 from dispatch.libraries.cutlass import evt
-from dispatch.ops.cutlass_conv import channels_last
+from dispatch.ops.conv import channels_last
 
 BATCH, CHANNELS, EXTENT = 4, 64, 28
 FIRST = evt.silu(evt.accumulator() + evt.row("bias"))
@@ -30,8 +30,8 @@ SECOND = evt.reduce(SECOND, "largest", "amax", over="m")
 
 def block(x: dp.Tensor, w: dp.Tensor, v: dp.Tensor, bias: dp.Tensor) -> tuple[dp.Tensor, dp.Tensor]:
     """The block's result, and the largest magnitude of each of its channels."""
-    h = dp.cutlass_conv_fwd(x, w, pad=1, epilogue=FIRST, operands={"bias": bias})
-    y, largest = dp.cutlass_conv_fwd(h, v, pad=1, epilogue=SECOND, operands={"bias": bias, "residual": x})
+    h = dp.conv_fwd(x, w, pad=1, epilogue=FIRST, operands={"bias": bias})
+    y, largest = dp.conv_fwd(h, v, pad=1, epilogue=SECOND, operands={"bias": bias, "residual": x})
     return y, largest
 
 

@@ -50,13 +50,10 @@ FUNCTIONS = {
     dp.CutlassGemmRequest: "cutlass_gemm",
     dp.GroupedMatmulRequest: "grouped_matmul",
     GroupedMatmulListRequest: "grouped_matmul",
-    dp.CutlassConvFwdRequest: "cutlass_conv_fwd",
-    dp.CutlassConvBwdDataRequest: "cutlass_conv_bwd_data",
-    dp.CutlassConvBwdFilterRequest: "cutlass_conv_bwd_filter",
 }
 # Of these the sizes of states and spaces are the library's, or the bounds of the cases the device's.
 OF_THE_DEVICE = ("dropout", "rnn", "pooling_bwd", "ctc")
-OPS = [op for ops in LATER.values() for op in ops if op not in ("cudnn_graph", "dropout_states")]
+OPS = list(dict.fromkeys(op for ops in LATER.values() for op in ops if op not in ("cudnn_graph", "dropout_states")))
 
 
 class Slot(NamedTuple):

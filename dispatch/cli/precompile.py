@@ -67,7 +67,7 @@ def precompile(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | N
     """Compile kernels that are not there yet, those of the rows where none are given; how many are ready then."""
     wanted = [(label, emit(spec), spec.target) for label, spec in (specs(op) if chosen is None else chosen)]
     if chosen is None:
-        from dispatch.ops.cutlass_conv.precompile import sources
+        from dispatch.ops.conv.precompile import sources
 
         wanted += sources(TABLE, op)
     futures: dict[Future[bytes], str] = {}

@@ -30,36 +30,35 @@ LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
 STATEMENTS = {
-    "matmul":                  MASK,
-    "cutlass_gemm":            IEEE,
-    "grouped_matmul":          IEEE,
-    "cutlass_conv_fwd":        ENGINE,
-    "cutlass_conv_bwd_data":   ENGINE,
-    "cutlass_conv_bwd_filter": ENGINE,
-    "conv_fwd":                f"{ENGINE}: 0 for -inf (f16), NaN for 0 times infinity at the padding or not",
-    "conv_bwd_data":           f"{ENGINE}: NaN for 0 times infinity at the padding or not",
-    "conv_bwd_filter":         f"{ENGINE}: NaN for infinity (f32), or for 0 times infinity at the padding",
-    "sdpa_fwd":                f"{IEEE}; 0 where a query sees nothing; V is read where a mask hides it, or not",
-    "sdpa_bwd":                f"{ENGINE}: an infinite O or dO gives infinity or NaN",
-    "norm_fwd":                f"{IEEE}; the inverse variance of infinity is NaN or 0",
-    "norm_bwd":                f"{IEEE}; {TO_NAN}",
-    "cudnn_graph":             f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
-    "softmax":                 f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
-    "softmax_bwd":             IEEE,
-    "activation":              IEEE,
-    "activation_bwd":          f"{IEEE}; what ReLU drops is 0, whatever it was",
-    "pooling":                 LOWEST,
-    "pooling_bwd":             f"{IEEE}; the gradient of MAX of -inf alone goes to the first element or nowhere",
-    "reduce":                  f"{LOWEST}, MIN of inf the largest, and their index is none",
-    "dropout_states":          NONE,
-    "dropout":                 f"{IEEE}; what is dropped is 0, whatever it was",
-    "dropout_bwd":             f"{IEEE}; what is dropped is 0, whatever it was",
-    "rnn":                     f"{IEEE}; {UNREAD}",
-    "rnn_bwd_data":            f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
-    "rnn_bwd_weights":         f"{IEEE}; {TO_NAN}; {UNREAD}",
-    "ctc_loss":                f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
+    "matmul":          MASK,
+    "cutlass_gemm":    IEEE,
+    "grouped_matmul":  IEEE,
+    "conv_fwd":        f"{ENGINE}: 0 for -inf (f16), NaN for 0 times infinity at the padding or not",
+    "conv_bwd_data":   f"{ENGINE}: NaN for 0 times infinity at the padding or not",
+    "conv_bwd_filter": f"{ENGINE}: NaN for infinity (f32), or for 0 times infinity at the padding",
+    "sdpa_fwd":        f"{IEEE}; 0 where a query sees nothing; V is read where a mask hides it, or not",
+    "sdpa_bwd":        f"{ENGINE}: an infinite O or dO gives infinity or NaN",
+    "norm_fwd":        f"{IEEE}; the inverse variance of infinity is NaN or 0",
+    "norm_bwd":        f"{IEEE}; {TO_NAN}",
+    "cudnn_graph":     f"{ENGINE}: MAX, MIN and reductions by them pass over NaN",
+    "softmax":         f"{IEEE}; a row of -inf alone gives NaN or 0 (LOG: -inf)",
+    "softmax_bwd":     IEEE,
+    "activation":      IEEE,
+    "activation_bwd":  f"{IEEE}; what ReLU drops is 0, whatever it was",
+    "pooling":         LOWEST,
+    "pooling_bwd":     f"{IEEE}; the gradient of MAX of -inf alone goes to the first element or nowhere",
+    "reduce":          f"{LOWEST}, MIN of inf the largest, and their index is none",
+    "dropout_states":  NONE,
+    "dropout":         f"{IEEE}; what is dropped is 0, whatever it was",
+    "dropout_bwd":     f"{IEEE}; what is dropped is 0, whatever it was",
+    "rnn":             f"{IEEE}; {UNREAD}",
+    "rnn_bwd_data":    f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
+    "rnn_bwd_weights": f"{IEEE}; {TO_NAN}; {UNREAD}",
+    "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
 }
 # fmt: on
+# Of ops that others have rows of as well.
+OF_CUTLASS = {"conv_fwd": ENGINE, "conv_bwd_data": ENGINE, "conv_bwd_filter": ENGINE}
 
 
 def stated(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -88,4 +87,4 @@ def _statement(row: Row) -> str:
         return IEEE
     if row.op == "rnn" and result in HALF:  # a state may be 0 there, of products that are rounded apart
         return f"{IEEE}; {TO_NAN}; {UNREAD}"
-    return STATEMENTS[row.op]
+    return OF_CUTLASS[row.op] if row.op in OF_CUTLASS and row.of("cutlass") else STATEMENTS[row.op]

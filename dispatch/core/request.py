@@ -36,9 +36,10 @@ class Signature:
     """What the table's columns are matched with: the choices of a request, without its sizes.
 
     `dtypes` and `scales` are in the order that the op states for its rows; `compute` None takes the row's default.
+    `library` is the one whose rows alone are asked; None for those of all.
     """
 
-    __slots__ = ("compute", "dtypes", "epilogue", "scales")
+    __slots__ = ("compute", "dtypes", "epilogue", "library", "scales")
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class Signature:
         compute: Compute | None = None,
         epilogue: Epilogue | None = None,
         scales: tuple[Any, ...] = (),
+        library: str | None = None,
     ) -> None:
         self.dtypes, self.compute, self.epilogue, self.scales = dtypes, compute, epilogue, scales
+        self.library = library
 
 
 class Request(ABC, Generic[R_co]):

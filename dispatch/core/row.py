@@ -70,6 +70,7 @@ class Row:
         fusion: what the function fuses with its product; None where the op has no such choices.
         variant: a word for what of its op it is for, where other rows have the same dtypes.
         note: what a result may be other than one would take for granted; empty where there is nothing to say.
+        stands_for: of a row of the host, the library whose requests it carries out as that one's rows do.
         nonfinite: what becomes of NaN and infinities; `nonfinite.py` states it of this library's own rows.
     """
 
@@ -87,6 +88,7 @@ class Row:
     fusion: Fusion | None = None
     variant: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
+    stands_for: str = field(default="", compare=False)
     nonfinite: str = field(default="", compare=False)
 
     @property
@@ -119,6 +121,10 @@ class Row:
         """What rows must share for one to take the requests of the other."""
         return self.op, self.dtypes, self.compute
 
+    def of(self, library: str | None) -> bool:
+        """Whether the row takes requests that name a library, or none."""
+        return library is None or library in (self.library, self.stands_for)
+
     def on(self, arch: Arch) -> bool:
         """Whether the row is for an architecture; the host's rows are for the host alone."""
         if self.min_arch == HOST or arch == HOST:
@@ -140,10 +146,6 @@ class Row:
             and (self.max_arch is None or (other.max_arch is not None and self.max_arch >= other.max_arch))
             and self.min_version <= other.min_version
         )
-
-
-def _without(unloaded: dict[str, str], module: str) -> dict[str, str]:
-    return {op: other for op, other in unloaded.items() if other != module}
 
 
 def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
@@ -173,13 +175,14 @@ def _check_all(rows: Iterable[Row]) -> None:
 class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this library.
 
-    `modules` names those whose ROWS follow the given ones, each with its ops. A module is imported when the table is
-    first asked for one of its ops, or for all, so that `import dispatch` and a first product stay quick however many
-    families of ops there are.
+    `modules` names those whose ROWS follow the given ones, in that order, each with its ops; several may have rows of
+    one op. A module is imported when the table is first asked for one of its ops, or for all, so that `import dispatch`
+    and a first product stay quick however many families of ops there are.
     """
 
     def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
-        self._unloaded = {op: module for module, ops in modules.items() for op in ops}
+        self._unloaded = {module: frozenset(ops) for module, ops in modules.items()}  # modules that are not in yet
+        self._imported: dict[str, tuple[Row, ...]] = dict.fromkeys(modules, ())
         self._importing: set[str] = set()
         self.lock = threading.RLock()  # held while rows come in or go
         self._rows: tuple[Row, ...] = ()
@@ -229,8 +232,8 @@ class Table:
         """The rows of an op, those of installed packages included."""
         if not self._loaded:
             self._load()
-        if op in self._unloaded:
-            self._import(self._unloaded[op])
+        for module in [module for module, ops in self._unloaded.items() if op in ops]:
+            self._import(module)
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
@@ -257,21 +260,25 @@ class Table:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _import(self, module: str) -> None:
-        """Add the rows of a module, behind the others."""
+        """Add the rows of a module, behind those of the modules before it, whichever was asked for first."""
         with self.lock:
-            if module in self._importing or module not in self._unloaded.values():
+            if module in self._importing or module not in self._unloaded:
                 return  # in already, or on its way: one that looks at the table while it is imported sees it so far
             self._importing.add(module)
             try:
                 further = tuple(import_module(module).ROWS)
                 _check_all(further)
-                self._set((*self._rows, *further))
-                self._unloaded = _without(self._unloaded, module)
+                names = list(self._imported)
+                behind = {id(row) for name in names[names.index(module) :] for row in self._imported[name]}
+                place = next((i for i, row in enumerate(self._rows) if id(row) in behind), len(self._rows))
+                self._set((*self._rows[:place], *further, *self._rows[place:]))
+                self._imported[module] = further
+                self._unloaded = {name: ops for name, ops in self._unloaded.items() if name != module}
             finally:
                 self._importing.discard(module)
 
     def _import_all(self) -> None:
-        for module in dict.fromkeys(self._unloaded.values()):
+        for module in tuple(self._unloaded):
             self._import(module)
 
     def _load_entries(self) -> None:
@@ -319,6 +326,7 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
     count = len(row.dtypes)
     return (
         wanted.dtypes[:count] == row.dtypes
+        and row.of(wanted.library)
         and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
         and _fuses(row.fusion or NOTHING, wanted, wanted.dtypes[count:])
         and not any(rule(request) for rule in row.rules)
@@ -339,6 +347,8 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
     """Why a row does not take a request; nothing where `accepts` says that it does."""
     reasons = []
     count = len(row.dtypes)
+    if not row.of(wanted.library):
+        reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
     if wanted.dtypes[:count] != row.dtypes:
         reasons.append(Refusal(Kind.DTYPES, row.dtypes, wanted.dtypes[:count]))
     for allowed, given in zip(row.epilogue_dtypes, wanted.dtypes[count:], strict=False):

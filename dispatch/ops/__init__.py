@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
     from dispatch.ops.activation import *
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
-    from dispatch.ops.cutlass_conv import *
     from dispatch.ops.cutlass_gemm import *
     from dispatch.ops.dropout import *
     from dispatch.ops.grouped_matmul import *
@@ -27,23 +26,22 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
     from dispatch.ops.softmax import *
 
 # fmt: off
-# Family: the file of its rows in dispatch/table, and its ops.
+# Family: the files of its rows in dispatch/table, and its ops.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "matmul":               ("cublaslt",    ("matmul",)),
-    "grouped_matmul":       ("cutlass",     ("grouped_matmul",)),
-    "conv":                 ("cudnn_graph", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
-    "sdpa":                 ("cudnn_graph", ("sdpa_fwd", "sdpa_bwd")),
-    "norm":                 ("cudnn_graph", ("norm_fwd", "norm_bwd")),
-    "graph":                ("cudnn_graph", ("cudnn_graph",)),
-    "softmax":              ("cudnn_call",  ("softmax", "softmax_bwd")),
-    "activation":           ("cudnn_call",  ("activation", "activation_bwd")),
-    "pooling":              ("cudnn_call",  ("pooling", "pooling_bwd")),
-    "reduction":            ("cudnn_call",  ("reduce",)),
-    "dropout":              ("cudnn_call",  ("dropout_states", "dropout", "dropout_bwd")),
-    "rnn":                  ("cudnn_call",  ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
-    "local_norm":           ("cudnn_call",  ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
-    "ctc":                  ("cudnn_call",  ("ctc_loss",)),
-    "cutlass_gemm":         ("cutlass",     ("cutlass_gemm",)),
-    "cutlass_conv":         ("cutlass",     ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")),
+    "matmul":         ("cublaslt",            ("matmul",)),
+    "grouped_matmul": ("cutlass",             ("grouped_matmul",)),
+    "conv":           ("cudnn_graph cutlass", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
+    "sdpa":           ("cudnn_graph",         ("sdpa_fwd", "sdpa_bwd")),
+    "norm":           ("cudnn_graph",         ("norm_fwd", "norm_bwd")),
+    "graph":          ("cudnn_graph",         ("cudnn_graph",)),
+    "softmax":        ("cudnn_call",          ("softmax", "softmax_bwd")),
+    "activation":     ("cudnn_call",          ("activation", "activation_bwd")),
+    "pooling":        ("cudnn_call",          ("pooling", "pooling_bwd")),
+    "reduction":      ("cudnn_call",          ("reduce",)),
+    "dropout":        ("cudnn_call",          ("dropout_states", "dropout", "dropout_bwd")),
+    "rnn":            ("cudnn_call",          ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
+    "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
+    "ctc":            ("cudnn_call",          ("ctc_loss",)),
+    "cutlass_gemm":   ("cutlass",             ("cutlass_gemm",)),
 }
 # fmt: on

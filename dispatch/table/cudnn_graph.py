@@ -23,6 +23,7 @@ from dispatch.ops.conv.rules import (
     fp8_form,
     fuses,
     fuses_in_nhwc,
+    no_tree,
     plain,
     sound_tanh,
 )
@@ -55,6 +56,7 @@ __all__ = ["ROWS"]
 COMP_64F, COMP_32F, COMP_32I, FAST_TF32 = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I, Compute.COMPUTE_32F_FAST_TF32
 SM75, SM80, SM90 = Arch(75), Arch(80), Arch(90)
 V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attention has known faults
+ALONE_BY16 = (no_tree, at_16_bytes)
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
 MASK = (scale_above_0, at_16_bytes, apart_by_16_bytes, heads_by_8, bounds)
@@ -68,28 +70,28 @@ H200 = ("H200",)
 GPU_ROWS = (
 #       op                 x | dy   w | x   result   compute    rules                                                                                     fusion: bias, z
 #                                                                                                                        min_arch, max_arch, min_version, calls, run_on
-    Row("conv_fwd",        (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter, fixed_epilogue, sound_tanh), SM75, None, V9,    *CONV,  H200, Fusion(((F64,), (F64,)))),
-    Row("conv_fwd",        (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
-    Row("conv_fwd",        (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
-    Row("conv_fwd",        (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
-    Row("conv_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
-    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (at_16_bytes, dense_filter, plain),                      SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
-    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (at_16_bytes, dense_nhwc, plain),                        SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
-    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (at_16_bytes, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
-    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (at_16_bytes, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16),   COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F16),    COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
-    Row("conv_fwd",        (F8E4M3, F8E4M3, F32),    COMP_32F,  (at_16_bytes, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
-    Row("conv_bwd_data",   (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_data",   (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_data",   (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
-    Row("conv_bwd_data",   (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_data",   (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
-    Row("conv_bwd_filter", (F64,    F64,    F64),    COMP_64F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_filter", (F32,    F32,    F32),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_filter", (F32,    F32,    F32),    FAST_TF32, (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
-    Row("conv_bwd_filter", (F16,    F16,    F16),    COMP_32F,  (at_16_bytes, dense_filter),                             SM75, None, V9,    *CONV,  H200),
-    Row("conv_bwd_filter", (BF16,   BF16,   BF16),   COMP_32F,  (at_16_bytes, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_fwd",        (F64,    F64,    F64),    COMP_64F,  (*ALONE_BY16, dense_filter, fixed_epilogue, sound_tanh), SM75, None, V9,    *CONV,  H200, Fusion(((F64,), (F64,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    FAST_TF32, (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F16,    F16,    F16),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
+    Row("conv_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_filter, plain),                      SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, plain),                        SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, BF16),   COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F16),    COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
+    Row("conv_fwd",        (F8E4M3, F8E4M3, F32),    COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_bwd_data",   (F64,    F64,    F64),    COMP_64F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32),    COMP_32F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F32,    F32,    F32),    FAST_TF32, (*ALONE_BY16, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (F16,    F16,    F16),    COMP_32F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_data",   (BF16,   BF16,   BF16),   COMP_32F,  (*ALONE_BY16, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F64,    F64,    F64),    COMP_64F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32),    COMP_32F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F32,    F32,    F32),    FAST_TF32, (*ALONE_BY16, dense_filter),                             SM80, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (F16,    F16,    F16),    COMP_32F,  (*ALONE_BY16, dense_filter),                             SM75, None, V9,    *CONV,  H200),
+    Row("conv_bwd_filter", (BF16,   BF16,   BF16),   COMP_32F,  (*ALONE_BY16, dense_filter),                             SM80, None, V9,    *CONV,  H200),
 #                          q       k       out                                                                                                            fusion: bias
     Row("sdpa_fwd",        (F16,    F16,    F16),    COMP_32F,  PADDED,                                                  SM80, None, V9_10, *SDPA,  H200, Fusion(((F16,),))),
     Row("sdpa_fwd",        (F16,    F16,    F16),    COMP_32F,  PACKED,                                                  SM90, None, V9_10, *SDPA,  H200, Fusion(((F16,),)),           variant="packed"),
@@ -121,7 +123,7 @@ GPU_ROWS = (
 NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_graph: numpy_graph, cudnn_norm: numpy_norm, cudnn_sdpa: numpy_sdpa}
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(row, min_arch=HOST, max_arch=HOST, min_version=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",), note="")
+    replace(row, min_arch=HOST, max_arch=HOST, min_version=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",), note="", stands_for=row.library)
     for row in GPU_ROWS
 )
 

@@ -13,10 +13,8 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Fusion, Row
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute
-from dispatch.ops.cutlass_conv import cutlass_plan as conv_plan
-from dispatch.ops.cutlass_conv import multistage_plan as conv_multistage
-from dispatch.ops.cutlass_conv import numpy_plan as conv_numpy
-from dispatch.ops.cutlass_conv import rules as conv
+from dispatch.ops.conv import cutlass_conv, multistage_conv, numpy_tree_conv
+from dispatch.ops.conv import rules as conv
 from dispatch.ops.cutlass_gemm import blackwell_plan, cutlass_plan, multistage_plan, numpy_plan
 from dispatch.ops.cutlass_gemm.rules import (
     buildable,
@@ -115,32 +113,32 @@ GROUPED_ROWS = (
 )
 
 # Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.
-IM2COL   = (conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
+IM2COL   = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
 IM2COL_D = (*IM2COL, conv.unit_stride)
-IM2COL_W = (conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.numbers_alone)
-CONV_M   = (conv.grouped_forward, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
-CONV_MG  = (conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
-CONV_CUT = ("cutlass", "CollectiveConv", conv_plan)
-CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", conv_multistage)
+IM2COL_W = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.numbers_alone)
+CONV_M   = (conv.alone, conv.grouped_forward, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+CONV_MG  = (conv.alone, conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+CONV_CUT = ("cutlass", "CollectiveConv", cutlass_conv)
+CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", multistage_conv)
 CONV_ROWS = (
-#       op                         x | dy w | x result compute   rules                                                 fusion: c
-#                                                                          min_arch, max_arch, min_version, calls, run_on
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16),  None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16), None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32),  TF32,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F32,),))),
-    Row("cutlass_conv_fwd",        (F16,  F16,  F16),  None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
-    Row("cutlass_conv_fwd",        (BF16, BF16, BF16), None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_fwd",        (F32,  F32,  F32),  TF32,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16),  None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16), None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_bwd_data",   (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
-    Row("cutlass_conv_bwd_data",   (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_bwd_data",   (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16),  None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16), None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_bwd_filter", (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
-    Row("cutlass_conv_bwd_filter", (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
-    Row("cutlass_conv_bwd_filter", (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
+#       op                 x | dy w | x result compute   rules                                                 fusion: (bias,) z
+#                                                                  min_arch, max_arch, min_version, calls, run_on
+    Row("conv_fwd",        (F16,  F16,  F16),  None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((), (F16,)))),
+    Row("conv_fwd",        (BF16, BF16, BF16), None,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((), (BF16,)))),
+    Row("conv_fwd",        (F32,  F32,  F32),  TF32,     IM2COL,   SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((), (F32,)))),
+    Row("conv_fwd",        (F16,  F16,  F16),  None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((), (F16,)))),
+    Row("conv_fwd",        (BF16, BF16, BF16), None,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((), (BF16,)))),
+    Row("conv_fwd",        (F32,  F32,  F32),  TF32,     CONV_M,   SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((), (F32,)))),
+    Row("conv_bwd_data",   (F16,  F16,  F16),  None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
+    Row("conv_bwd_data",   (BF16, BF16, BF16), None,     IM2COL_D, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
+    Row("conv_bwd_data",   (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
+    Row("conv_bwd_data",   (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
+    Row("conv_bwd_data",   (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
+    Row("conv_bwd_filter", (F16,  F16,  F16),  None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((F16,),))),
+    Row("conv_bwd_filter", (BF16, BF16, BF16), None,     IM2COL_W, SM90, SM90, ANY_VERSION, *CONV_CUT,   H200, Fusion(((BF16,),))),
+    Row("conv_bwd_filter", (F16,  F16,  F16),  None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F16,),))),
+    Row("conv_bwd_filter", (BF16, BF16, BF16), None,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((BF16,),))),
+    Row("conv_bwd_filter", (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
@@ -165,10 +163,11 @@ CONV_HOST_ROWS = tuple(
         row,
         min_arch=HOST,
         max_arch=HOST,
-        library="numpy" if row.min_arch == SM90 else "numpy-multistage",
+        library="numpy-cutlass" if row.min_arch == SM90 else "numpy-multistage",
         function="convolve",
-        call=conv_numpy,
+        call=numpy_tree_conv,
         run_on=("host",),
+        stands_for="cutlass",
     )
     for row in CONV_ROWS
 )

@@ -14,11 +14,15 @@ from dispatch.table.cublaslt import ROWS
 
 __all__ = ["LATER", "TABLE"]
 
+# Where several files have rows of one op, those of the earlier file are asked first.
+ORDER = ("cudnn_graph", "cudnn_call", "cutlass")
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}
-for file, ops in FAMILIES.values():
-    if file != "cublaslt":
-        LATER[f"dispatch.table.{file}"] = LATER.get(f"dispatch.table.{file}", ()) + ops
+for files, ops in FAMILIES.values():
+    for file in files.split():
+        if file != "cublaslt":
+            LATER[f"dispatch.table.{file}"] = LATER.get(f"dispatch.table.{file}", ()) + ops
+LATER = dict(sorted(LATER.items(), key=lambda entry: ORDER.index(entry[0].rpartition(".")[2])))
 
 TABLE = Table(stated(ROWS), LATER)
 # While rows come in no process is forked: in a child they, and the module they stand in, would be half made for ever.

@@ -53,4 +53,4 @@ def convolution(shape: tuple[int, int, int, int, int], rounds: int) -> dict[str,
 
 def _call(x: Any, w: Any, out: Any, pad: int) -> Any:
     given = (dp.from_dlpack(tensor) for tensor in (x, w))
-    return dp.prepare(dp.CutlassConvFwdRequest(*given, out=dp.from_dlpack(out), pad=pad))
+    return dp.prepare(dp.ConvFwdRequest(*given, out=dp.from_dlpack(out), pad=pad, library="cutlass"))

@@ -180,11 +180,11 @@ class Pool:
         yield dp.ConvBwdDataRequest(y, w, x_extents=(5, 5))
         yield dp.ConvBwdFilterRequest(y, x, w_extents=(3, 3))
         x, w, y = (tensor_of(self, *shape) for shape in ((1, 5, 5, 8), (8, 3, 3, 8), (1, 3, 3, 8)))
-        yield dp.CutlassConvFwdRequest(x, w)
+        yield dp.ConvFwdRequest(x, w, library="cutlass")
         tree = {"epilogue": evt.accumulator() + evt.row("bias"), "operands": {"bias": self.new(8)}}
-        yield dp.CutlassConvFwdRequest(x, w, **tree)
-        yield dp.CutlassConvBwdDataRequest(y, w, x_extents=(5, 5))
-        yield dp.CutlassConvBwdFilterRequest(y, x, w_extents=(3, 3))
+        yield dp.ConvFwdRequest(x, w, **tree)
+        yield dp.ConvBwdDataRequest(y, w, x_extents=(5, 5), library="cutlass")
+        yield dp.ConvBwdFilterRequest(y, x, w_extents=(3, 3), library="cutlass")
 
     def _layers(self):
         x, dy = self.new(2, 4, 6, 6), self.new(2, 4, 6, 6)

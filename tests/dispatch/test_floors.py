@@ -22,8 +22,8 @@ EXCEPTIONS = {  # at most three
 LONGEST = 400  # lines
 # A tensor names its device, and a device makes tensors, streams and copies: for types these import one another.
 OF_A_DEVICE = {f"device.{name}" for name in ["async_copy", "device", "dlpack", "layout", "storage", "stream", "tensor"]}
-# Families that become rows of matmul, grouped_matmul and conv_*, and until then take parts of these.
-OF_CUTLASS = ("cutlass_gemm", "grouped_matmul", "cutlass_conv")
+# These share what is for CUTLASS's products.
+OF_CUTLASS = ("cutlass_gemm", "grouped_matmul")
 
 
 def test_no_import_goes_upward():

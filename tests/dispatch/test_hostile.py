@@ -88,7 +88,7 @@ def test_every_value_in_every_field_that_is_no_tensor(pool):
 
 FUNCTIONS = (
     "matmul", "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "cutlass_gemm", "grouped_matmul",
-    "cutlass_conv_fwd", "norm_fwd", "norm_bwd", "pooling", "pooling_bwd", "reduce", "softmax", "softmax_bwd",
+    "norm_fwd", "norm_bwd", "pooling", "pooling_bwd", "reduce", "softmax", "softmax_bwd",
     "activation", "activation_bwd", "sdpa_fwd", "sdpa_bwd", "ctc_loss", "dropout", "dropout_bwd", "dropout_states",
     "rnn", "rnn_bwd_data", "rnn_bwd_weights", "run", "prepare", "explain", "from_dlpack",
     "from_cuda_array_interface", "device", "pack_weights", "unpack_weights", "aux_shape", "ragged_offsets",

@@ -22,7 +22,7 @@ CLASSES = {
     for name in dir(dp)
     if isinstance(found := getattr(dp, name), type) and issubclass(found, Request) and found is not Request
 }
-OWN = ("grouped_matmul", "cutlass_gemm", "cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
+OWN = ("grouped_matmul", "cutlass_gemm")
 FUNCTIONS = [op for op in CLASSES if hasattr(dp, op) and op not in OWN]
 
 RIGHT = """

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dispatch.keys import F8E4M3, F8E5M2, FP8
 from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "rounded"]
+
+LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
 
 
 def evaluate(tree: Node, accumulator: Array, operands: Mapping[str, Array], source: Array | None) -> dict[str, Array]:
@@ -111,3 +115,15 @@ REDUCE: dict[str, Callable[..., Array]] = {
     "min": lambda x, axis: np.asarray(x.min(axis=axis)),
     "amax": lambda x, axis: np.asarray(np.abs(x).max(axis=axis)),
 }
+
+
+def rounded(values: Array, dtype: Dtype) -> Array:
+    """To an output's dtype as the GPU rounds: to nearest, and to the largest finite fp8 or i8 instead of beyond it."""
+    if dtype in FP8:
+        largest = LARGEST[dtype]
+        values = np.where(np.isnan(values), values, np.clip(values, -largest, largest))
+    elif dtype.numpy.kind == "i":
+        limits = np.iinfo(dtype.numpy)
+        values = np.clip(np.rint(values), limits.min, limits.max)
+    with np.errstate(all="ignore"):  # to infinity, as on the GPU
+        return values.astype(dtype.numpy)

@@ -13,6 +13,7 @@ import numpy as np
 from dispatch.keys import F64, FP8, I8, Compute, Dtype
 from dispatch.libraries.cutlass.arithmetic import evaluate
 from dispatch.libraries.cutlass.evt import Binary, Clamp, Fma, Leaf, Node, Reduce, Store, Unary, walk
+from dispatch.testing.roundoff import stored as stored_in
 from dispatch.testing.roundoff import tf32_error
 from dispatch.testing.tensor_cores import CUT_OFF
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["SUMS", "errors_of", "product_error"]
+__all__ = ["SUMS", "errors_of", "product_error", "stored"]
 
 SUMS = {True: 2.0**-52, False: 2.0**-23}  # of f64, and of all others
 
@@ -114,3 +115,12 @@ def _output(node: Node, values: Array, errors: Array) -> Array:
     together = np.sqrt((errors * errors).sum(axis=axis))
     total = together + (8 + 4 * np.sqrt(count)) * UNIT * np.abs(values).sum(axis=axis)
     return np.asarray(total / count if node.function == "mean" else total)
+
+
+def stored(error: Array, values: Array, dtype: Dtype) -> Array:
+    """The bound after rounding to a dtype, or to the nearest that it holds."""
+    if dtype.numpy.kind == "i":
+        return np.asarray(
+            error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
+        )
+    return stored_in(error, values, dtype)

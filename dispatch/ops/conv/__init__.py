@@ -1,8 +1,10 @@
 """Convolution and its gradients: `conv_fwd` (bias, residual and activation fused), `conv_bwd_data`, `conv_bwd_filter`.
 
-`ConvFwdRequest` and its two companions are the requests; `cudnn_conv` and `numpy_conv` carry them out, `reference` says
-what is right, `cases` what is tested. `conv_transpose` is `conv_bwd_data` as a forward operation. The files: base and
-request (what may be asked), graph, cudnn, reference, rules (for the table), cases (what is tested).
+`ConvFwdRequest` and its two companions are the requests; `cudnn_conv`, `cutlass_conv`, `multistage_conv` and the host's
+`numpy_conv` and `numpy_tree_conv` carry them out, `reference` says what is right, `cases` what is tested.
+`conv_transpose` is `conv_bwd_data` as a forward operation. The files: base, trees and request (what may be asked),
+rules (for the table), reference; graph and cudnn; problem, config, cutlass, sm80 and precompile (for CUTLASS); cases,
+tree_cases and forms (what is tested), mutations.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.request_function import request_function
+from dispatch.errors import Refused
 from dispatch.ops.conv.request import (
     Activation,
     ConvBwdDataRequest,
@@ -54,6 +57,52 @@ def numpy_conv(request: ConvRequest, executor: Executor, row: Row) -> Plan:
     return numpy_plan(evaluate, request, executor, row)
 
 
+def cutlass_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in a CUTLASS kernel with im2col tensor maps, which is compiled where it is in no cache."""
+    from dispatch.ops.conv import cutlass  # at first use: importing `dispatch` looks for no headers
+
+    return _compiled(cutlass.plan, request, executor, row)
+
+
+def multistage_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    from dispatch.ops.conv import sm80
+
+    return _compiled(sm80.plan, request, executor, row)
+
+
+def _compiled(plan: Any, request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan; Refused where nothing compiles here and the request did not ask for CUTLASS."""
+    from dispatch.libraries.cutlass.headers import HeadersMissing
+
+    try:
+        made: Plan = plan(request, executor, row)
+    except HeadersMissing as missing:
+        if request.treed:
+            raise
+        raise Refused(str(missing)) from missing
+    return made
+
+
+def numpy_tree_conv(_request: ConvRequest, _executor: Executor, row: Row) -> Plan:
+    """A plan that computes with NumPy what CUTLASS's kernels do."""
+    from dispatch.ops.conv.reference import NumpyTreePlan
+
+    return NumpyTreePlan(row, capture_safe=False)
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """A copy of an image or a filter (N, C, spatial…) that is dense with channels last; by way of the host, waiting."""
+    from dispatch.core.layouts import dense_strides
+
+    device = tensor.device
+    made = device.empty(tuple(tensor.shape[axis] for axis in (0, *range(2, tensor.ndim), 1)), tensor.dtype)
+    layout = device.layout(tensor.dtype, tensor.shape, dense_strides(tensor.shape, last=True), made.ptr)
+    view = type(tensor)(made.storage, made.ptr, layout)
+    view.copy_from(tensor.numpy())
+    return view
+
+
 conv_fwd = request_function(ConvFwdRequest, "conv_fwd")
 conv_bwd_data = request_function(ConvBwdDataRequest, "conv_bwd_data")
 conv_bwd_filter = request_function(ConvBwdFilterRequest, "conv_bwd_filter")
@@ -66,7 +115,7 @@ def conv_transpose(
     extents: tuple[int, ...] | None = None,
     groups: int = 1,
     **choices: Any,
-) -> Tensor:
+) -> Any:
     """The transposed convolution of x (N, C, spatial…) with w (C, K / groups, spatial…): (N, K, spatial…).
 
     It is `conv_bwd_data` under the name by which networks use it; `extents` are the spatial ones of the result, where a

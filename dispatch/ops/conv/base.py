@@ -1,6 +1,7 @@
 """What the requests of convolution share: steps, groups, layouts, the numbers that results are scaled with, and checks.
 
-`request.py` derives the three requests from it. Making one validates it; this file calls nothing.
+`request.py` derives the three requests from it, and trees.py has what is for CUTLASS.
+Making one validates it; this file calls nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
-from dispatch.core.operands import OperandRequest, chosen, whole
+from dispatch.core.operands import Made, chosen, whole
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import Compute, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
+from dispatch.ops.conv.trees import TreedConvRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +46,7 @@ class Activation(IntEnum):
     GELU_APPROX_TANH_FWD = 107
 
 
-class ConvRequest(OperandRequest[R_co]):
+class ConvRequest(TreedConvRequest[R_co]):
     """What the three have in common: steps, groups, and the numbers that results are scaled with.
 
     Attributes:
@@ -62,14 +64,7 @@ class ConvRequest(OperandRequest[R_co]):
     pad: Padding
     stride: int | tuple[int, ...]
     dilation: int | tuple[int, ...]
-    alpha: float
-    beta: float
-    compute: Compute | None
     out_dtype: Any
-    deterministic: bool
-    workspace: int | None
-    autotune: bool
-    out: Tensor | None
 
     @property
     @abstractmethod
@@ -91,7 +86,7 @@ class ConvRequest(OperandRequest[R_co]):
 
     @property
     def _rank(self) -> int:
-        first: Tensor = getattr(self, self.reads[0])
+        first: Tensor = getattr(self, self.operand_names[0])
         return first.ndim - 2
 
     @cached_property
@@ -108,13 +103,13 @@ class ConvRequest(OperandRequest[R_co]):
         """The dtype of the result: that of `out`, `out_dtype`, or that of the first operand."""
         if self.out is not None:
             return self.out.dtype
-        first: Tensor = getattr(self, self.reads[0])
+        first: Tensor = getattr(self, self.operand_names[0])
         return first.dtype if self.out_dtype is None else Dtype.of(self.out_dtype)
 
     @cached_property
     def channels_last(self) -> bool:
         """Whether the operands lie with their channels innermost; where one alone does not tell, the next does."""
-        for name in (*self.reads[:2], "out"):
+        for name in (*self.operand_names[:2], "out"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
                 fits_last, fits_first = (lies_dense(tensor.layout, last=last) for last in (True, False))
@@ -124,11 +119,16 @@ class ConvRequest(OperandRequest[R_co]):
 
     @property
     def repeatable(self) -> bool:
-        return not self._accumulates and super().repeatable
+        return not self.accumulates and super().repeatable
 
     @property
-    def _accumulates(self) -> bool:
-        return self.beta != 0 and "z" not in self.reads
+    @abstractmethod
+    def own_choice(self) -> Any:
+        """What an operation has beside the choices of all three."""
+
+    def made(self) -> dict[str, Made]:
+        out = self.image(self.result_dtype, last=self.treed or self.channels_last)
+        return {"out": out, **(self.produced if self.treed else {})}
 
     def strides_of(self, name: str) -> Shape:
         """The strides of an operand, with those of axes of extent 1, which mean nothing, as in a dense tensor."""
@@ -141,11 +141,14 @@ class ConvRequest(OperandRequest[R_co]):
         return strides
 
     def signature(self) -> Signature:
-        return Signature(self.dtypes, self.compute)
+        return Signature(self.dtypes, self.compute, library=self.library)
 
     def choices(self) -> tuple[Any, ...]:
+        if self.treed:
+            return (*self.steps, *self.tree_choices())
         numbers = (self.alpha, self.beta, self.compute, self.result_dtype.cuda)
-        return (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune)
+        plain = (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune, self.own_choice)
+        return plain if self.library is None else (*plain, self.library)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_choices(self) -> None:
@@ -167,18 +170,20 @@ class ConvRequest(OperandRequest[R_co]):
                 raise BadRequest("out_dtype", repr(self.out_dtype), "a dtype", str(error)) from None
             if self.out is not None and self.out.dtype is not wanted:
                 raise BadRequest("out_dtype", str(wanted), f"{self.out.dtype}, the dtype of out, or None")
-        if self._accumulates and self.out is None:
+        if self.accumulates and self.out is None:
             raise BadRequest("beta", repr(self.beta), "0, for there is no out to be scaled", "pass out=…")
 
     def _check_ranks(self) -> None:
-        first: Tensor = getattr(self, self.reads[0])
+        first: Tensor = getattr(self, self.operand_names[0])
         if not 3 <= first.ndim <= 2 + MOST_AXES:
             hint = "x[..., None] adds an axis"
-            raise BadRequest(self.reads[0], str(first.layout), "(N, C, spatial…) with 1 to 3 spatial axes", hint)
-        for name in (*self.reads[:2], *(("out",) if self.out is not None else ())):
+            raise BadRequest(
+                self.operand_names[0], str(first.layout), "(N, C, spatial…) with 1 to 3 spatial axes", hint
+            )
+        for name in (*self.operand_names[:2], *(("out",) if self.out is not None else ())):
             tensor: Tensor = getattr(self, name)
             if tensor.ndim != first.ndim:
-                raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, as {self.reads[0]} has")
+                raise BadRequest(name, str(tensor.layout), f"{first.ndim} axes, as {self.operand_names[0]} has")
             if tensor.size == 0:
                 raise BadRequest(name, str(tensor.layout), "extents of 1 or more", "leave an empty batch out")
             self._check_steps(name, tensor)

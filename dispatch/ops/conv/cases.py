@@ -13,7 +13,9 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT, sigmoid
 from dispatch.keys import BF16, F16, F32, F64, FP8, I8, Compute, Dtype
-from dispatch.libraries.cudnn.convolve import Steps, output_shape
+from dispatch.libraries.cudnn.convolve import output_shape
+from dispatch.ops.conv import tree_cases
+from dispatch.ops.conv.forms import PARTS, Form
 from dispatch.ops.conv.reference import evaluate, exact, magnitude, product
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 from dispatch.ops.conv.rules import fuses
@@ -27,41 +29,17 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.ops.conv.request import ConvRequest
+    from dispatch.ops.conv.tree_cases import TreeCase
 
-__all__ = ["ConvCase", "Form", "bound", "cases"]
+__all__ = ["ConvCase", "bound", "cases"]
 
 Shape = tuple[int, ...]
-PARTS = {"conv_fwd": ("x", "w", "y"), "conv_bwd_data": ("y", "w", "x"), "conv_bwd_filter": ("y", "x", "w")}
 STEEPEST = 1.13  # the largest slope of an activation (GELU's, SWISH's is 1.1)
 INTRINSICS = 2.0**-10  # of a fused activation: ex2.approx and tanh.approx, and a division of what they give
 RISING: dict[Activation, Callable[[Array], Array]] = {
     Activation.SIGMOID_FWD: sigmoid,
     Activation.TANH_FWD: lambda x: np.asarray(np.tanh(x)),
 }
-
-
-@dataclass(frozen=True)
-class Form:
-    """Sizes and places: everything about a case but its dtypes. `order` is "first", "last" or "gaps" (neither)."""
-
-    name: str
-    x: Shape
-    w: Shape
-    pad: Any = 0
-    stride: int | Shape = 1
-    dilation: int | Shape = 1
-    order: str = "last"
-    alpha: float = 1.0
-    beta: float = 0.0
-
-    @property
-    def steps(self) -> Steps:
-        """As the request has them."""
-        rank = len(self.x) - 2
-        pairs = self.pad if isinstance(self.pad, tuple) else (self.pad,) * rank
-        pairs = tuple(one if isinstance(one, tuple) else (one, one) for one in pairs)
-        stride, dilation = (v if isinstance(v, tuple) else (v,) * rank for v in (self.stride, self.dilation))
-        return Steps(tuple(p for p, _ in pairs), tuple(p for _, p in pairs), stride, dilation)
 
 
 # fmt: off
@@ -237,8 +215,10 @@ def _through(request: ConvFwdRequest, error: Array, expected: Array, size: Array
     return np.asarray(STEEPEST * error + own)
 
 
-def cases(row: Row) -> list[ConvCase]:
+def cases(row: Row) -> list[ConvCase] | list[TreeCase]:
     """Every form (with a bias for a row that only fuses), and for the forward operation what is fused to it."""
+    if row.of("cutlass"):
+        return tree_cases.cases(row)
     compute = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
     found = [ConvCase(row.op, form, row.dtypes, compute) for form in FORMS]
     if fuses in row.rules:

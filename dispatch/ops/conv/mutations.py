@@ -1,4 +1,4 @@
-"""Wrong convolutions that every case must reject, cuDNN's and CUTLASS's: see `dispatch/testing/mutations.py`."""
+"""Wrong convolutions that every case must reject: see `dispatch/testing/mutations.py`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
+from dispatch.libraries.cutlass.evt import Leaf, Reduce, Store, walk
+from dispatch.libraries.cutlass.mutations import node_out
 from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import Activation, ConvFwdRequest
 from dispatch.testing.mutations import changed, lines_out, made, neighbour, typical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
     Results = dict[str, Array]
 
-__all__ = ["MUTATIONS", "mutations", "named"]
+__all__ = ["MUTATIONS", "named"]
 
 named = made
 
@@ -29,80 +29,105 @@ def _axis_of_sum(request: Any) -> tuple[str, int]:
     """An operand and an axis over which all products are added up: channels, filters or images."""
     if request.op.endswith("_fwd"):
         return "w", 1
-    return ("w", 0) if request.op.endswith("bwd_data") else (request.reads[0], 0)
+    return ("w", 0) if request.op.endswith("bwd_data") else ("dy", 0)
 
 
-def mutations(reference: Callable[[Any], Results]) -> dict[str, Callable[[Any], Results | None]]:
-    """The mutations of a convolution by its reference."""
-
-    def wrong(request: Any, **fields: Any) -> Results:
-        return reference(replace(request, **fields))
-
-    def channel(request: Any) -> Results | None:
-        """One channel, filter or image left out of the sum."""
-        name, axis = _axis_of_sum(request)
-        return wrong(request, **{name: changed(getattr(request, name), lines_out(getattr(request, name), axis))})
-
-    def tap(request: Any) -> Results | None:
-        """One tap left out; of a filter's gradient, one pixel of the images."""
-        name = "w" if "w" in request.reads else request.reads[0]
-        tensor: Tensor = getattr(request, name)
-        values = np.asarray(tensor).copy()
-        flat = np.abs(values.astype(np.float64)).sum(axis=(0, 1))
-        place = np.unravel_index(typical(flat.ravel()), flat.shape)
-        index: Any = (slice(None), slice(None), *place)
-        values[index] = 0
-        return wrong(request, **{name: changed(tensor, values)})
-
-    def group(request: Any) -> Results | None:
-        """Each group with its neighbour's channels."""
-        if request.groups < 2:
-            return None
-        name = request.reads[0]
-        tensor: Tensor = getattr(request, name)
-        values = np.roll(np.asarray(tensor), tensor.shape[1] // request.groups, axis=1)
-        return wrong(request, **{name: changed(tensor, values)})
-
-    def alpha(request: Any) -> Results | None:
-        """alpha 2% too large; of whole numbers, twice what it is."""
-        if getattr(request, "epilogue", None) is not None:
-            return None
-        return wrong(request, alpha=request.alpha * (2 if request.dtypes[0].numpy.kind == "i" else 1.02))
-
-    def added(request: Any) -> Results | None:
-        """What is scaled by beta left out."""
-        for name in ("z", "c"):
-            tensor = getattr(request, name, None)
-            if tensor is not None:
-                return wrong(request, **{name: changed(tensor, np.zeros(tensor.shape))})
-        has_beta = not request.op.endswith("_fwd") and bool(request.beta)
-        return wrong(request, beta=0.0) if has_beta else None
-
-    def bias(request: Any) -> Results | None:
-        """Each channel with its neighbour's bias."""
-        tensor = getattr(request, "bias", None)
-        return None if tensor is None else wrong(request, bias=changed(tensor, neighbour(tensor, 0)))
-
-    def no_bias(request: Any) -> Results | None:
-        """The bias left out."""
-        tensor = getattr(request, "bias", None)
-        return None if tensor is None else wrong(request, bias=changed(tensor, np.zeros(tensor.shape)))
-
-    def activation(request: Any) -> Results | None:
-        """The activation left out."""
-        fused = isinstance(request, ConvFwdRequest) and request.activation is not Activation.IDENTITY
-        return wrong(request, activation=Activation.IDENTITY) if fused else None
-
-    return {
-        "one channel left out": channel,
-        "one tap left out": tap,
-        "groups exchanged": group,
-        "alpha off": alpha,
-        "what beta scales left out": added,
-        "bias of the channel beside": bias,
-        "bias left out": no_bias,
-        "activation left out": activation,
-    }
+def _wrong(request: Any, **fields: Any) -> Results:
+    return evaluate(replace(request, **fields), EXACT)
 
 
-MUTATIONS = mutations(lambda request: evaluate(request, EXACT))
+def channel(request: Any) -> Results | None:
+    """One channel, filter or image left out of the sum."""
+    name, axis = _axis_of_sum(request)
+    return _wrong(request, **{name: changed(getattr(request, name), lines_out(getattr(request, name), axis))})
+
+
+def tap(request: Any) -> Results | None:
+    """One tap left out; of a filter's gradient, one pixel of the images."""
+    name = "w" if "w" in request.reads else request.reads[0]
+    tensor: Tensor = getattr(request, name)
+    values = np.asarray(tensor).copy()
+    flat = np.abs(values.astype(np.float64)).sum(axis=(0, 1))
+    place = np.unravel_index(typical(flat.ravel()), flat.shape)
+    index: Any = (slice(None), slice(None), *place)
+    values[index] = 0
+    return _wrong(request, **{name: changed(tensor, values)})
+
+
+def group(request: Any) -> Results | None:
+    """Each group with its neighbour's channels."""
+    if request.groups < 2:
+        return None
+    name = request.reads[0]
+    tensor: Tensor = getattr(request, name)
+    values = np.roll(np.asarray(tensor), tensor.shape[1] // request.groups, axis=1)
+    return _wrong(request, **{name: changed(tensor, values)})
+
+
+def alpha(request: Any) -> Results | None:
+    """alpha 2% too large; of whole numbers, twice what it is."""
+    if request.epilogue is not None:
+        return None
+    return _wrong(request, alpha=request.alpha * (2 if request.dtypes[0].numpy.kind == "i" else 1.02))
+
+
+def added(request: Any) -> Results | None:
+    """What is scaled by beta left out."""
+    if request.z is not None:
+        return _wrong(request, z=changed(request.z, np.zeros(request.z.shape)))
+    has_beta = not request.op.endswith("_fwd") and bool(request.beta)
+    return _wrong(request, beta=0.0) if has_beta else None
+
+
+def bias(request: Any) -> Results | None:
+    """Each channel with its neighbour's bias."""
+    tensor = getattr(request, "bias", None)
+    return None if tensor is None else _wrong(request, bias=changed(tensor, neighbour(tensor, 0)))
+
+
+def no_bias(request: Any) -> Results | None:
+    """The bias left out."""
+    tensor = getattr(request, "bias", None)
+    return None if tensor is None else _wrong(request, bias=changed(tensor, np.zeros(tensor.shape)))
+
+
+def activation(request: Any) -> Results | None:
+    """The activation left out."""
+    fused = isinstance(request, ConvFwdRequest) and request.activation is not Activation.IDENTITY
+    return _wrong(request, activation=Activation.IDENTITY) if fused else None
+
+
+def _operand(kind: str) -> Any:
+    def wrong(request: Any) -> Results | None:
+        """One operand of this kind of the tree with a line left out."""
+        for name, value in request.operands:
+            if request.kinds.get(name) == kind and name not in request.produced:
+                other = changed(value, lines_out(value, -1))
+                return _wrong(request, operands=[(n, other if n == name else v) for n, v in request.operands])
+        return None
+
+    return wrong
+
+
+def one_node(request: Any) -> Results | None:
+    """The last node of the tree that computes something left out."""
+    if request.epilogue is None:
+        return None
+    nodes = [node for node in walk(request.epilogue) if not isinstance(node, (Leaf, Store, Reduce))]
+    tree = node_out(request.epilogue, nodes[-1])
+    kept = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.produced)
+    return _wrong(request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in kept])
+
+
+MUTATIONS = {
+    "one channel left out": channel,
+    "one tap left out": tap,
+    "groups exchanged": group,
+    "alpha off": alpha,
+    "what beta scales left out": added,
+    "bias of the channel beside": bias,
+    "bias left out": no_bias,
+    "activation left out": activation,
+    **{f"a {kind} of the tree off": _operand(kind) for kind in ("row", "col", "load")},
+    "a node of the tree left out": one_node,
+}

@@ -1,4 +1,4 @@
-"""What a convolution request gives, in NumPy: its graph evaluated in a working dtype, and how large what it adds up is.
+"""What a convolution request gives, in NumPy: its graph or its tree in a working dtype; and how large its sums are.
 
 The host rows compute with it, tests hold rows against it in float64. It calls no library.
 """
@@ -11,9 +11,13 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.core.precision import to_tf32
+from dispatch.core.request import Plan
+from dispatch.device.tensor import Tensor
 from dispatch.keys import I8, Compute
 from dispatch.libraries.cudnn import convolve
 from dispatch.libraries.cudnn.reference import evaluate as evaluate_graph
+from dispatch.libraries.cutlass.arithmetic import evaluate as evaluate_tree
+from dispatch.libraries.cutlass.arithmetic import rounded
 from dispatch.ops.conv.graph import describe
 from dispatch.ops.conv.request import ConvBwdDataRequest, ConvFwdRequest
 
@@ -21,14 +25,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.host_plan import Results
+    from dispatch.core.request import Operands
     from dispatch.device.layout import Array
     from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["evaluate", "exact", "magnitude", "product", "reference"]
+__all__ = [
+    "NumpyTreePlan",
+    "convolved",
+    "evaluate",
+    "exact",
+    "image",
+    "magnitude",
+    "matrix",
+    "product",
+    "reference",
+    "through_tree",
+    "tree_operands",
+]
 
 
 def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
     """The result of a request; integers are summed up exactly, and rounded and cut off as cuDNN does for i8."""
+    if request.treed:
+        return through_tree(request, work.type)
     found = exact(request, work)
     if request.result_dtype is I8:
         found = np.clip(np.rint(found), -128, 127)
@@ -44,16 +63,12 @@ def exact(request: ConvRequest, work: np.dtype[Any]) -> Array:
     feeds: dict[int, Array] = {}
     for uid, place in places.items():
         tensor = getattr(request, names[place])
-        if tensor is not None and (names[place] != "out" or _accumulates(request)):
+        if tensor is not None and (names[place] != "out" or request.accumulates):
             values = np.asarray(tensor).astype(np.float64 if whole else work)
             feeds[uid] = to_tf32(np.ascontiguousarray(values)) if tf32 and names[place] in request.reads[:2] else values
     feeds = {uid: values.reshape(graph.wire(uid).dims) for uid, values in feeds.items()}
     (found,) = evaluate_graph(graph, feeds, np.float64 if whole else work.type).values()
     return found
-
-
-def _accumulates(request: ConvRequest) -> bool:
-    return not isinstance(request, ConvFwdRequest) and request.beta != 0
 
 
 def magnitude(request: ConvRequest) -> tuple[Array, int]:
@@ -69,14 +84,74 @@ def magnitude(request: ConvRequest) -> tuple[Array, int]:
 
 def product(request: ConvRequest, change: Callable[[Array], Array] = np.asarray) -> Array:
     """The convolution of a request's operands, each changed before, without alpha and what is fused."""
-    one, other = (change(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.reads[:2])
-    if isinstance(request, ConvFwdRequest):
+    one, other = (change(np.asarray(getattr(request, name)).astype(np.float64)) for name in request.operand_names[:2])
+    return convolved(request, one, other)
+
+
+def convolved(request: ConvRequest, one: Array, other: Array) -> Array:
+    """The convolution, or the gradient, of these values, with its axes as in the request."""
+    if request.mode == "fwd":
         return convolve.forward(one, other, request.steps)
-    if isinstance(request, ConvBwdDataRequest):
+    if request.mode == "bwd_data":
         return convolve.backward_data(one, other, request.x_shape, request.steps)
     return convolve.backward_filter(one, other, request.w_shape, request.steps)
 
 
 def reference(request: ConvRequest) -> Results:
-    """The output of a request in float64, by name."""
+    """The outputs of a request in float64, by name."""
     return evaluate(request, EXACT)
+
+
+# -- through a tree ----------------------------------------------------------------------------------------------------
+def through_tree(request: ConvRequest, precision: type) -> dict[str, Array]:
+    """Every output by name, unrounded; in f32, operands are rounded to TF32 where the request says so."""
+    operands = []
+    for name in request.operand_names[:2]:
+        values: Array = np.asarray(getattr(request, name)).astype(precision)
+        tf32 = request.compute is Compute.COMPUTE_32F_FAST_TF32 and precision is np.float32
+        operands.append(to_tf32(np.ascontiguousarray(values)) if tf32 else values)
+    product = matrix(request, convolved(request, *operands))
+    source = None if request.c is None else matrix(request, np.asarray(request.c))
+    outputs = evaluate_tree(request.tree, product, tree_operands(request), source)
+    return {name: image(request, name, values) for name, values in outputs.items()}
+
+
+def tree_operands(request: ConvRequest) -> dict[str, Array]:
+    """What the tree reads, as it is shaped for a matrix."""
+    found = {}
+    for name, given in request.given.items():
+        if name in request.produced:
+            continue
+        values = np.asarray(given.numpy() if isinstance(given, Tensor) else given)
+        kind = request.kinds[name]
+        found[name] = matrix(request, values) if kind == "load" else values.reshape(-1) if kind == "col" else values
+    return found
+
+
+def matrix(request: ConvRequest, values: Array) -> Array:
+    """A result as the tree sees it: pixels by channels; filters by taps and channels."""
+    return np.moveaxis(values, 1, -1).reshape(request.extents)
+
+
+def image(request: ConvRequest, name: str, values: Array) -> Array:
+    """An output of the tree as the request has it."""
+    made = request.made()[name]
+    if name != "out" and request.kinds[name] == "reduce":
+        return values.reshape(made.shape)
+    shape = request.result_shape
+    return np.moveaxis(values.reshape(shape[0], *shape[2:], shape[1]), -1, 1)
+
+
+class NumpyTreePlan(Plan):
+    """The tree over NumPy's convolution in float32, rounded once on the way out."""
+
+    __slots__ = ()
+
+    def run(self, request: ConvRequest, outputs: Operands) -> None:
+        """Compute a request into its outputs and those made for it."""
+        with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+            results = through_tree(request, np.float32)
+            targets: dict[str, Any] = {"out": request.out, **request.given, **outputs}
+            for name, values in results.items():
+                target = np.asarray(targets[name])
+                target[...] = rounded(values, targets[name].dtype)

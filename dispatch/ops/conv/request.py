@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_type
-from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import each
-from dispatch.core.operands import Made, chosen, whole
+from dispatch.core.operands import chosen, whole
 from dispatch.errors import BadRequest
 from dispatch.ops.conv.base import Activation, ConvRequest, Padding
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute, Dtype
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["Activation", "ConvBwdDataRequest", "ConvBwdFilterRequest", "ConvFwdRequest", "ConvRequest", "Padding"]
 
@@ -27,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ConvFwdRequest(ConvRequest["Tensor"]):
+class ConvFwdRequest(ConvRequest[Any]):
     """Y = activation(alpha · conv(X, W) + beta · Z + bias).
 
     Attributes:
@@ -35,15 +36,15 @@ class ConvFwdRequest(ConvRequest["Tensor"]):
         w: (K, C / groups, spatial…); the groups follow from the channels of both.
         bias: (K,), dense; f32 with an i8 convolution.
         z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0. Z is read with a beta of 0, too:
-            NaN of it stays NaN.
+            NaN of it stays NaN. For CUTLASS it may be `out` itself.
         out: Y, (N, K, spatial…); lies as x does where it is left out.
         activation: a mode of `cudnnPointwiseMode_t`.
         alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.
     """
 
     op: ClassVar[str] = "conv_fwd"
-    reads: ClassVar[tuple[str, ...]] = ("x", "w", "bias", "z")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
+    mode: ClassVar[str] = "fwd"
+    operand_names: ClassVar[tuple[str, ...]] = ("x", "w")
     x: Tensor
     w: Tensor
     _: KW_ONLY
@@ -61,15 +62,14 @@ class ConvFwdRequest(ConvRequest["Tensor"]):
     deterministic: bool = False
     workspace: int | None = None
     autotune: bool = False
-
-    def __post_init__(self) -> None:
-        if self.beta is None:
-            object.__setattr__(self, "beta", 0.0 if self.z is None else 1.0)
-        super().__post_init__()
+    epilogue: Node | None = None
+    operands: Any = ()
+    config: Config | None = None
+    library: str | None = None
 
     @property
-    def required(self) -> tuple[str, ...]:
-        return ("x", "w")
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("x", "w", "z") if self.treed else ("x", "w", "bias", "z")
 
     @property
     def x_shape(self) -> Shape:
@@ -85,48 +85,61 @@ class ConvFwdRequest(ConvRequest["Tensor"]):
         return (self.x.dtype, self.w.dtype, self.result_dtype, *extra)
 
     @property
+    def fused_apart(self) -> tuple[str, ...]:
+        """What is fused by fields of its own, which a tree says itself."""
+        found = ("bias",) if self.bias is not None else ()
+        return found if self.activation is Activation.IDENTITY else (*found, "activation")
+
+    @property
     def fused(self) -> bool:
         """Whether anything but the convolution itself is asked for."""
         return self.bias is not None or self.z is not None or self.activation is not Activation.IDENTITY
 
-    def made(self) -> dict[str, Made]:
-        return {"out": Made(self.y_shape, dense_strides(self.y_shape, last=self.channels_last), self.result_dtype)}
+    @property
+    def result_shape(self) -> Shape:
+        return self.y_shape
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.activation)
+    @property
+    def own_choice(self) -> Any:
+        return self.activation
 
     def check_fields(self) -> None:
         self._check_choices()
         chosen("activation", self.activation, Activation)
         self._check_ranks()
         self._check_filter()
+        if self.treed and self.fused_apart:
+            said = " and ".join(self.fused_apart)
+            hint = "evt.row('bias') adds one, evt.relu(x) is an activation"
+            raise BadRequest(self.fused_apart[0], said, "none beside a tree, and none of CUTLASS's kernels", hint)
         if self.bias is not None and (self.bias.shape != (self.w.shape[0],) or not self.bias.layout.is_contiguous):
             raise BadRequest("bias", str(self.bias.layout), f"shape ({self.w.shape[0]},), one for each filter, dense")
-        if self.z is not None and self.z.shape != self.y_shape:
-            raise BadRequest("z", str(self.z.layout), f"shape {self.y_shape}, that of the result")
+        self.check_source()
         self._check_steps("z", self.z)
-        if self.z is None and self.beta != 0:
-            raise BadRequest("beta", repr(self.beta), "0, for there is no z to be scaled", "pass z=…")
+        self.check_operands()
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdDataRequest(ConvRequest["Tensor"]):
+class ConvBwdDataRequest(ConvRequest[Any]):
     """DX = alpha · (the gradient of conv by X)(DY, W) + beta · DX: also the transposed convolution of DY.
 
     Attributes:
         dy: (N, K, spatial…).
         w: (K, C / groups, spatial…).
-        out: DX, (N, C, spatial…); with beta it is read as well.
+        z: of DX's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is given and
+            else 0.
+        out: DX, (N, C, spatial…); with beta, and without z, it is read as well.
         x_extents: the spatial extents of DX where `out` is left out; None takes the smallest that DY can come from.
         group_count: the number of groups, which DY and W do not tell.
     """
 
     op: ClassVar[str] = "conv_bwd_data"
-    reads: ClassVar[tuple[str, ...]] = ("dy", "w")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
+    mode: ClassVar[str] = "bwd_data"
+    operand_names: ClassVar[tuple[str, ...]] = ("dy", "w")
     dy: Tensor
     w: Tensor
     _: KW_ONLY
+    z: Tensor | None = None
     out: Tensor | None = None
     x_extents: tuple[int, ...] | None = None
     group_count: int = 1
@@ -134,12 +147,16 @@ class ConvBwdDataRequest(ConvRequest["Tensor"]):
     stride: int | tuple[int, ...] = 1
     dilation: int | tuple[int, ...] = 1
     alpha: float = 1.0
-    beta: float = 0.0
+    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
     compute: Compute | None = None
     out_dtype: Any = None
     deterministic: bool = False
     workspace: int | None = None
     autotune: bool = False
+    epilogue: Node | None = None
+    operands: Any = ()
+    config: Config | None = None
+    library: str | None = None
 
     @cached_property
     def x_shape(self) -> Shape:
@@ -161,13 +178,15 @@ class ConvBwdDataRequest(ConvRequest["Tensor"]):
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.dy.dtype, self.w.dtype, self.result_dtype)
+        return (self.dy.dtype, self.w.dtype, self.result_dtype, *self.source_dtype)
 
-    def made(self) -> dict[str, Made]:
-        return {"out": Made(self.x_shape, dense_strides(self.x_shape, last=self.channels_last), self.result_dtype)}
+    @property
+    def result_shape(self) -> Shape:
+        return self.x_shape
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.x_shape)
+    @property
+    def own_choice(self) -> Any:
+        return self.x_shape
 
     def check_fields(self) -> None:
         self._check_choices()
@@ -181,6 +200,8 @@ class ConvBwdDataRequest(ConvRequest["Tensor"]):
         if self.y_shape != self.dy.shape:
             hint = "x_extents=… chooses among the extents that a stride leaves open"
             raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})", hint)
+        self.check_source()
+        self.check_operands()
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,17 +211,20 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     Attributes:
         dy: (N, K, spatial…).
         x: (N, C, spatial…).
-        out: DW, (K, C / groups, spatial…); with beta it is read as well.
+        z: of DW's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is given and
+            else 0.
+        out: DW, (K, C / groups, spatial…); with beta, and without z, it is read as well.
         w_extents: the spatial extents of DW where `out` is left out.
         group_count: the number of groups where `out` is left out.
     """
 
     op: ClassVar[str] = "conv_bwd_filter"
-    reads: ClassVar[tuple[str, ...]] = ("dy", "x")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
+    mode: ClassVar[str] = "bwd_filter"
+    operand_names: ClassVar[tuple[str, ...]] = ("dy", "x")
     dy: Tensor
     x: Tensor
     _: KW_ONLY
+    z: Tensor | None = None
     out: Tensor | None = None
     w_extents: tuple[int, ...] | None = None
     group_count: int = 1
@@ -208,12 +232,16 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     stride: int | tuple[int, ...] = 1
     dilation: int | tuple[int, ...] = 1
     alpha: float = 1.0
-    beta: float = 0.0
+    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
     compute: Compute | None = None
     out_dtype: Any = None
     deterministic: bool = False
     workspace: int | None = None
     autotune: bool = False
+    epilogue: Node | None = None
+    operands: Any = ()
+    config: Config | None = None
+    library: str | None = None
 
     @property
     def x_shape(self) -> Shape:
@@ -227,13 +255,15 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.dy.dtype, self.x.dtype, self.result_dtype)
+        return (self.dy.dtype, self.x.dtype, self.result_dtype, *self.source_dtype)
 
-    def made(self) -> dict[str, Made]:
-        return {"out": Made(self.w_shape, dense_strides(self.w_shape, last=self.channels_last), self.result_dtype)}
+    @property
+    def result_shape(self) -> Shape:
+        return self.w_shape
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.w_shape)
+    @property
+    def own_choice(self) -> Any:
+        return self.w_shape
 
     def check_fields(self) -> None:
         self._check_choices()
@@ -248,3 +278,5 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
         self._check_filter()
         if self.y_shape != self.dy.shape:
             raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})")
+        self.check_source()
+        self.check_operands()

@@ -13,13 +13,12 @@ import numpy as np
 
 from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
 from dispatch.libraries.cutlass import evt
-from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error
+from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.config import Config
 from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 from dispatch.testing.memory import Memory, Mismatch, poison
 from dispatch.testing.roundoff import by_numpy
-from dispatch.testing.roundoff import stored as stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +37,6 @@ __all__ = [
     "quantized_cases",
     "random_matrix",
     "random_tree",
-    "stored",
     "tree_cases",
 ]
 
@@ -189,15 +187,6 @@ def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str,
     found = errors_of(request.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
     dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
     return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
-
-
-def stored(error: Array, values: Array, dtype: Dtype) -> Array:
-    """The bound after rounding to a dtype, or to the nearest that it holds."""
-    if dtype.numpy.kind == "i":
-        return np.asarray(
-            error + 0.5 + np.maximum(np.abs(values) - np.iinfo(dtype.numpy).max, 0) + 1e-6 * np.abs(values)
-        )
-    return stored_in(error, values, dtype)
 
 
 def random_matrix(

@@ -6,11 +6,9 @@ the parameters on the host and launches.
 
 from __future__ import annotations
 
-import struct
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
-from dispatch.core.request import Argument, Plan
 from dispatch.device.tensor import Tensor
 from dispatch.keys import I32, Arch, Compute
 from dispatch.libraries.cutlass import compile as compiler
@@ -18,23 +16,23 @@ from dispatch.libraries.cutlass.config import RASTERS, choose
 from dispatch.libraries.cutlass.emit.sm90_gemm import GemmSpec, emit
 from dispatch.libraries.cutlass.evt import Reduce, walk
 from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.plan import TreePlan, float_bits, multiprocessors, whole_bits
 from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.ops.cutlass_gemm.layout import operands_of, order_of, pitch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
-__all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "multiprocessors", "plan", "spec_of", "staged"]
+__all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "plan", "spec_of", "staged"]
 
 BYTES_K = 128  # of a tile along k: a line of the swizzle
-INFINITY = 0x7F800000
-START = {"max": INFINITY | 1 << 31, "min": INFINITY}  # f32 bits; other reductions start from zero
 
 
 def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
@@ -49,11 +47,6 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
 def chosen(request: CutlassGemmRequest, executor: CudaExecutor) -> Config:
     """The configuration of a request: its own, or the one that suits its extents."""
     return choose(request.m, request.n, request.k, request.batches, multiprocessors(executor), request.config)
-
-
-def multiprocessors(executor: CudaExecutor) -> int:
-    """How many multiprocessors the executor's GPU has."""
-    return int(executor.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
 
 
 def compiled(request: CutlassGemmRequest, row: Row, config: Config) -> tuple[Source, str, Future[bytes]]:
@@ -86,13 +79,10 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
     )
 
 
-class CutlassPlan(Plan):
+class CutlassPlan(TreePlan):
     """One kernel for one set of layouts."""
 
-    __slots__ = (
-        *("_finish", "_executor", "_launch", "_names", "_number", "_staged", "_starts", "_values"),
-        *("config", "kernel", "spec"),
-    )
+    __slots__ = ("config", "kernel", "spec")
 
     def __init__(self, request: CutlassGemmRequest, executor: CudaExecutor, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
@@ -101,35 +91,16 @@ class CutlassPlan(Plan):
         self.spec = spec_of(request, Arch(90), config)
         source, self.kernel, future = compiled(request, row, config)
         loaded = module(executor.device, self.kernel, future.result(), source.words)
-        self._number = _whole if request.d_dtype is I32 else _float
+        self._number = whole_bits if request.d_dtype is I32 else float_bits
         self._names = ("a", "b", "c", "out", *request.kinds)
         self._values = fixed_words(request, multiprocessors(executor))
         self._values |= {"swizzle": config.swizzle, "raster": RASTERS.index(config.raster)}
         self._staged = staged(request, executor)
         self._values |= self._staged.words
         self._launch = Launch(loaded, executor, self._values, config.cluster)
-        reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
-        sizes = {node.name: _product(request.writes[node.name][0]) for node in reductions}
-        self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
-        extents = {"m": request.m, "n": request.n, "mn": request.m * request.n}
-        self._finish = tuple(
-            (node.name, sizes[node.name], 1 / extents[node.over]) for node in reductions if node.function == "mean"
-        )
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        values = dict(self._values)
-        for name, argument in zip(self._names, arguments, strict=True):
-            if type(argument) is int:
-                values[name] = argument
-            else:
-                values[f"{name}.value"] = self._number(argument.real)
-        stream = self._executor.target.value or 0
-        for name, bits, count in self._starts:
-            driver.cuMemsetD32Async(values[name], bits, count, stream)
-        self._launch.enqueue({**values, **self._staged.addresses}, stream)
-        self._staged.copy_out(values, stream)
-        for name, count, factor in self._finish:
-            self._launch.scale(values[name], count, factor, stream)
+        reduced = (node.name for node in walk(request.tree) if isinstance(node, Reduce))
+        sizes = {name: prod(request.writes[name][0]) for name in reduced}
+        self._reduce(request.tree, sizes, {"m": request.m, "n": request.n, "mn": request.m * request.n})
 
 
 def staged(request: CutlassGemmRequest, executor: CudaExecutor) -> Staged:
@@ -165,18 +136,3 @@ def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:
         if axes == 2:
             values[f"{name}.pitch"] = pitch(shape, strides)
     return values
-
-
-def _product(extents: tuple[int, ...]) -> int:
-    size = 1
-    for extent in extents:
-        size *= extent
-    return size
-
-
-def _float(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
-
-
-def _whole(value: float) -> int:
-    return int(value) & 0xFFFF_FFFF

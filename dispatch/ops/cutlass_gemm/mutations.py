@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.libraries.cutlass.evt import Clamp, Leaf, Node, Reduce, Store, walk
+from dispatch.libraries.cutlass.evt import Clamp, Leaf, Reduce, Store, walk
+from dispatch.libraries.cutlass.mutations import node_out, typical_k
 from dispatch.ops.cutlass_gemm.reference import reference
-from dispatch.testing.mutations import changed, lines_out, neighbour, typical
+from dispatch.testing.mutations import changed, lines_out, neighbour
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     Results = dict[str, Array]
 
-__all__ = ["MUTATIONS", "named", "node_out", "typical_k"]
+__all__ = ["MUTATIONS", "named"]
 
 TILE = 64  # of k: what a stage of a kernel holds of bf16, and half of what it does of fp8
 
@@ -27,12 +28,6 @@ def named(request: CutlassGemmRequest, result: Any) -> dict[str, Tensor]:
     """The outputs by the names of their results."""
     given = list(result) if isinstance(result, tuple) else [result]
     return dict(zip(("out", *request.writes), given, strict=True))
-
-
-def typical_k(a: Array, b: Array) -> int:
-    """The k whose share in the product is a typical one."""
-    lines = (np.abs(x.astype(np.float64)).reshape(-1, a.shape[-1]) for x in (a, np.swapaxes(b, -1, -2)))
-    return typical(np.prod([x.mean(axis=0) for x in lines], axis=0))
 
 
 def _without(request: CutlassGemmRequest, columns: Any) -> Results:
@@ -89,14 +84,6 @@ def _operand(kind: str) -> Any:
         return None
 
     return wrong
-
-
-def node_out(tree: Node, left_out: Node) -> Node:
-    """A tree without one of its nodes: its first input that is no leaf stands in its place."""
-    if tree is left_out or tree == left_out:
-        return next(child for child in tree.inputs if not isinstance(child, Leaf) or child.kind == "accumulator")
-    given = {f.name: getattr(tree, f.name) for f in fields(tree)}
-    return type(tree)(**{n: node_out(v, left_out) if isinstance(v, Node) else v for n, v in given.items()})
 
 
 def one_node(request: Any) -> Results | None:

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.request import Plan
-from dispatch.keys import F8E4M3, F8E5M2, F64, FP8, I8, Compute
-from dispatch.libraries.cutlass.arithmetic import evaluate
+from dispatch.keys import F64, I8, Compute
+from dispatch.libraries.cutlass.arithmetic import evaluate, rounded
 
 if TYPE_CHECKING:
     from dispatch.core.request import Operands
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
-    from dispatch.keys import Dtype
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
-__all__ = ["NumpyCutlassGemm", "plan", "reference", "rounded"]
-
-LARGEST = {F8E4M3: 448.0, F8E5M2: 57344.0}
+__all__ = ["NumpyCutlassGemm", "plan", "reference"]
 
 
 def reference(request: CutlassGemmRequest, precision: type = np.float64) -> dict[str, Array]:
@@ -46,18 +43,6 @@ def _operand(request: CutlassGemmRequest, tensor: Tensor) -> Array:
     word = values.view(np.uint32)
     nearest = (word + np.uint32(0xFFF) + ((word >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(values), nearest, word).view(np.float32)
-
-
-def rounded(values: Array, dtype: Dtype) -> Array:
-    """To an output's dtype as the GPU rounds: to nearest, and to the largest finite fp8 or i8 instead of beyond it."""
-    if dtype in FP8:
-        largest = LARGEST[dtype]
-        values = np.where(np.isnan(values), values, np.clip(values, -largest, largest))
-    elif dtype.numpy.kind == "i":
-        limits = np.iinfo(dtype.numpy)
-        values = np.clip(np.rint(values), limits.min, limits.max)
-    with np.errstate(all="ignore"):  # to infinity, as on the GPU
-        return values.astype(dtype.numpy)
 
 
 def plan(row: Row) -> Plan:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.request import Argument, Plan
-from dispatch.keys import F64, Arch
-from dispatch.libraries.cutlass import compile as compiler
+from dispatch.keys import F64
 from dispatch.libraries.cutlass.emit.sm80_gemm import MultistageSpec, emit
-from dispatch.libraries.cutlass.launch import Launch, module
-from dispatch.ops.cutlass_gemm.cutlass import fixed_words, multiprocessors
+from dispatch.libraries.cutlass.plan import MultistageKernelPlan
+from dispatch.ops.cutlass_gemm.cutlass import fixed_words
 from dispatch.ops.cutlass_gemm.layout import alignment, order_of
 
 if TYPE_CHECKING:
+    from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.keys import Dtype
+    from dispatch.keys import Arch, Dtype
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 
@@ -59,32 +58,12 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, processors: int) -> Multist
     )
 
 
-class MultistagePlan(Plan):
-    """One kernel for one set of layouts; convolution's differs in what `_kernel` says."""
+class MultistagePlan(MultistageKernelPlan):
+    """One kernel for one set of layouts."""
 
-    __slots__ = ("_accumulator", "_executor", "_launch", "_names", "_values", "spec")
-
-    def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
-        super().__init__(row, capture_safe=True)
-        self._executor = executor
-        arch = Arch(80) if executor.device.arch < 89 else executor.device.arch  # 86 runs what is compiled for 80
-        self.spec, source, words, self._accumulator = self._kernel(request, arch, multiprocessors(executor))
-        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
-        kernel = compiler.kernel_id(source, self.spec.target)
-        loaded = module(executor.device, kernel, future.result(), source.words)
-        self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = {**words, "alpha": 1, "beta": 1}
-        self._launch = Launch(loaded, executor, self._values, (1, 1))
+    __slots__ = ()
 
     @staticmethod
     def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
-        """The kernel, its source, the words of its launch, and what alpha and beta are read as."""
         spec = spec_of(request, arch, processors)
         return spec, emit(spec), fixed_words(request, processors), spec.accumulator
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        values = {**self._values, "beta": self._executor.scalar(0.0, self._accumulator)}
-        for name, argument in zip(self._names, arguments, strict=True):
-            number = type(argument) is not int
-            values[name] = self._executor.scalar(argument, self._accumulator) if number else int(argument.real)
-        self._launch.enqueue(values, self._executor.target.value or 0)

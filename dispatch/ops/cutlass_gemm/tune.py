@@ -14,8 +14,9 @@ from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest
 from dispatch.libraries.cutlass.compile import CompileFailed
 from dispatch.libraries.cutlass.config import CONFIGS, Config, candidates
+from dispatch.libraries.cutlass.plan import multiprocessors
 from dispatch.ops.cutlass_gemm import cublaslt_candidate
-from dispatch.ops.cutlass_gemm.cutlass import CutlassPlan, compiled, multiprocessors
+from dispatch.ops.cutlass_gemm.cutlass import CutlassPlan, compiled
 from dispatch.progress import finish
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.cutlass_gemm.mutations import typical_k
+from dispatch.libraries.cutlass.mutations import typical_k
 from dispatch.ops.grouped_matmul.reference import reference, reference_list
 from dispatch.testing.mutations import changed
 

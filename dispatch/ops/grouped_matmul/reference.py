@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.core.request import Plan
-from dispatch.libraries.cutlass.arithmetic import evaluate
-from dispatch.ops.cutlass_gemm.reference import rounded
+from dispatch.libraries.cutlass.arithmetic import evaluate, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,11 +18,11 @@ from dispatch.libraries.cutlass.emit import sm80_conv as emit_conv80
 from dispatch.libraries.cutlass.emit.sm90_conv import emit
 from dispatch.libraries.cutlass.im2col import IM2COL
 from dispatch.libraries.cutlass.params import Im2colMap, Template, TensorMap, stand_ins
-from dispatch.ops.cutlass_conv import channels_last
-from dispatch.ops.cutlass_conv.config import MEDIUM
-from dispatch.ops.cutlass_conv.cutlass import spec_of
-from dispatch.ops.cutlass_conv.problem import words_of
-from dispatch.ops.cutlass_conv.sm80 import spec_of as multistage_spec
+from dispatch.ops.conv import channels_last
+from dispatch.ops.conv.config import MEDIUM
+from dispatch.ops.conv.cutlass import spec_of
+from dispatch.ops.conv.problem import words_of
+from dispatch.ops.conv.sm80 import spec_of as multistage_spec
 
 try:
     headers.find()
@@ -113,14 +113,12 @@ def zeros(*shape):
 
 
 def requests():
-    y = dp.CutlassConvFwdRequest(zeros(*X), zeros(*W), pad=PAD, dilation=DILATION).y_shape
+    y = dp.ConvFwdRequest(zeros(*X), zeros(*W), pad=PAD, dilation=DILATION).y_shape
     steps = {"pad": PAD, "dilation": DILATION, "config": MEDIUM}
     return {
-        "fwd": dp.CutlassConvFwdRequest(zeros(*X), zeros(*W), stride=(2, 1), **steps),
-        "bwd_data": dp.CutlassConvBwdDataRequest(zeros(*y), zeros(*W), **steps),
-        "bwd_filter": dp.CutlassConvBwdFilterRequest(
-            zeros(*y), zeros(*X), w_extents=W[2:], c=zeros(*W), beta=0.5, **steps
-        ),
+        "fwd": dp.ConvFwdRequest(zeros(*X), zeros(*W), stride=(2, 1), **steps),
+        "bwd_data": dp.ConvBwdDataRequest(zeros(*y), zeros(*W), **steps),
+        "bwd_filter": dp.ConvBwdFilterRequest(zeros(*y), zeros(*X), w_extents=W[2:], z=zeros(*W), beta=0.5, **steps),
     }
 
 
@@ -254,9 +252,9 @@ def multistage_requests():
     steps = {"pad": PAD, "stride": (2, 3), "dilation": DILATION}
     volume = {"pad": ((1, 0), 1, (0, 2)), "stride": (2, 1, 3)}
     return {
-        "image": dp.CutlassConvFwdRequest(zeros(*X), zeros(*W), **steps),
-        "volume": dp.CutlassConvBwdDataRequest(
-            zeros(2, 32, 2, 8, 4), zeros(32, 16, 3, 2, 1), x_extents=(5, 7, 9), c=zeros(2, 16, 5, 7, 9), **volume
+        "image": dp.ConvFwdRequest(zeros(*X), zeros(*W), **steps),
+        "volume": dp.ConvBwdDataRequest(
+            zeros(2, 32, 2, 8, 4), zeros(32, 16, 3, 2, 1), x_extents=(5, 7, 9), z=zeros(2, 16, 5, 7, 9), **volume
         ),
     }
 

@@ -15,11 +15,11 @@ from dispatch.libraries.cutlass.emit import sm90_conv as emit_conv
 from dispatch.libraries.cutlass.emit.sm80_conv import MultistageConvSpec
 from dispatch.libraries.cutlass.emit.sm90_conv import ConvSpec, problem_words
 from dispatch.libraries.cutlass.visitors import Operand
-from dispatch.ops.cutlass_conv import channels_last
-from dispatch.ops.cutlass_conv.config import LARGE, MEDIUM
-from dispatch.ops.cutlass_conv.cutlass import spec_of
-from dispatch.ops.cutlass_conv.problem import words_of
-from dispatch.ops.cutlass_conv.sm80 import spec_of as multistage_spec
+from dispatch.ops.conv import channels_last
+from dispatch.ops.conv.config import LARGE, MEDIUM
+from dispatch.ops.conv.cutlass import spec_of
+from dispatch.ops.conv.problem import words_of
+from dispatch.ops.conv.sm80 import spec_of as multistage_spec
 
 try:
     headers.find()
@@ -131,7 +131,7 @@ def test_the_operands_of_a_multistage_kernel_are_those_of_its_mode():
 # -- requests -------------------------------------------------------------------------------------------------------
 def forward(x, w, **choices):
     dev = dp.device("host")
-    return dp.CutlassConvFwdRequest(*(channels_last(dev.array(np.zeros(s), "bf16")) for s in (x, w)), **choices)
+    return dp.ConvFwdRequest(*(channels_last(dev.array(np.zeros(s), "bf16")) for s in (x, w)), **choices)
 
 
 SMALL = forward((2, 16, 9, 10), (24, 16, 3, 2), pad=((1, 0), (2, 1)), stride=(2, 1), dilation=(1, 3))

@@ -18,7 +18,7 @@ from dispatch.row_check import check_row
 from dispatch.table.select import select
 from dispatch.testing.check import place
 
-ROWS = [row for row in dp.TABLE if row.op.startswith("conv_") and row.min_arch == HOST]
+ROWS = [row for row in dp.TABLE if row.op.startswith("conv_") and row.min_arch == HOST and row.of("cudnn")]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 STEPS = [
     Steps((0, 0), (0, 0), (1, 1), (1, 1)),

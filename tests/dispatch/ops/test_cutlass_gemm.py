@@ -10,7 +10,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST
 from dispatch.libraries.cutlass import evt
-from dispatch.ops.cutlass_conv import cutlass_conv_fwd
+from dispatch.ops.conv import conv_fwd
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
 from dispatch.ops.cutlass_gemm.cases import cases, quantized_cases, tree_cases
 from dispatch.ops.cutlass_gemm.reference import reference
@@ -188,7 +188,7 @@ def test_a_number_that_f32_does_not_hold_is_named(value, dev):
         small(dev, epilogue=tree, operands={"s": value})
     x, w = (dev.zeros(shape, "f16").transpose(0, 3, 1, 2) for shape in ((1, 4, 4, 8), (8, 3, 3, 8)))
     with pytest.raises(BadRequest, match=r"operands\['s'\]: got .* a number"):
-        cutlass_conv_fwd(x, w, epilogue=tree, operands={"s": value})
+        conv_fwd(x, w, epilogue=tree, operands={"s": value})
     double = dev.array(np.ones((8, 8)), "f64")
     assert cutlass_gemm(double, double, alpha=1e300).numpy().max() == 8e300
 

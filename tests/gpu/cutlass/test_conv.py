@@ -9,17 +9,16 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import NoRow
-from dispatch.keys import HOST
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.params import Im2colMap
-from dispatch.ops.cutlass_conv import channels_last
-from dispatch.ops.cutlass_conv.cases import cases
-from dispatch.ops.cutlass_conv.config import CONFIGS, MEDIUM
-from dispatch.ops.cutlass_conv.reference import reference
+from dispatch.ops.conv import channels_last
+from dispatch.ops.conv.cases import cases
+from dispatch.ops.conv.config import CONFIGS, MEDIUM
+from dispatch.ops.conv.reference import reference
 from dispatch.row_check import check_row
 
-OPS = ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
-ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.min_arch != HOST]
+OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
+ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.library == "cutlass"]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -54,7 +53,7 @@ def test_every_configuration_is_right(config, gpu, rng):
     """The ragged ends of tiles along pixels, filters and channels, and more tiles than multiprocessors."""
     skip_unless_for(ROWS[0], gpu)
     x, w = bf16(gpu, rng, 9, 72, 57, 31), bf16(gpu, rng, 328, 72, 3, 3, spread=0.25)
-    request = dp.CutlassConvFwdRequest(x, w, pad=1, config=config)
+    request = dp.ConvFwdRequest(x, w, pad=1, config=config)
     for _ in range(3):
         check(request, dp.run(request))
 
@@ -64,7 +63,7 @@ def test_stripes_change_the_order_alone(swizzle, gpu, rng):
     skip_unless_for(ROWS[0], gpu)
     x, w = bf16(gpu, rng, 9, 64, 33, 31), bf16(gpu, rng, 256, 64, 3, 3, spread=0.25)
     plain, striped = (
-        dp.cutlass_conv_fwd(x, w, pad=1, config=MEDIUM._replace(swizzle=s)).numpy().tobytes() for s in (1, swizzle)
+        dp.conv_fwd(x, w, pad=1, config=MEDIUM._replace(swizzle=s)).numpy().tobytes() for s in (1, swizzle)
     )
     assert plain == striped
 
@@ -74,12 +73,12 @@ def test_the_choice_without_timing_is_right_for_layers_of_a_network(gpu, rng):
     skip_unless_for(ROWS[0], gpu)
     for channels, filters, extent in ((16, 64, 56), (64, 128, 28), (256, 512, 7)):
         x, w = bf16(gpu, rng, 4, channels, extent, extent), bf16(gpu, rng, filters, channels, 3, 3, spread=0.1)
-        forward = dp.CutlassConvFwdRequest(x, w, pad=1)
+        forward = dp.ConvFwdRequest(x, w, pad=1, library="cutlass")
         y = dp.run(forward)
         check(forward, y)
         for request in (
-            dp.CutlassConvBwdDataRequest(y, w, pad=1),
-            dp.CutlassConvBwdFilterRequest(y, x, w_extents=(3, 3), pad=1),
+            dp.ConvBwdDataRequest(y, w, pad=1, library="cutlass"),
+            dp.ConvBwdFilterRequest(y, x, w_extents=(3, 3), pad=1, library="cutlass"),
         ):
             check(request, dp.run(request))
 
@@ -88,7 +87,7 @@ def test_a_recorded_map_is_that_of_the_definition(gpu, rng):
     """Pixels are read from (-pad) on, to where the last window begins, and a filter's taps from there."""
     skip_unless_for(ROWS[0], gpu)
     x, w = bf16(gpu, rng, 2, 72, 15, 17), bf16(gpu, rng, 136, 72, 3, 2)
-    request = dp.CutlassConvFwdRequest(x, w, pad=((1, 2), (0, 1)), stride=(2, 1), dilation=(1, 3), config=MEDIUM)
+    request = dp.ConvFwdRequest(x, w, pad=((1, 2), (0, 1)), stride=(2, 1), dilation=(1, 3), config=MEDIUM)
     call = dp.prepare(request)
     (found,) = (m for m in call._bound.plan._launch._template.maps if isinstance(m, Im2colMap))
     assert (found.sizes, found.strides) == ((72, 17, 15, 2), (144, 17 * 144, 15 * 17 * 144))
@@ -103,7 +102,7 @@ def test_a_repeated_request_reads_what_is_there_then(gpu, rng):
     x, w = bf16(gpu, rng, 2, 16, 9, 9), bf16(gpu, rng, 24, 16, 3, 3)
     tree = evt.relu(evt.scalar("alpha") * evt.accumulator() + evt.row("bias"))
     bias = gpu.array(rng.standard_normal(24), "f32")
-    request = dp.CutlassConvFwdRequest(x, w, pad=1, epilogue=tree, operands={"bias": bias}, alpha=0.5, config=MEDIUM)
+    request = dp.ConvFwdRequest(x, w, pad=1, epilogue=tree, operands={"bias": bias}, alpha=0.5, config=MEDIUM)
     for _ in range(4):
         x.copy_from(rng.standard_normal(x.shape))
         bias.copy_from(rng.standard_normal(24))
@@ -116,14 +115,14 @@ def test_misaligned_images_are_refused_by_tensor_maps_and_taken_by_the_others(gp
     memory = gpu.array(rng.standard_normal(2 * 9 * 9 * 8 + 2), "bf16")[2:]
     layout = gpu.layout(memory.dtype, (2, 8, 9, 9), (648, 1, 72, 8), memory.ptr)
     x = dp.Tensor(memory.storage, memory.ptr, layout)
-    request = dp.CutlassConvFwdRequest(x, w)
+    request = dp.ConvFwdRequest(x, w, library="cutlass")
     call = dp.prepare(request)
     assert call.row.function == "ImplicitGemmConvolution"
     check(request, call())
     odd = gpu.array(rng.standard_normal(2 * 9 * 9 * 8 + 1), "bf16")[1:]
     layout = gpu.layout(odd.dtype, (2, 8, 9, 9), (648, 1, 72, 8), odd.ptr)
     with pytest.raises(NoRow, match="multiples of 4 bytes"):
-        dp.cutlass_conv_fwd(dp.Tensor(odd.storage, odd.ptr, layout), w)
+        dp.conv_fwd(dp.Tensor(odd.storage, odd.ptr, layout), w, library="cutlass")
 
 
 def test_against_torch(gpu):
@@ -132,5 +131,7 @@ def test_against_torch(gpu):
     x, w = (torch.randn(shape, device="cuda").to(torch.bfloat16) for shape in ((4, 64, 28, 28), (128, 64, 3, 3)))
     x, w = (t.to(memory_format=torch.channels_last) for t in (x, w / 24))
     expected = torch.nn.functional.conv2d(x, w, padding=1, stride=2).float().cpu().numpy()
-    got = dp.cutlass_conv_fwd(dp.from_dlpack(x), dp.from_dlpack(w), pad=1, stride=2).numpy().astype(np.float32)
+    got = (
+        dp.conv_fwd(dp.from_dlpack(x), dp.from_dlpack(w), pad=1, stride=2, library="cutlass").numpy().astype(np.float32)
+    )
     assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()

@@ -8,13 +8,12 @@ import pytest
 
 import dispatch
 from dispatch.execute import installed
-from dispatch.keys import HOST
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.ops.conv import Activation, ConvFwdRequest
 from dispatch.ops.conv.cases import cases
 from dispatch.row_check import check_row
 
-ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.min_arch != HOST]
+ROWS = [row for row in dispatch.TABLE if row.op.startswith("conv_") and row.library == "cudnn"]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 

@@ -12,7 +12,7 @@ from dispatch.errors import BadRequest
 from dispatch.libraries.cutlass.config import Config
 
 if TYPE_CHECKING:
-    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["CONFIGS", "DEEP", "LARGE", "MEDIUM", "NARROW", "PLAIN", "SMALL", "choose"]
 
@@ -27,7 +27,7 @@ PLAIN = Config((128, 128), (2, 1), "basic")
 CONFIGS = (LARGE, MEDIUM, NARROW, SMALL, DEEP, PLAIN)
 
 
-def choose(request: TreedConvRequest, processors: int) -> Config:
+def choose(request: ConvRequest, processors: int) -> Config:
     """A configuration for a request: tiles no wider than the channels, and enough of them for every multiprocessor."""
     if request.config is not None:
         # Stripes go over the edge of the result; there taps would lie beyond what an im2col copy can reach.

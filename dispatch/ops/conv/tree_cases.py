@@ -1,6 +1,6 @@
-"""The cases that the rows of CUTLASS's convolutions are tried with, and how far a result may be off.
+"""The cases that CUTLASS's rows of convolution are tried with, and how far a result may be off.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. A case names its kernel's configuration, so that
+cases.py gives them out; tests run `case.trial(device, rng)`. A case names its kernel's configuration, so that
 all extents of a row share a few kernels. This file calls no library.
 """
 
@@ -15,16 +15,11 @@ import numpy as np
 from dispatch.keys import BF16, F16, F32, Compute, Dtype
 from dispatch.libraries.cudnn.convolve import output_shape
 from dispatch.libraries.cutlass import evt
-from dispatch.libraries.cutlass.bounds import SUMS, errors_of
-from dispatch.ops.conv.cases import PARTS, Form
-from dispatch.ops.cutlass_conv.config import DEEP, MEDIUM, NARROW, PLAIN, SMALL
-from dispatch.ops.cutlass_conv.reference import convolved, image, matrix, reference, tree_operands
-from dispatch.ops.cutlass_conv.request import (
-    CutlassConvBwdDataRequest,
-    CutlassConvBwdFilterRequest,
-    CutlassConvFwdRequest,
-)
-from dispatch.ops.cutlass_gemm.cases import stored
+from dispatch.libraries.cutlass.bounds import SUMS, errors_of, stored
+from dispatch.ops.conv.config import DEEP, MEDIUM, NARROW, PLAIN, SMALL
+from dispatch.ops.conv.forms import PARTS, Form
+from dispatch.ops.conv.reference import convolved, image, matrix, reference, tree_operands
+from dispatch.ops.conv.request import ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 from dispatch.testing.check import Memory, Trial, normal, place, poison
 from dispatch.testing.roundoff import tf32_error
 
@@ -36,15 +31,15 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
-    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["ConvCase", "bounds", "cases"]
+__all__ = ["TreeCase", "bounds", "cases"]
 
 Shape = tuple[int, ...]
 REQUESTS: dict[str, Any] = {
-    "cutlass_conv_fwd": CutlassConvFwdRequest,
-    "cutlass_conv_bwd_data": CutlassConvBwdDataRequest,
-    "cutlass_conv_bwd_filter": CutlassConvBwdFilterRequest,
+    "conv_fwd": ConvFwdRequest,
+    "conv_bwd_data": ConvBwdDataRequest,
+    "conv_bwd_filter": ConvBwdFilterRequest,
 }
 
 # fmt: off
@@ -94,7 +89,7 @@ TREE = evt.reduce(evt.reduce(TREE, "largest", "amax", over="mn"), "sums", "sum",
 
 
 @dataclass(frozen=True)
-class ConvCase:
+class TreeCase:
     """One request, by all that is chosen about it but the numbers in it."""
 
     op: str
@@ -118,30 +113,35 @@ class ConvCase:
         expected = reference(request)
         return Trial(self.id, request, expected, bounds(request, expected), (memory,))
 
-    def request(self, device: Device, rng: np.random.Generator) -> TreedConvRequest:
+    def request(self, device: Device, rng: np.random.Generator) -> ConvRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[TreedConvRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, Memory]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
-        one, other, result = (shapes[part] for part in PARTS[self.op.removeprefix("cutlass_")])
+        one, other, result = (shapes[part] for part in PARTS[self.op])
 
         def drawn(shape: Shape) -> Memory:
             spread = 0.25 if shape == form.w else 1.0
             return _last(device, normal(rng, self.dtype, shape, spread))
 
         memory = _last(device, poison(self.dtype, result))
-        choices: dict[str, Any] = {"out": memory.view, "config": self.config, "compute": self.compute}
+        choices: dict[str, Any] = {
+            "out": memory.view,
+            "config": self.config,
+            "compute": self.compute,
+            "library": "cutlass",
+        }
         choices |= {"pad": form.pad, "stride": form.stride, "dilation": form.dilation, "alpha": form.alpha}
         if form.beta:
-            choices |= {"c": drawn(result).view, "beta": form.beta}
+            choices |= {"z": drawn(result).view, "beta": form.beta}
         if self.tree is not None:
             pixels = (result[0], *result[2:])
             named = {"bias": device.array(rng.standard_normal(result[1]), F32), "residual": drawn(result).view}
             choices["operands"] = {**named, "mask": device.array(rng.standard_normal(pixels), F32)}
             choices["epilogue"] = self.tree
-        made: TreedConvRequest = REQUESTS[self.op](drawn(one).view, drawn(other).view, **choices)
+        made: ConvRequest = REQUESTS[self.op](drawn(one).view, drawn(other).view, **choices)
         return made, memory
 
 
@@ -149,13 +149,13 @@ def _last(device: Device, values: Array) -> Memory:
     return place(device, values, (0, *range(2, values.ndim), 1))
 
 
-def bounds(request: TreedConvRequest, expected: dict[str, Array]) -> dict[str, Array]:
+def bounds(request: ConvRequest, expected: dict[str, Array]) -> dict[str, Array]:
     """How far each output may be off.
 
     The convolution's rounding errors walk like the root of the number of products, and its operands may be cut off to
     TF32; from there on errors go through the tree, and an output is rounded to its dtype.
     """
-    operands = [np.asarray(getattr(request, name)).astype(np.float64) for name in request.reads[:2]]
+    operands = [np.asarray(getattr(request, name)).astype(np.float64) for name in request.operand_names[:2]]
 
     def result(change: Callable[[Array], Array]) -> Array:
         return matrix(request, convolved(request, *map(change, operands)))
@@ -171,7 +171,7 @@ def bounds(request: TreedConvRequest, expected: dict[str, Array]) -> dict[str, A
     return {name: stored(shaped[name], expected[name], made.dtype) for name, made in request.made().items()}
 
 
-def _terms(request: TreedConvRequest) -> int:
+def _terms(request: ConvRequest) -> int:
     """How many products each element of the result is the sum of."""
     if request.mode == "fwd":
         return prod(request.w_shape[1:])
@@ -180,25 +180,25 @@ def _terms(request: TreedConvRequest) -> int:
     return prod(request.y_shape) // request.y_shape[1]
 
 
-def cases(row: Row) -> list[ConvCase]:
+def cases(row: Row) -> list[TreeCase]:
     """For tensor maps, forms with one configuration each and, for bf16, others; else what those refuse.
 
     Every kernel is tried with bf16, whose code f16's is but for the instruction: f16 has the fewer cases.
     """
-    mode = row.op.removeprefix("cutlass_conv_")
+    mode = row.op.removeprefix("conv_")
     dtype, compute = row.dtypes[0], row.compute
     if row.function == "ImplicitGemmConvolution" or row.library == "numpy-multistage":
-        return [ConvCase(row.op, form, dtype, compute) for form in _multistage(mode, dtype)]
+        return [TreeCase(row.op, form, dtype, compute) for form in _multistage(mode, dtype)]
     forms = FORMS if mode == "bwd_data" else (*FORMS, STRIDES)
-    found = [ConvCase(row.op, form, dtype, compute, MEDIUM) for form in forms]
+    found = [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in forms]
     if dtype is not F16:
-        found += [ConvCase(row.op, form, dtype, compute, MEDIUM) for form in VOLUMES]
+        found += [TreeCase(row.op, form, dtype, compute, MEDIUM) for form in VOLUMES]
     if dtype is BF16:
-        found.append(ConvCase(row.op, SOURCE, dtype, compute, MEDIUM))
+        found.append(TreeCase(row.op, SOURCE, dtype, compute, MEDIUM))
         others = (DEEP, NARROW) if mode == "bwd_filter" else (SMALL, PLAIN) if mode == "fwd" else (SMALL,)
-        found += [ConvCase(row.op, FORMS[-1], dtype, compute, config) for config in others]
+        found += [TreeCase(row.op, FORMS[-1], dtype, compute, config) for config in others]
         if mode == "fwd":
-            found.append(ConvCase(row.op, TREES, dtype, compute, NARROW, TREE))
+            found.append(TreeCase(row.op, TREES, dtype, compute, NARROW, TREE))
     return found
 
 

@@ -1,7 +1,7 @@
-"""What the requests of CUTLASS's convolutions share beside a convolution's geometry: an epilogue tree and its operands.
+"""What of a convolution request is for CUTLASS's kernels: an epilogue tree, what it names, and the choice of a library.
 
-`request.py` derives the three requests from it; geometry and its checks are those of `dispatch.ops.conv`. The result is
-a matrix of pixels by channels to the tree: a row is a vector of channels, a col one number for each pixel.
+`base.py` derives the requests' base from it. The result is a matrix of pixels by channels to the tree: a row is a
+vector of channels, a col one number for each pixel. A request without any of it is as if there were no such thing.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS
+from dispatch.checks import NO_NUMBERS, shown
 from dispatch.core.layouts import dense_strides
-from dispatch.core.operands import Made
-from dispatch.core.request import Signature
+from dispatch.core.operands import Made, OperandRequest
+from dispatch.core.request import R_co
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk
 from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, pairs_of
-from dispatch.ops.conv.base import ConvRequest
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Operands, Use
-    from dispatch.keys import Dtype
+    from dispatch.keys import Compute, Dtype
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
 
@@ -36,26 +35,46 @@ __all__ = ["TreedConvRequest"]
 Shape = tuple[int, ...]
 OWN = ("alpha", "beta")
 RESERVED = "problem_"  # what the words of a kernel's problem begin with
+IN_PLACE = frozenset({("out", "z")})
 
 
-class TreedConvRequest(Treed, ConvRequest):
-    """A convolution whose result goes through a tree; a subclass is a frozen dataclass with `eq=False`."""
+class TreedConvRequest(Treed, OperandRequest[R_co]):
+    """A convolution whose result may go through a tree.
 
-    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "c")})
+    Attributes:
+        epilogue: a tree of `dispatch.evt`, which CUTLASS compiles; its `evt.source()` is z. None for what the other
+            fields say. Rows of it are one number for each channel of the result, cols (N, spatial…), what it loads and
+            stores is of the result's shape. The result, and what the tree stores, then lies with channels last.
+        operands: what the tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
+        config: tile, cluster and schedule of a kernel of CUTLASS; None for what suits the extents.
+        library: the one whose rows alone are asked, such as "cudnn" or "cutlass"; None asks all in the table's order.
+    """
+
     writes: ClassVar[tuple[str, ...]] = ("out",)
     mode: ClassVar[str]  # as in ConvSpec
-    deterministic: bool = False
-    workspace: int | None = None
-    autotune: bool = False
-    c: Tensor | None
+    operand_names: ClassVar[tuple[str, ...]]  # what is convolved, by name
+    z: Tensor | None
+    out: Tensor | None
     epilogue: Node | None
     operands: Any
     config: Config | None
+    library: str | None
+    alpha: float
+    beta: float
+    compute: Compute | None
+    deterministic: bool
+    workspace: int | None
+    autotune: bool
+    result_dtype: Dtype | cached_property[Any]
 
     def __post_init__(self) -> None:
+        library: object = self.library
+        if library is not None and type(library) is not str:
+            raise BadRequest("library", shown(library), "the name of a library, such as 'cutlass', or None")
+        check_tree(self.epilogue, self.config)
         object.__setattr__(self, "operands", pairs_of(self.operands))
         if self.beta is None:
-            object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
+            object.__setattr__(self, "beta", 0.0 if self.z is None else 1.0)
         super().__post_init__()
 
     @property
@@ -63,13 +82,38 @@ class TreedConvRequest(Treed, ConvRequest):
     def result_shape(self) -> Shape:
         """The shape of the result: (N, channels, spatial…), or of the filter."""
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        return self.reads[:2]
+    @cached_property
+    def treed(self) -> bool:
+        """Whether only CUTLASS can carry it out: it has a tree, or asks for what only CUTLASS has."""
+        added = self.mode != "fwd" and self.z is not None
+        return self.epilogue is not None or self.config is not None or self.library == "cutlass" or added
 
     @property
-    def _accumulates(self) -> bool:
-        return False  # what is added is `c`, which may be out itself
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.operand_names, "z") if self.treed else self.operand_names
+
+    @property
+    def in_place(self) -> frozenset[tuple[str, str]]:  # type: ignore[override]
+        return IN_PLACE if self.treed else frozenset()
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return self.operand_names[:2]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether beta scales what was in `out` before."""
+        return self.mode != "fwd" and self.beta != 0 and self.z is None
+
+    @property
+    def c(self) -> Tensor | None:  # type: ignore[override]
+        """The tree's source."""
+        return self.out if self.accumulates else self.z
+
+    @property
+    def source_dtype(self) -> tuple[Dtype, ...]:
+        """The dtype of z, or none."""
+        return () if self.z is None else (self.z.dtype,)
 
     # -- the tree and what it names -------------------------------------------------------------------------------
     @cached_property
@@ -79,7 +123,7 @@ class TreedConvRequest(Treed, ConvRequest):
         found = {}
         for node in walk(self.tree):
             if isinstance(node, Store):
-                found[node.name] = self._image(node.dtype or self.result_dtype)
+                found[node.name] = self.image(node.dtype or self.result_dtype, last=True)
             elif isinstance(node, Reduce):
                 found[node.name] = Made(shapes[node.over], c_strides(shapes[node.over]), F32)
         return found
@@ -94,26 +138,19 @@ class TreedConvRequest(Treed, ConvRequest):
     def _pixels(self) -> Shape:
         return (self.result_shape[0], *self.result_shape[2:])
 
-    def _image(self, dtype: Dtype) -> Made:
-        return Made(self.result_shape, dense_strides(self.result_shape, last=True), dtype)
+    def image(self, dtype: Dtype, *, last: bool) -> Made:
+        """A tensor of the result's shape, dense, with channels last or first."""
+        return Made(self.result_shape, dense_strides(self.result_shape, last=last), dtype)
 
     # -- the contract of Request ----------------------------------------------------------------------------------
-    @property
-    def dtypes(self) -> tuple[Dtype | None, ...]:
-        first, second = (getattr(self, name).dtype for name in self.reads[:2])
-        return (first, second, self.result_dtype, None if self.c is None else self.c.dtype)
-
-    def signature(self) -> Signature:
-        return Signature(self.dtypes, self.compute)
-
-    def made(self) -> dict[str, Made]:
-        return {"out": self._image(self.result_dtype), **self.produced}
-
-    def choices(self) -> tuple[Any, ...]:
+    def tree_choices(self) -> tuple[Any, ...]:
+        """What of the key of a request through a tree is no layout."""
         given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
-        return (*self.steps, self.result_shape, self.tree, given, self.compute, self.result_dtype.cuda, self.config)
+        return (self.result_shape, self.tree, given, self.compute, self.result_dtype.cuda, self.config, self.library)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        if not self.treed:
+            return super().arguments(outputs)
         named = {**self.given, **outputs}
         # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
         rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
@@ -121,8 +158,11 @@ class TreedConvRequest(Treed, ConvRequest):
 
     @cached_property
     def _uses(self) -> tuple[Use, ...]:
-        named = [(name, getattr(self, name), name == "out") for name in (*self.reads, "out")]
-        named += [(name, x, name in self.produced) for name, x in self.given.items()]
+        named: list[tuple[str, Any, bool]] = [
+            (name, getattr(self, name), name == "out") for name in (*self.reads, "out")
+        ]
+        if self.treed:
+            named += [(name, x, name in self.produced) for name, x in self.given.items()]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
     @cached_property
@@ -130,12 +170,16 @@ class TreedConvRequest(Treed, ConvRequest):
         there = {name for name, _, _ in self.tensors()}
         return {name: (m.shape, m.strides, m.dtype) for name, m in self._made.items() if name not in there}
 
-    def result(self, outputs: Operands) -> Any:
+    def result(self, outputs: Operands) -> R_co:
+        if not self.treed:
+            return super().result(outputs)
         given = {name: tensor for name, tensor, _ in self.tensors()}
-        found = [outputs.get(name, given.get(name)) for name in self._made]
-        return found[0] if len(found) == 1 else tuple(found)
+        found: Any = [outputs.get(name, given.get(name)) for name in self._made]
+        return cast("R_co", found[0] if len(found) == 1 else tuple(found))
 
-    def replace(self, **operands: Tensor) -> TreedConvRequest:
+    def replace(self, **operands: Tensor) -> OperandRequest:
+        if not self.treed:
+            return super().replace(**operands)
         fixed = (*self.reads, "out", *OWN)
         own = {name: x for name, x in operands.items() if name in fixed}
         named = {name: x for name, x in operands.items() if name not in own}
@@ -143,15 +187,24 @@ class TreedConvRequest(Treed, ConvRequest):
             if name not in self.kinds:
                 raise BadRequest(name, "no operand of this request", f"one of {', '.join((*fixed, *self.kinds))}")
         added: dict[str, Any] = {"operands": {**dict(self.operands), **named}} if named else {}
-        return cast("TreedConvRequest", super().replace(**own, **added))
+        return super().replace(**own, **added)
+
+    def _named_choices(self) -> list[str]:
+        tree = ("bias", "z", "epilogue", "operands", "config", "library")
+        return [name for name in super()._named_choices() if name not in tree or getattr(self, name) not in (None, ())]
 
     # -- checks ---------------------------------------------------------------------------------------------------
-    def _check_tree(self) -> None:
+    def check_source(self) -> None:
+        """What is added is of the result's shape."""
+        if self.z is not None and self.z.shape != self.result_shape:
+            raise BadRequest("z", str(self.z.layout), f"shape {self.result_shape}, that of the result")
+        if self.mode == "fwd" and self.z is None and self.beta != 0:
+            raise BadRequest("beta", repr(self.beta), "0, for there is no z to be scaled", "pass z=…")
+
+    def check_operands(self) -> None:
         """The tree can be named, and each of its names is given as what it takes it for."""
-        for name in ("deterministic", "workspace", "autotune"):
-            if getattr(self, name):
-                raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
-        check_tree(self.epilogue, self.config)
+        if not self.treed and not self.operands:
+            return
         try:
             kinds = self.kinds
         except Refused as refused:
@@ -160,11 +213,14 @@ class TreedConvRequest(Treed, ConvRequest):
             if name not in kinds or name in OWN:
                 known = ", ".join(kinds) or "none"
                 raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {known}: the tree's names")
+        for name in ("deterministic", "workspace", "autotune"):
+            if getattr(self, name):
+                raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
         for name, kind in kinds.items():
             if name.startswith(RESERVED):
                 raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {RESERVED}")
             self._check_operand(name, kind)
-        self.check_scalars(getattr(self, self.reads[0]).dtype)
+        self.check_scalars(getattr(self, self.operand_names[0]).dtype)
 
     def _check_operand(self, name: str, kind: str) -> None:
         given = self.given.get(name)
@@ -187,9 +243,3 @@ class TreedConvRequest(Treed, ConvRequest):
         made = self.produced.get(name)
         if made is not None and (given.shape, given.dtype) != (made.shape, made.dtype):
             raise BadRequest(place, str(given.layout), f"{made.dtype}{list(made.shape)}, as the epilogue says")
-
-    def _check_source(self) -> None:
-        if self.c is not None and self.c.shape != self.result_shape:
-            raise BadRequest("c", str(self.c.layout), f"shape {self.result_shape}, that of the result")
-        if self.c is None and self.beta:
-            raise BadRequest("beta", repr(self.beta), "0, for there is no c to be scaled", "pass c=…")

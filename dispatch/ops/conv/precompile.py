@@ -11,8 +11,8 @@ from dispatch.keys import F32, Arch
 from dispatch.libraries.cutlass.emit.sm90_conv import ConvSpec, emit
 from dispatch.libraries.cutlass.evt import linear_combination
 from dispatch.libraries.cutlass.visitors import Operand
-from dispatch.ops.cutlass_conv.config import DEEP, LARGE, MEDIUM, NARROW, SMALL
-from dispatch.ops.cutlass_conv.cutlass import BYTES_K
+from dispatch.ops.conv.config import DEEP, LARGE, MEDIUM, NARROW, SMALL
+from dispatch.ops.conv.cutlass import BYTES_K
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def sources(rows: Iterable[Row], op: str | None = None) -> Iterator[tuple[str, S
     """
     for row in rows:
         if row.function == "CollectiveConv" and op in (None, row.op):
-            for config in CHOSEN[row.op.removeprefix("cutlass_conv_")]:
+            for config in CHOSEN[row.op.removeprefix("conv_")]:
                 spec = _spec(row, config)
                 yield f"{row.name} {config}", emit(spec), spec.target
 
@@ -46,7 +46,7 @@ def _spec(row: Row, config: Config) -> ConvSpec:
     dtype, _, d = row.dtypes
     return ConvSpec(
         arch=Arch(90),
-        mode=row.op.removeprefix("cutlass_conv_"),
+        mode=row.op.removeprefix("conv_"),
         dims=2,
         dtype=dtype,
         c=None,

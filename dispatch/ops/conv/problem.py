@@ -7,26 +7,27 @@ row, so that kernels know two and three axes alone. Nothing here chooses anythin
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.device.tensor import Tensor
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.visitors import Operand
 
 if TYPE_CHECKING:
-    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.core.request import Argument
+    from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["alignments", "dims_of", "images", "operands_of", "spatial", "words_of"]
+__all__ = ["Arranged", "alignments", "dims_of", "images", "operands_of", "spatial", "words_of"]
 
 Shape = tuple[int, ...]
 
 
-def dims_of(request: TreedConvRequest) -> int:
+def dims_of(request: ConvRequest) -> int:
     """How many spatial axes the request's kernel has."""
     return max(2, len(request.x_shape) - 2)
 
 
-def spatial(request: TreedConvRequest) -> dict[str, Shape]:
+def spatial(request: ConvRequest) -> dict[str, Shape]:
     """Extents and steps along the kernel's spatial axes: x, w, y, pre, post, stride, dilation."""
     line = len(request.x_shape) == 3
     steps = request.steps
@@ -38,7 +39,7 @@ def spatial(request: TreedConvRequest) -> dict[str, Shape]:
     return found
 
 
-def words_of(request: TreedConvRequest, processors: int) -> dict[str, int]:
+def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
     """The words that do not change from run to run; 1 stands for an address that is there."""
     along = spatial(request)
     (n, channels), filters = request.x_shape[:2], request.w_shape[0]
@@ -57,7 +58,36 @@ def words_of(request: TreedConvRequest, processors: int) -> dict[str, int]:
     return values
 
 
-def operands_of(request: TreedConvRequest) -> dict[str, Operand]:
+class Arranged(NamedTuple):
+    """How a request's arguments come to be those of a kernel: a, b, c, out, and what the tree names.
+
+    A request without a tree has its numbers in its key and not among its arguments, and may add to what `out` held.
+    """
+
+    places: tuple[int, ...]
+    numbers: tuple[Argument, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: ConvRequest) -> Arranged:
+        """That of a request."""
+        order = (*request.reads, *request.writes)
+        taken = (*request.operand_names, "out" if request.accumulates else "z", "out")
+        named = list(zip(taken, ("a", "b", "c", "out"), strict=True))
+        named = [(name, word) for name, word in named if name in order]
+        places = tuple(order.index(name) for name, _ in named)
+        words = tuple(word for _, word in named)
+        if request.treed:
+            kinds = tuple(range(len(order), len(order) + len(request.kinds)))
+            return cls((*places, *kinds), (), (*words, *request.kinds))
+        numbers = tuple(float(request.given[name]) + 0.0 for name in request.kinds)  # type: ignore[arg-type]
+        return cls(places, numbers, (*words, *request.kinds))
+
+    def __call__(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        return (*(arguments[place] for place in self.places), *self.numbers)
+
+
+def operands_of(request: ConvRequest) -> dict[str, Operand]:
     """What each operand that the tree names is, for its visitor; images are matrices with dense rows."""
     found = {}
     for name, kind in request.kinds.items():
@@ -68,19 +98,19 @@ def operands_of(request: TreedConvRequest) -> dict[str, Operand]:
     return found
 
 
-def images(request: TreedConvRequest) -> dict[str, Tensor]:
+def images(request: ConvRequest) -> dict[str, Tensor]:
     """The tensors that kernels take dense with channels last, by name."""
-    named = {name: getattr(request, name) for name in (*request.reads, "out")}
+    named = {name: getattr(request, name) for name in (*request.operand_names, "z", "out")}
     named |= {name: x for name, x in request.given.items() if request.kinds[name] in ("load", "store")}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 
-def alignments(request: TreedConvRequest) -> tuple[int, int]:
+def alignments(request: ConvRequest) -> tuple[int, int]:
     """The most bytes, up to 16, that addresses and channels are multiples of: of the operands, and of the result.
 
     The source lies as the result does.
     """
-    first, second = (getattr(request, name) for name in request.reads[:2])
+    first, second = (getattr(request, name) for name in request.operand_names[:2])
     inside = [_bytes(tensor) for tensor in (first, second)]
     size = request.result_dtype.bits // 8
     results = [gcd(16, request.result_shape[1] * size)]

@@ -1,7 +1,7 @@
 """A convolution carried out by a CUTLASS kernel for Hopper: its configuration, its spec, and its plan.
 
 The table's sm_90 rows end here, by `plan`. What goes before and behind a launch (reductions' first values, means) is as
-for cutlass_gemm.
+for products.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from cudabind import driver
-from dispatch.core.request import Plan
 from dispatch.keys import Arch
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.emit.sm90_conv import ConvSpec, emit
 from dispatch.libraries.cutlass.evt import Reduce, walk
 from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.plan import TreePlan, float_bits, multiprocessors
 from dispatch.libraries.cutlass.staged import Staged
-from dispatch.ops.cutlass_conv.config import choose
-from dispatch.ops.cutlass_conv.problem import dims_of, operands_of, words_of
-from dispatch.ops.cutlass_gemm.cutlass import START, CutlassPlan, _float
+from dispatch.ops.conv.config import choose
+from dispatch.ops.conv.problem import Arranged, dims_of, operands_of, words_of
 
 if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
-    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["CutlassConvPlan", "plan", "spec_of"]
 
 BYTES_K = 128  # of a tile along channels, or along pixels for the gradient of filters: a line of the swizzle
 
 
-def plan(request: TreedConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: choose the kernel, compile or load it, learn its parameters."""
     return CutlassConvPlan(request, executor, row)
 
 
-def spec_of(request: TreedConvRequest, arch: Arch, config: Config) -> ConvSpec:
+def spec_of(request: ConvRequest, arch: Arch, config: Config) -> ConvSpec:
     """The kernel of a request."""
-    first = getattr(request, request.reads[0]).dtype
+    first = getattr(request, request.operand_names[0]).dtype
     return ConvSpec(
         arch=arch,
         mode=request.mode,
@@ -56,31 +55,30 @@ def spec_of(request: TreedConvRequest, arch: Arch, config: Config) -> ConvSpec:
     )
 
 
-class CutlassConvPlan(CutlassPlan):
+class CutlassConvPlan(TreePlan):
     """One kernel for one set of extents and steps; it is enqueued as a product is."""
 
-    __slots__ = ()
+    __slots__ = ("_arranged", "config", "spec")
 
-    def __init__(self, request: TreedConvRequest, executor: CudaExecutor, row: Row) -> None:
-        Plan.__init__(self, row, capture_safe=True)
+    def __init__(self, request: ConvRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
         self._executor = executor
-        processors = executor.device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        processors = multiprocessors(executor)
         self.config = choose(request, processors)
-        spec = spec_of(request, Arch(90), self.config)
-        self.spec = spec  # type: ignore[assignment]  # of a convolution, where the other plan has a product's
-        source = emit(spec)
-        future = compiler.request(source, spec.target, f"{row.name} {self.config}: {request.tree}")
-        loaded = module(executor.device, compiler.kernel_id(source, spec.target), future.result(), source.words)
-        self._names = ("a", "b", "c", "out", *request.kinds)
-        self._number = _float
+        self.spec = spec_of(request, Arch(90), self.config)
+        source = emit(self.spec)
+        future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
+        loaded = module(executor.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
+        self._arranged = Arranged.of(request)
+        self._names = self._arranged.names
+        self._number = float_bits
         self._values = {**words_of(request, processors), "swizzle": self.config.swizzle}
         self._staged = Staged(executor, {})  # channels fill 16 bytes, or the row refuses the request
         self._launch = Launch(loaded, executor, self._values, self.config.cluster)
-        reductions = [node for node in walk(request.tree) if isinstance(node, Reduce)]
-        sizes = {node.name: prod(request.produced[node.name].shape) for node in reductions}
-        self._starts = tuple((node.name, START.get(node.function, 0), sizes[node.name]) for node in reductions)
+        reduced = (node.name for node in walk(request.tree) if isinstance(node, Reduce))
         rows, columns = request.extents
-        extents = {"m": rows, "n": columns, "mn": rows * columns}
-        self._finish = tuple(
-            (node.name, sizes[node.name], 1 / extents[node.over]) for node in reductions if node.function == "mean"
-        )
+        sizes = {name: prod(request.produced[name].shape) for name in reduced}
+        self._reduce(request.tree, sizes, {"m": rows, "n": columns, "mn": rows * columns})
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        super().enqueue(self._arranged(arguments))

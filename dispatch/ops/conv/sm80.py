@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.emit.sm80_conv import MultistageConvSpec, emit
-from dispatch.ops.cutlass_conv.problem import alignments, dims_of, words_of
-from dispatch.ops.cutlass_conv.rules import TILE
-from dispatch.ops.cutlass_gemm.sm80 import MultistagePlan
+from dispatch.libraries.cutlass.plan import MultistageKernelPlan
+from dispatch.ops.conv.problem import Arranged, alignments, dims_of, words_of
+from dispatch.ops.conv.rules import TILE
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Plan
+    from dispatch.core.request import Argument, Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Arch, Dtype
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
-    from dispatch.ops.cutlass_conv.base import TreedConvRequest
+    from dispatch.ops.conv.request import ConvRequest
 
 __all__ = ["MultistageConvPlan", "plan", "spec_of"]
 
 LARGE_TILE = 128
 
 
-def plan(request: TreedConvRequest, executor: CudaExecutor, row: Row) -> Plan:
+def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, learn its parameters."""
     return MultistageConvPlan(request, executor, row)
 
 
-def spec_of(request: TreedConvRequest, arch: Arch, processors: int) -> MultistageConvSpec:
+def spec_of(request: ConvRequest, arch: Arch, processors: int) -> MultistageConvSpec:
     """The kernel of a request: the small tile where large ones would leave multiprocessors idle, or hold groups."""
     rows, columns = request.extents
     tiles = -(-rows // LARGE_TILE) * -(-columns // LARGE_TILE)
@@ -44,7 +44,7 @@ def spec_of(request: TreedConvRequest, arch: Arch, processors: int) -> Multistag
         arch=arch,
         mode=request.mode,
         dims=dims,
-        dtype=getattr(request, request.reads[0]).dtype,
+        dtype=getattr(request, request.operand_names[0]).dtype,
         d=request.result_dtype,
         strided=request.mode == "bwd_data" and max(request.steps.stride) > 1,
         groups=grouped,
@@ -54,12 +54,20 @@ def spec_of(request: TreedConvRequest, arch: Arch, processors: int) -> Multistag
     )
 
 
-class MultistageConvPlan(MultistagePlan):
+class MultistageConvPlan(MultistageKernelPlan):
     """One kernel for one set of extents and steps."""
 
-    __slots__ = ()
+    __slots__ = ("_arranged",)
+
+    def __init__(self, request: ConvRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(request, executor, row)
+        self._arranged = Arranged.of(request)
+        self._names = self._arranged.names
 
     @staticmethod
     def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
         spec = spec_of(request, arch, processors)
         return spec, emit(spec), words_of(request, processors), F32
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        super().enqueue(self._arranged(arguments))

@@ -1,6 +1,7 @@
 """CUTLASS's convolutions on the host: rows through their cases, gradients by their definition, what is refused."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,16 +11,23 @@ from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch, Compute
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
-from dispatch.ops.cutlass_conv import channels_last
-from dispatch.ops.cutlass_conv.cases import cases
-from dispatch.ops.cutlass_conv.config import CONFIGS, DEEP, LARGE, MEDIUM, NARROW, SMALL, choose
+from dispatch.ops.conv import channels_last
+from dispatch.ops.conv.cases import cases
+from dispatch.ops.conv.config import CONFIGS, DEEP, LARGE, MEDIUM, NARROW, SMALL, choose
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
-OPS = ("cutlass_conv_fwd", "cutlass_conv_bwd_data", "cutlass_conv_bwd_filter")
-ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.min_arch == HOST]
+OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
+ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.min_arch == HOST and row.of("cutlass")]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 TF32 = Compute.COMPUTE_32F_FAST_TF32
+Fwd, BwdData, BwdFilter = (
+    partial(request, library="cutlass")
+    for request in (dp.ConvFwdRequest, dp.ConvBwdDataRequest, dp.ConvBwdFilterRequest)
+)
+conv_fwd, conv_bwd_data, conv_bwd_filter = (
+    partial(function, library="cutlass") for function in (dp.conv_fwd, dp.conv_bwd_data, dp.conv_bwd_filter)
+)
 
 
 @pytest.fixture
@@ -45,14 +53,14 @@ def test_gradients_by_finite_differences(host, rng):
     x, w = rng.standard_normal((1, 4, 4, 5)), rng.standard_normal((4, 4, 3, 2))
     choices = {"pad": ((1, 0), (0, 1)), "stride": (1, 2), "compute": TF32}
     put = lambda values: image(host, values, "f32")  # noqa: E731 - the shortest name for it
-    dy = rng.integers(-4, 5, dp.cutlass_conv_fwd(put(x), put(w), **choices).shape).astype(np.float64)
+    dy = rng.integers(-4, 5, conv_fwd(put(x), put(w), **choices).shape).astype(np.float64)
     x, w = (rng.integers(-4, 5, values.shape).astype(np.float64) for values in (x, w))
 
     def loss(a, b):
-        return np.vdot(dy, dp.cutlass_conv_fwd(put(a), put(b), **choices).numpy())
+        return np.vdot(dy, conv_fwd(put(a), put(b), **choices).numpy())
 
-    dx = dp.cutlass_conv_bwd_data(put(dy), put(w), x_extents=(4, 5), **choices).numpy()
-    dw = dp.cutlass_conv_bwd_filter(put(dy), put(x), w_extents=(3, 2), **choices).numpy()
+    dx = conv_bwd_data(put(dy), put(w), x_extents=(4, 5), **choices).numpy()
+    dw = conv_bwd_filter(put(dy), put(x), w_extents=(3, 2), **choices).numpy()
     for at in itertools.product(*map(range, x.shape)):
         step = np.zeros_like(x)
         step[at] = 1
@@ -70,10 +78,8 @@ def test_a_tree_sees_pixels_by_channels(host, rng):
     tree = (evt.accumulator() + evt.row("bias")) * evt.col("mask") - evt.load("residual")
     tree = evt.reduce(evt.reduce(evt.store(tree, "before", "f32"), "over", "max", over="n"), "sums", over="m")
     operands = {"bias": host.array(bias, "f32"), "mask": host.array(mask, "f32"), "residual": image(host, residual)}
-    y, before, over, sums = dp.cutlass_conv_fwd(
-        image(host, x), image(host, w), pad=1, epilogue=evt.relu(tree), operands=operands
-    )
-    plain = dp.cutlass_conv_fwd(image(host, x, "f32"), image(host, w, "f32"), pad=1, compute=TF32).numpy()
+    y, before, over, sums = conv_fwd(image(host, x), image(host, w), pad=1, epilogue=evt.relu(tree), operands=operands)
+    plain = conv_fwd(image(host, x, "f32"), image(host, w, "f32"), pad=1, compute=TF32).numpy()
     expected = (plain + bias[:, None, None]) * mask[:, None] - residual
     assert np.array_equal(before.numpy(), expected)
     assert np.array_equal(over.numpy(), expected.max(axis=1))
@@ -85,8 +91,8 @@ def test_the_source_may_be_the_result_itself(host, rng):
     dy, x = (image(host, rng.integers(-2, 3, (2, 8, 4, 4)), "f16") for _ in range(2))
     sums = image(host, rng.integers(-2, 3, (8, 8, 1, 1)), "f16")
     before = sums.numpy().astype(float)
-    once = dp.cutlass_conv_bwd_filter(dy, x, w_extents=(1, 1)).numpy().astype(float)
-    request = dp.CutlassConvBwdFilterRequest(dy, x, out=sums, c=sums)
+    once = conv_bwd_filter(dy, x, w_extents=(1, 1)).numpy().astype(float)
+    request = BwdFilter(dy, x, out=sums, z=sums)
     assert not request.repeatable
     assert dp.run(request) is sums
     assert np.array_equal(sums.numpy().astype(float), before + once)
@@ -105,7 +111,7 @@ def chosen(request, arch=90):
 
 
 def test_hopper_takes_what_its_tensor_maps_can_step_through(host):
-    request = dp.CutlassConvFwdRequest(zeros(host, 2, 8, 9, 9), zeros(host, 8, 8, 3, 3))
+    request = Fwd(zeros(host, 2, 8, 9, 9), zeros(host, 8, 8, 3, 3))
     assert chosen(request) == "CollectiveConv"
     assert chosen(request, 80) == chosen(request, 100) == "ImplicitGemmConvolution"
 
@@ -121,7 +127,7 @@ def test_hopper_takes_what_its_tensor_maps_can_step_through(host):
     ],
 )
 def test_multistage_kernels_take_the_rest(x, w, choices, host):
-    assert chosen(dp.CutlassConvFwdRequest(zeros(host, *x), zeros(host, *w), **choices)) == "ImplicitGemmConvolution"
+    assert chosen(Fwd(zeros(host, *x), zeros(host, *w), **choices)) == "ImplicitGemmConvolution"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ def test_multistage_kernels_take_the_rest(x, w, choices, host):
     ],
 )
 def test_what_no_kernel_takes_is_refused_with_its_reason(x, w, choices, reason, host):
-    request = dp.CutlassConvFwdRequest(zeros(host, *x), zeros(host, *w), **choices)
+    request = Fwd(zeros(host, *x), zeros(host, *w), **choices)
     for arch in (Arch(90), HOST):
         with pytest.raises(NoRow, match=reason):
             select(request, arch)
@@ -143,39 +149,37 @@ def test_what_no_kernel_takes_is_refused_with_its_reason(x, w, choices, reason, 
 
 def test_gradients_under_a_stride_know_no_dilation(host):
     dy, w = zeros(host, 1, 8, 4, 4), zeros(host, 8, 8, 2, 2)
-    assert chosen(dp.CutlassConvBwdDataRequest(dy, w, stride=2)) == "ImplicitGemmConvolution"
+    assert chosen(BwdData(dy, w, stride=2)) == "ImplicitGemmConvolution"
     with pytest.raises(NoRow, match="dilation 1 under a stride"):
-        select(dp.CutlassConvBwdDataRequest(dy, w, stride=2, dilation=2), Arch(90))
+        select(BwdData(dy, w, stride=2, dilation=2), Arch(90))
 
 
 def test_channels_first_are_refused_with_what_to_do(host):
     x, w = host.zeros((2, 8, 9, 9), "bf16"), zeros(host, 8, 8, 3, 3)
     with pytest.raises(NoRow, match=r"channels last, has x bf16\[2, 8, 9, 9\]: channels_last\(x\)"):
-        select(dp.CutlassConvFwdRequest(x, w), Arch(90))
+        select(Fwd(x, w), Arch(90))
 
 
 def test_trees_are_for_images(host):
     dy, x = zeros(host, 2, 8, 4, 4), zeros(host, 2, 8, 4, 4)
     tree = evt.accumulator() + evt.row("bias")
-    request = dp.CutlassConvBwdFilterRequest(
-        dy, x, w_extents=(1, 1), epilogue=tree, operands={"bias": host.zeros(8, "f32")}
-    )
-    with pytest.raises(NoRow, match="epilogue of numbers and c, has bias"):
+    request = BwdFilter(dy, x, w_extents=(1, 1), epilogue=tree, operands={"bias": host.zeros(8, "f32")})
+    with pytest.raises(NoRow, match="epilogue of numbers and z, has bias"):
         select(request, Arch(90))
 
 
 def test_tf32_only_where_it_is_asked_for(host):
     x, w = zeros(host, 2, 8, 9, 9, dtype="f32"), zeros(host, 8, 8, 3, 3, dtype="f32")
     with pytest.raises(NoRow, match="FAST_TF32"):
-        select(dp.CutlassConvFwdRequest(x, w), Arch(90))
-    assert chosen(dp.CutlassConvFwdRequest(x, w, compute=TF32)) == "CollectiveConv"
+        select(Fwd(x, w), Arch(90))
+    assert chosen(Fwd(x, w, compute=TF32)) == "CollectiveConv"
 
 
 # -- what a request says ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("change", "operand"),
     [
-        ({"c": (2, 8, 9, 9)}, "c"),
+        ({"z": (2, 8, 9, 9)}, "z"),
         ({"beta": 1.0}, "beta"),
         ({"operands": {"other": 1.0}}, "operands['other']"),
         ({"epilogue": evt.accumulator() + evt.row("bias")}, "operands['bias']"),
@@ -185,16 +189,16 @@ def test_tf32_only_where_it_is_asked_for(host):
     ],
 )
 def test_what_does_not_fit_is_named(change, operand, host):
-    change = {name: zeros(host, *value) if name == "c" else value for name, value in change.items()}
+    change = {name: zeros(host, *value) if name == "z" else value for name, value in change.items()}
     with pytest.raises(BadRequest) as caught:
-        dp.CutlassConvFwdRequest(zeros(host, 2, 8, 9, 9), zeros(host, 8, 8, 3, 3), **change)
+        Fwd(zeros(host, 2, 8, 9, 9), zeros(host, 8, 8, 3, 3), **change)
     assert caught.value.operand == operand
 
 
 @pytest.mark.parametrize("kind", [evt.row, evt.col, evt.load])
 def test_an_operand_of_another_shape_is_named(kind, host):
     with pytest.raises(BadRequest, match="shape"):
-        dp.CutlassConvFwdRequest(
+        Fwd(
             zeros(host, 2, 8, 9, 9),
             zeros(host, 16, 8, 3, 3),
             epilogue=evt.accumulator() + kind("z"),
@@ -205,7 +209,7 @@ def test_an_operand_of_another_shape_is_named(kind, host):
 def test_operands_are_replaced_by_name(host):
     x, w, bias = zeros(host, 2, 8, 9, 9), zeros(host, 16, 8, 3, 3), host.zeros(16, "f32")
     tree = evt.accumulator() + evt.row("bias")
-    request = dp.CutlassConvFwdRequest(x, w, epilogue=tree, operands={"bias": bias})
+    request = Fwd(x, w, epilogue=tree, operands={"bias": bias})
     other, ones = zeros(host, 2, 8, 9, 9), host.array(np.ones(16), "f32")
     changed = request.replace(x=other, bias=ones)
     assert (changed.x, dict(changed.operands)["bias"], changed.key()) == (other, ones, request.key())
@@ -214,37 +218,37 @@ def test_operands_are_replaced_by_name(host):
 
 
 def test_the_choice_without_timing(host):
-    def best(x, w, request=dp.CutlassConvFwdRequest, **choices):
+    def best(x, w, request=Fwd, **choices):
         return choose(request(zeros(host, *x), zeros(host, *w), **choices), 132)
 
     assert best((32, 8, 56, 56), (256, 8, 1, 1)) == LARGE
     assert best((32, 8, 56, 56), (128, 8, 1, 1)) == MEDIUM
     assert best((32, 8, 56, 56), (64, 8, 1, 1)) == NARROW
     assert best((1, 8, 7, 7), (256, 8, 1, 1)) == SMALL
-    assert best((8, 256, 14, 14), (8, 256, 14, 14), dp.CutlassConvBwdFilterRequest, w_extents=(1, 1)) == DEEP
+    assert best((8, 256, 14, 14), (8, 256, 14, 14), BwdFilter, w_extents=(1, 1)) == DEEP
     assert best((1, 8, 7, 7), (8, 8, 1, 1), config=MEDIUM._replace(swizzle=4)) == MEDIUM._replace(swizzle=4)
     with pytest.raises(BadRequest, match="one of"):
         best((1, 8, 7, 7), (8, 8, 1, 1), config=Config((96, 96)))
     striped = MEDIUM._replace(swizzle=2)
     with pytest.raises(BadRequest, match="swizzle 2"):
-        best((1, 8, 7, 7), (1, 8, 7, 7), dp.CutlassConvBwdFilterRequest, w_extents=(1, 1), config=striped)
+        best((1, 8, 7, 7), (1, 8, 7, 7), BwdFilter, w_extents=(1, 1), config=striped)
     assert len(set(CONFIGS)) == len(CONFIGS)
 
 
 def test_what_is_compiled_ahead_is_what_requests_ask_for(host):
     from dispatch.libraries.cutlass.emit.sm90_conv import emit
-    from dispatch.ops.cutlass_conv import precompile as ahead
-    from dispatch.ops.cutlass_conv.cutlass import spec_of
+    from dispatch.ops.conv import precompile as ahead
+    from dispatch.ops.conv.cutlass import spec_of
 
     texts = {source.text for _, source, _ in ahead.sources(dp.TABLE)}
     assert len(texts) == 3 * 4 + 2 * 4 + 2 * 3
-    assert len(list(ahead.sources(dp.TABLE, "cutlass_conv_bwd_filter"))) == 2 * 3
+    assert len(list(ahead.sources(dp.TABLE, "conv_bwd_filter"))) == 2 * 3
     x, w = zeros(host, 8, 16, 14, 14), zeros(host, 64, 16, 3, 3)
     dy = zeros(host, 8, 64, 12, 12)
     for request in (
-        dp.CutlassConvFwdRequest(x, w),
-        dp.CutlassConvBwdDataRequest(dy, w),
-        dp.CutlassConvBwdFilterRequest(dy, x, w_extents=(3, 3)),
+        Fwd(x, w),
+        BwdData(dy, w),
+        BwdFilter(dy, x, w_extents=(3, 3)),
     ):
         assert emit(spec_of(request, Arch(90), choose(request, 132))).text in texts
 
@@ -262,6 +266,6 @@ def test_precompiling_asks_for_the_convolutions_of_an_op(monkeypatch):
         return future
 
     monkeypatch.setattr(compiler, "request", request)
-    assert precompile.precompile("cutlass_conv_bwd_filter") == 6
+    assert precompile.precompile("conv_bwd_filter") == 6
     assert {target for target, _ in asked} == {"sm_90a"}
-    assert asked[0][1].startswith("cutlass_conv_bwd_filter f16×f16→f16 sm_90 cutlass 128x128")  # noqa: RUF001
+    assert asked[0][1].startswith("conv_bwd_filter f16×f16→f16 sm_90 cutlass 128x128")  # noqa: RUF001
