@@ -7,7 +7,7 @@ of memory as often as is wanted, with poison between the operands.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -204,14 +204,14 @@ def from_cases(device: dp.Device, op: str, rng: np.random.Generator, most: int, 
         if getattr(request, "autotune", False) or (refusals(row, request, request.signature()) and rng.random() < 0.9):
             continue  # what its row refuses is not of much use
         spec = spec_of(request, f"{row.name}, {case.id}", trial if home is device else None)
-        for variant in variants(spec, rng):
+        for variant in variants(spec, rng, getattr(request, "in_place", ())):
             yield variant
             found += 1
         if found >= most:
             return
 
 
-def variants(spec: Spec, rng: np.random.Generator) -> list[Spec]:
+def variants(spec: Spec, rng: np.random.Generator, in_place: Iterable[tuple[str, str]]) -> list[Spec]:
     """A spec, one with its outputs left open (all of them, or one), and one for each pair that may be in place."""
     found = [spec]
     written = [name for name in ("out", *getattr(spec.kind, "writes", ())) if isinstance(spec.given.get(name), Slot)]
@@ -221,7 +221,7 @@ def variants(spec: Spec, rng: np.random.Generator) -> list[Spec]:
         if given.get("out_dtype", 0) is None and "out" in some:
             given["out_dtype"] = spec.operands[spec.given["out"].number].dtype
         found.append(Spec(spec.kind, given, spec.operands, f"{spec.name}, {' '.join(some)} open", spec.trial))
-    for out, source in getattr(spec.kind, "in_place", ()):
+    for out, source in in_place:
         one, other = spec.given.get(out), spec.given.get(source)
         if (
             isinstance(one, Slot)

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.core.row import refusals
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST, Arch, Compute
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
-from dispatch.ops.conv import channels_last
+from dispatch.ops.conv import channels_last, numpy_tree_conv
 from dispatch.ops.conv.cases import cases
 from dispatch.ops.conv.config import CONFIGS, DEEP, LARGE, MEDIUM, NARROW, SMALL, choose
+from dispatch.ops.conv.problem import Arranged
+from dispatch.refusal import Kind
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
@@ -269,3 +272,99 @@ def test_precompiling_asks_for_the_convolutions_of_an_op(monkeypatch):
     assert precompile.precompile("conv_bwd_filter") == 6
     assert {target for target, _ in asked} == {"sm_90a"}
     assert asked[0][1].startswith("conv_bwd_filter f16×f16→f16 sm_90 cutlass 128x128")  # noqa: RUF001
+
+
+# -- one table of two libraries ---------------------------------------------------------------------------------------
+def of(host, dtype="bf16", **choices):
+    x, w = zeros(host, 2, 8, 9, 9, dtype=dtype), zeros(host, 16, 8, 3, 3, dtype=dtype)
+    return dp.ConvFwdRequest(x, w, **choices)
+
+
+@pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_data", "conv_bwd_filter"])
+def test_cudnn_is_asked_first(op):
+    libraries = [row.library for row in dp.TABLE.of(op) if row.min_arch != HOST]
+    assert libraries == sorted(libraries, key=("cudnn", "cutlass").index)
+    assert set(libraries) == {"cudnn", "cutlass"}
+
+
+def test_a_table_has_one_order_whichever_op_is_asked_for_first():
+    from dispatch.core.row import Table
+    from dispatch.table.table import LATER
+
+    one, other = Table((), LATER), Table((), LATER)
+    assert one.of("grouped_matmul")
+    assert one.of("conv_fwd")
+    assert other.of("softmax")
+    assert other.of("conv_fwd")
+    assert one.of("conv_fwd") == other.of("conv_fwd") == dp.TABLE.of("conv_fwd")
+    assert tuple(one) == tuple(other)
+
+
+def test_a_plain_request_is_cudnns_and_one_with_a_tree_cutlasss(host):
+    tree = {"epilogue": evt.relu(evt.accumulator())}
+    for arch, first, second in ((Arch(90), "cudnn", "cutlass"), (HOST, "numpy", "numpy-cutlass")):
+        assert select(of(host), arch).library == first
+        assert select(of(host, library="cudnn"), arch).library == first
+        assert select(of(host, **tree), arch).library == second
+        assert select(of(host, config=MEDIUM), arch).library == second
+        assert select(of(host, library="cutlass"), arch).library == second
+
+
+def test_who_is_not_asked_says_so_and_who_has_no_trees_as_well(host):
+    tree = evt.relu(evt.accumulator())
+    said = dict(dp.explain(of(host, library="cutlass"), Arch(90)).refusals)
+    assert {whys[0].kind for name, whys in said.items() if name.endswith("cudnn")} == {Kind.OTHER_LIBRARY}
+    assert any("needs library cudnn or None, has cutlass" in str(why) for whys in said.values() for why in whys)
+    said = dict(dp.explain(of(host, epilogue=tree), Arch(90)).refusals)
+    assert any("needs no epilogue tree, has relu(acc)" in str(why) for whys in said.values() for why in whys)
+    with pytest.raises(NoRow, match=r"needs library cudnn or None, has cublas"):
+        select(of(host, library="cublas"), Arch(90))
+    with pytest.raises(NoRow, match="needs no epilogue tree"):
+        select(of(host, epilogue=tree, library="cudnn"), Arch(90))
+    with pytest.raises(BadRequest, match="library: got 3"):
+        of(host, library=3)
+
+
+def test_a_tree_says_what_else_is_fused(host):
+    for name, value in (("bias", host.zeros(16, "bf16")), ("activation", dp.Activation.RELU_FWD)):
+        with pytest.raises(BadRequest, match="none beside a tree"):
+            of(host, library="cutlass", **{name: value})
+
+
+def test_the_key_of_a_plain_request_has_nothing_of_trees(host):
+    plain = of(host)
+    layouts = (plain.x.layout, plain.w.layout, None, None, None)
+    numbers = (1.0, 0.0, None, plain.result_dtype.cuda, False, None, False, dp.Activation.IDENTITY)
+    assert plain.key() == (*layouts, *plain.steps, *numbers)
+    assert len({plain.key(), of(host, library="cudnn").key(), of(host, library="cutlass").key()}) == 3
+    assert "library" not in plain.describe()
+    assert "operands" not in plain.describe()
+
+
+def test_a_plain_request_may_come_to_cutlass(host, rng):
+    """On a machine without cuDNN, or where it refuses: numbers are then none of the arguments, and beta adds to out."""
+    dy, w = (image(host, rng.integers(-2, 3, shape)) for shape in ((2, 16, 9, 9), (16, 8, 3, 3)))
+    before = rng.integers(-2, 3, (2, 8, 9, 9))
+    out, copy = image(host, before), image(host, before)
+    request = dp.ConvBwdDataRequest(dy, w, pad=1, out=out, alpha=0.5, beta=2.0)
+    row = next(row for row in dp.TABLE.of("conv_bwd_data") if row.stands_for == "cutlass" and accepts(row, request))
+    numpy_tree_conv(request, None, row).run(request, {})
+    dp.run(dp.ConvBwdDataRequest(dy, w, pad=1, out=copy, alpha=0.5, beta=2.0))
+    assert np.array_equal(out.numpy(), copy.numpy())
+    arranged = Arranged.of(request)
+    assert arranged.names == ("a", "b", "c", "out", "beta", "alpha")
+    assert arranged(request.arguments({})) == (dy.ptr, w.ptr, out.ptr, out.ptr, 2.0, 0.5)
+
+
+def test_the_arguments_of_a_forward_leave_out_the_bias(host):
+    plain, treed = of(host, alpha=3.0), of(host, alpha=3.0, library="cutlass")
+    out = {"out": zeros(host, 2, 16, 7, 7)}
+    for request in (plain, treed):
+        arranged = Arranged.of(request)
+        assert arranged.names == ("a", "b", "c", "out", "alpha")
+        found = arranged(request.arguments(out))
+        assert found == (request.x.ptr, request.w.ptr, 0, out["out"].ptr, 3.0)
+
+
+def accepts(row, request):
+    return not refusals(row, request, request.signature())
