@@ -41,7 +41,12 @@ def cublaslt_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) ->
     """A plan that ends in `cublasLtMatmul`; Refused with the library's reason where it finds no algorithm."""
     from dispatch.ops.matmul import cublaslt  # at first use: importing `dispatch` binds no library
 
-    return cublaslt.plan(request, executor, row)
+    try:
+        return cublaslt.plan(request, executor, row)
+    except cublaslt.NotFused as refusal:
+        from dispatch.ops.matmul import exact  # few products need its kernels
+
+        return exact.behind(request, executor, row, refusal)
 
 
 def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:

@@ -65,7 +65,10 @@ CTYPES: dict[str, Any] = {
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: lower it, describe it, choose the algorithm; Refused with cuBLASLt's reason."""
+    """Bind a request to an executor: lower it, describe it, choose the algorithm; Refused with cuBLASLt's reason.
+
+    NotFused where exact.py may have a plan: who binds the row asks there.
+    """
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
     compute = row.compute or Compute.COMPUTE_32F
@@ -75,12 +78,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
         raise Refused(f"batch axes that do not join take {calls}: give one batch axis, or leave amax out")
     scale = scale_dtype(request.a.dtype, compute)
     limit = workspace_limit(request, executor)
-    try:
-        made = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
-    except NotFused as refusal:
-        from dispatch.ops.matmul import exact  # at first use: few products need its kernels
-
-        made = exact.behind(request, executor, row, lowered, refusal)
+    made = CublasLtPlan(executor, row, lowered, vectors_of(request, lowered), scale, limit)
     if request.autotune:
         made.tune(request)
     return made

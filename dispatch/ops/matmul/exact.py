@@ -45,21 +45,25 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
     lowered = lower(request, row.compute or Compute.COMPUTE_64F)
-    made = _plan(request, executor, row, lowered)
+    return _tuned(request, _plan(request, executor, row, lowered))
+
+
+def _tuned(request: MatmulRequest, made: ExactPlan) -> ExactPlan:
     if request.autotune:
         made.tune(request)
     return made
 
 
-def behind(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Lowered, refusal: Refused) -> ExactPlan:
+def behind(request: MatmulRequest, executor: CudaExecutor, row: Row, refusal: Refused) -> ExactPlan:
     """Bind a request with a D of 16 bits whose epilogue no algorithm fuses; the refusal where there is no kernel."""
+    lowered = lower(request, row.compute or Compute.COMPUTE_32F)
     problem = lowered.problem
     stored = {
         dtype for dtype in (problem.d.dtype, problem.c.dtype, problem.bias_dtype, problem.aux_dtype) if dtype >= 0
     }
     if stored - {request.d_dtype.cuda} or request.d_dtype not in HALF or problem.factors:
         raise refusal
-    return _plan(request, executor, row, lowered)
+    return _tuned(request, _plan(request, executor, row, lowered))
 
 
 def _plan(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Lowered) -> ExactPlan:

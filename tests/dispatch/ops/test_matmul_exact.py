@@ -201,11 +201,10 @@ def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
     executor.scalar = lambda value, dtype: executor.numbers.setdefault(value, executor.device.array([value], dtype)).ptr
     executor.numbers = {}
     cpu.dtype = request.d_dtype
-    lowered = lower(request, row.compute)
     plan = (
         exact.plan(request, executor, row)
         if cpu.dtype is F64
-        else exact.behind(request, executor, row, lowered, Refused("not to be raised"))
+        else exact.behind(request, executor, row, Refused("not to be raised"))
     )
     outputs = dp.device("host").executor().outputs(request)
     plan.enqueue(request.arguments(outputs))
@@ -227,7 +226,7 @@ def test_what_a_bias_takes_away_is_not_lost_before(cpu, dtype, epilogue):
     request = dp.MatmulRequest(a, b, bias=dev.array(np.full(24, -float(large)), dtype), epilogue=epilogue)
     row = select(request, Arch(90))
     outputs = dev.executor().outputs(request)
-    exact.behind(request, executor, row, lower(request, row.compute), Refused("")).enqueue(request.arguments(outputs))
+    exact.behind(request, executor, row, Refused("")).enqueue(request.arguments(outputs))
     one = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715)) if epilogue.activation == "gelu" else 1.0
     assert (outputs["out"].numpy() == np.asarray(one).astype(dtype.numpy)).all()
 
@@ -240,7 +239,7 @@ def test_products_with_scratch_memory_share_it_as_long_as_a_plan_needs_it():
     def plan(rows):
         request = dp.MatmulRequest(a[:rows], a, bias=bias, epilogue=E.BIAS)
         row = select(request, Arch(90))
-        return exact.behind(request, executor, row, lower(request, row.compute), Refused(""))
+        return exact.behind(request, executor, row, Refused(""))
 
     first, second, small = plan(64), plan(60), plan(8)
     assert first._scratch is second._scratch
@@ -261,7 +260,7 @@ def test_an_epilogue_that_the_kernels_do_not_know_is_the_refusal_it_was():
     for fields in ({"out_dtype": "f8e4m3"}, {"c": c, "scales": dp.Scales(c=2.0)}):
         request = dp.MatmulRequest(a, b, bias=bias, epilogue=E.GELU_BIAS, **fields)
         with pytest.raises(Refused) as caught:
-            exact.behind(request, Executor(), dp.TABLE[0], lower(request, Compute.COMPUTE_32F), refusal)
+            exact.behind(request, Executor(), dp.TABLE[0], refusal)
         assert caught.value is refusal
 
 
@@ -336,7 +335,7 @@ def test_numbers_in_device_memory_are_read_there(cpu, rng, dtype, where, epilogu
     zero = dev.array([0.0], "f32")
     executor.scalar = lambda value, _: zero.ptr if value == 0 else None
     row = select(trial.request, Arch(90))
-    plan = exact.behind(trial.request, executor, row, lower(trial.request, row.compute), Refused(""))
+    plan = exact.behind(trial.request, executor, row, Refused(""))
     outputs = dev.executor().outputs(trial.request)
     plan.enqueue(trial.request.arguments(outputs))
     trial.check(trial.request.result(outputs))
@@ -373,7 +372,7 @@ def test_scratch_memory_belongs_to_the_stream_that_uses_it(cpu, rng):
     a, bias = dev.array(rng.standard_normal((16, 16)), "bf16"), dev.zeros((16,), "bf16")
     request = dp.MatmulRequest(a, a, bias=bias, epilogue=E.BIAS)
     row = select(request, Arch(90))
-    plan = exact.behind(request, executor, row, lower(request, row.compute), Refused(""))
+    plan = exact.behind(request, executor, row, Refused(""))
     executor.stream = object()
     plan.enqueue(request.arguments(dev.executor().outputs(request)))
     assert plan._scratch.owner is plan._scratch.writer is executor.stream

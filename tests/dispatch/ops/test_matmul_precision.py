@@ -18,7 +18,7 @@ from dispatch.device.recordings import Recordings
 from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
 from dispatch.libraries.cublaslt import descriptors, launched
-from dispatch.ops.matmul import aux_shape, cublaslt, exact, exact_kernels
+from dispatch.ops.matmul import aux_shape, cublaslt, cublaslt_matmul, exact, exact_kernels
 from dispatch.ops.matmul.lower import lower
 
 PREF = lt.cublasLtMatmulPreferenceAttributes_t
@@ -180,7 +180,7 @@ def bound(**choices):
     executor = ExecutorOf()
     executor.device = dev
     executor.workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
-    return cublaslt.plan(request, executor, row)
+    return cublaslt_matmul(request, executor, row)
 
 
 def taken(plan):

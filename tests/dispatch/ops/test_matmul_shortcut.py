@@ -450,7 +450,7 @@ def test_an_operand_that_is_the_output_is_refused_after_good_calls(dev, number):
 
 def test_a_library_that_refuses_a_first_row_is_asked_again_for_other_extents(dev):
     """The pattern of the row that then took the call would keep other extents from the first."""
-    answers, real = [], cublaslt.plan
+    answers, real = [], matmul.cublaslt_matmul
 
     def refuse_once(request, executor_, row):
         answers.append((request.m, row.name))
