@@ -62,9 +62,8 @@ class Request(ABC, Generic[R_co]):
 
     op: ClassVar[str]
     advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
-    bound: Any = (
-        None  # executor.py keeps its last binding here, so that running the same request again costs no look-up
-    )
+    # cuda_executor.py keeps its last binding here, so that running the same request again costs no look-up.
+    bound: Any = None
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """Copies of strided tensors, cut into what one call of the driver copies: dense pieces, and rows at a pitch.
 
-cuda.py asks here before it copies between a tensor and the host. Nothing here is copied.
+host_copies.py asks here before it copies between a tensor and the host. Nothing here is copied.
 """
 
 from __future__ import annotations

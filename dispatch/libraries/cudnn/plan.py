@@ -1,7 +1,7 @@
 """A graph bound to an executor: the engine chosen, by heuristics or by timing, and the run at given addresses.
 
-Ops end here, by `bind`. A run is one variant pack and one `cudnnBackendExecute`; executor.py records it as a graph of
-CUDA and launches that from the second run on. Plans belong to their executor and never cross threads.
+Ops end here, by `bind`. A run is one variant pack and one `cudnnBackendExecute`; cuda_executor.py records it as a
+CUDA graph and launches that from the second run on. Plans belong to their executor and never cross threads.
 """
 
 from __future__ import annotations
