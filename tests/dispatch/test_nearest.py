@@ -30,6 +30,7 @@ ONE_DTYPE = Refusal(Kind.DTYPES, (F32, F32, F32), (F32, F32, F16))
 TWO_DTYPES = Refusal(Kind.DTYPES, (F32, F32, F32), (F16, F32, F16))
 ALL_DTYPES = Refusal(Kind.DTYPES, (F32, F32, F32), (F16, F16, F16))
 LIBRARY = Refusal(Kind.LIBRARY, "cublasLtMatmulAlgoGetHeuristic finds no algorithm")
+OTHER = Refusal(Kind.OTHER_LIBRARY, "cudnn", "cutlass")
 OLD = Refusal(Kind.VERSION, ("cublasLt", (12, 9)), (12, 1))
 GPU, ELSEWHERE = Refusal(Kind.ARCH, (Arch(100), None), H100), Refusal(Kind.ARCH, (HOST, HOST), H100)
 
@@ -51,6 +52,7 @@ SENTENCES = {
     Refusal(Kind.DTYPES, (F32, F32), (F32, None)): "needs dtypes (f32, f32), has (f32, None)",
     LIBRARY: "cublasLtMatmulAlgoGetHeuristic finds no algorithm",
     OLD: "needs cublasLt 12.9, has 12.1",
+    OTHER: "needs library cudnn or None, has cutlass",
     GPU: "needs sm_100 or newer, has sm_90",
     ELSEWHERE: "needs host, has sm_90",
     Refusal(Kind.ARCH, (H100, Arch(100)), HOST): "needs sm_90 to sm_100, has host",
@@ -81,7 +83,7 @@ FARTHER: list[list[list[Refusal]]] = [
     [[TWO_DTYPES], [EPILOGUE, COMPUTE]],
     [[ALL_DTYPES], [ONE_DTYPE, ONE_DTYPE]],
     [[EPILOGUE, COMPUTE, SCALES]],
-    [[LIBRARY]],
+    [[LIBRARY], [OTHER]],
     [[LIBRARY, ORDER]],
     [[GPU], [ELSEWHERE], [Refusal(Kind.ARCH, (Arch(100), Arch(100)), HOST)]],
     [[GPU, LIBRARY]],

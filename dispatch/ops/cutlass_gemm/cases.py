@@ -15,6 +15,7 @@ from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.config import Config
+from dispatch.libraries.cutlass.matrices import poisoned_matrix, poisoned_vector, random_matrix
 from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
 from dispatch.testing.memory import Memory, Mismatch, poison
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
     from dispatch.libraries.cutlass.evt import Node
 
@@ -35,14 +35,12 @@ __all__ = [
     "Trial",
     "cases",
     "quantized_cases",
-    "random_matrix",
     "random_tree",
     "tree_cases",
 ]
 
 TREES = 48
 GIVEN = (9, 14, 17, 24, 26, 37, 40)  # of the trees, into memory that is given: they store and reduce over all there is
-GUARD = 4  # elements of f32 around a reduction: 16 bytes
 HOPPER = 90
 EXTENTS = {
     "plain": (128, 128, 128),
@@ -187,50 +185,6 @@ def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str,
     found = errors_of(request.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
     dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
     return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
-
-
-def random_matrix(
-    device: Device, rng: np.random.Generator, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16
-) -> Tensor:
-    """A tensor of random numbers whose lines are at multiples of so many bytes, with poison behind each of them."""
-    values = rng.integers(-8, 9, shape) if dtype.numpy.kind == "i" else rng.standard_normal(shape)
-    if len(shape) < 2:
-        return device.array(values, dtype)
-    *batch, rows, columns = shape
-    lines, length = (rows, columns) if order == "r" else (columns, rows)
-    whole = device.array(poison(dtype, (*batch, lines, pitch_of(length, dtype, step))))
-    view = whole[..., :length]
-    made = view if order == "r" else view.mT
-    made.copy_from(values.astype(dtype.numpy))
-    return made
-
-
-def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16) -> Memory:
-    """Memory for a result, laid out as `random_matrix` does, with poison in it, behind its lines and around it."""
-    lines, length = shape[-2:] if order == "r" else shape[:-3:-1]
-    guard = 16 * 8 // dtype.bits  # elements, so that every line begins at a multiple of 16 bytes, or of `step`
-    pitch = pitch_of(length, dtype, step)
-    before = poison(dtype, (*shape[:-2], lines + 2, pitch + (guard if step >= 16 else 0)))
-    inside = (..., slice(1, lines + 1), slice(0, length))
-    whole = device.array(before)
-    view = whole[inside]
-    return Memory(view if order == "r" else view.mT, whole, before, inside)
-
-
-def poisoned_vector(device: Device, shape: tuple[int, ...]) -> Memory:
-    """Memory for a reduction, dense, with poison in it and around it."""
-    size = int(np.prod(shape, dtype=np.int64))
-    before = poison(F32, (size + 2 * GUARD,))
-    inside = (slice(GUARD, GUARD + size),)
-    whole = device.array(before)
-    return Memory(whole[inside].reshape(shape), whole, before, inside)
-
-
-def pitch_of(length: int, dtype: Dtype, step: int) -> int:
-    """The elements from line to line: a multiple of so many bytes, and of less than 16 no multiple of 16."""
-    elements = max(step * 8 // dtype.bits, 1)
-    pitch = -(-length // elements) * elements
-    return pitch + elements * (step < 16 and pitch * dtype.bits % 128 == 0)
 
 
 # -- the cases of a row --------------------------------------------------------------------------------------------

@@ -10,15 +10,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dispatch.device.tensor import Tensor
-from dispatch.keys import I32, Arch, Compute
+from dispatch.keys import F32, I32, Arch, Compute
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.config import RASTERS, choose
 from dispatch.libraries.cutlass.emit.sm90_gemm import GemmSpec, emit
 from dispatch.libraries.cutlass.evt import Reduce, walk
 from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.layout import order_of, pitch
 from dispatch.libraries.cutlass.plan import TreePlan, float_bits, multiprocessors, whole_bits
 from dispatch.libraries.cutlass.staged import Lines, Staged
-from dispatch.ops.cutlass_gemm.layout import operands_of, order_of, pitch
+from dispatch.libraries.cutlass.visitors import Operand
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -77,6 +78,21 @@ def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec
         tf32=request.compute is Compute.COMPUTE_32F_FAST_TF32,
         fast_accumulation=request.fast_accum,
     )
+
+
+def operands_of(request: CutlassGemmRequest) -> dict[str, Operand]:
+    """What each operand that the tree names is, for its visitor."""
+    found = {}
+    for name, kind in request.kinds.items():
+        given = request.given.get(name)
+        if kind in ("store", "reduce"):
+            dtype = request.writes[name][1]
+        else:
+            number = I32 if request.d_dtype is I32 else F32
+            dtype = given.dtype if isinstance(given, Tensor) else number
+        is_matrix = kind in ("load", "store") and isinstance(given, Tensor)
+        found[name] = Operand(kind, dtype, order_of(given) if is_matrix else "row")  # type: ignore[arg-type]
+    return found
 
 
 class CutlassPlan(TreePlan):

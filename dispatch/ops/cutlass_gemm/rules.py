@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
+from dispatch.libraries.cutlass.layout import alignment, dense_line, lines_by_16, order_of
 from dispatch.libraries.cutlass.visitors import lower
-from dispatch.ops.cutlass_gemm.layout import alignment, dense_line, operands_of, order_of
+from dispatch.ops.cutlass_gemm.cutlass import operands_of
 
 if TYPE_CHECKING:
     from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
@@ -22,7 +23,6 @@ __all__ = [
     "dense_vectors",
     "k_dense",
     "linear",
-    "lines_by_16",
     "no_fast_accum",
     "one_batch_axis",
     "some_elements",
@@ -94,20 +94,6 @@ def linear(request: CutlassGemmRequest) -> str:
     if request.epilogue is not None:
         return f"needs no epilogue but alpha, beta and c, has {request.epilogue}"
     return f"needs no config, has {request.config}" if request.config is not None else ""
-
-
-def lines_by_16(name: str, tensor: Tensor) -> str:
-    """Why a tensor map cannot step through a matrix; "" where it can."""
-    if tensor.layout.alignment < 16:
-        return f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}"
-    if not dense_line(tensor):
-        return f"{name} with dense rows or columns, has {tensor.layout}"
-    dense = tensor.ndim - (1 if order_of(tensor) == "row" else 2)
-    axes = enumerate(zip(tensor.layout.strides, tensor.shape, strict=True))
-    steps = [step for axis, (step, extent) in axes if extent > 1 and axis != dense]
-    if any(step * tensor.dtype.bits % 128 for step in steps):
-        return f"{name} with lines at multiples of 16 bytes, has {tensor.layout}"
-    return ""
 
 
 def one_batch_axis(request: CutlassGemmRequest) -> str:

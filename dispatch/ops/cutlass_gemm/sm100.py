@@ -14,9 +14,9 @@ from dispatch.errors import Refused
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES, CLUSTER, BlackwellSpec, emit
 from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.layout import order_of
 from dispatch.libraries.cutlass.plan import multiprocessors
 from dispatch.ops.cutlass_gemm.cutlass import fixed_words, staged
-from dispatch.ops.cutlass_gemm.layout import order_of
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F64
 from dispatch.libraries.cutlass.emit.sm80_gemm import MultistageSpec, emit
+from dispatch.libraries.cutlass.layout import alignment, order_of
 from dispatch.libraries.cutlass.plan import MultistageKernelPlan
 from dispatch.ops.cutlass_gemm.cutlass import fixed_words
-from dispatch.ops.cutlass_gemm.layout import alignment, order_of
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan

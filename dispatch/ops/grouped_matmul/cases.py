@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.keys import FP8, Dtype
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import errors_of, product_error, stored
-from dispatch.ops.cutlass_gemm.cases import poisoned_matrix, random_matrix
+from dispatch.libraries.cutlass.matrices import poisoned_matrix, random_matrix
 from dispatch.ops.grouped_matmul.config import LARGE
 from dispatch.ops.grouped_matmul.reference import products, reference, reference_list
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest

@@ -17,9 +17,9 @@ from dispatch.keys import F32, U8, Arch
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, GroupedSpec, emit
 from dispatch.libraries.cutlass.launch import Launch, module
+from dispatch.libraries.cutlass.layout import order_of, pitch
 from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.libraries.cutlass.visitors import Operand
-from dispatch.ops.cutlass_gemm.layout import order_of, pitch
 from dispatch.ops.grouped_matmul.config import choose
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.cutlass_gemm.layout import order_of
-from dispatch.ops.cutlass_gemm.rules import lines_by_16
+from dispatch.libraries.cutlass.layout import lines_by_16, order_of
 
 if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest

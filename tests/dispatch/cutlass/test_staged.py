@@ -16,10 +16,11 @@ import dispatch as dp
 from cudabind import driver
 from dispatch.keys import BF16, F32, Arch, Dtype
 from dispatch.libraries.cutlass import evt, staged
+from dispatch.libraries.cutlass.matrices import poisoned_matrix
 from dispatch.libraries.cutlass.staged import Lines, Staged
 from dispatch.ops.cutlass_gemm import cutlass as gemm
 from dispatch.ops.cutlass_gemm import sm100 as blackwell
-from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case, poisoned_matrix
+from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
 from dispatch.ops.grouped_matmul import cutlass as grouped
 from dispatch.testing.memory import Memory, poison

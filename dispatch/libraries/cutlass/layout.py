@@ -1,7 +1,7 @@
 """How a matrix lies in memory, in the two words that kernels know: which lines are dense, and the step between them.
 
-rules.py asks whether a kernel can step through it, cutlass.py takes a kernel's operands from here and writes the steps
-into its parameters. Nothing here chooses anything.
+A family's rules ask whether a kernel can step through it, and its plans write the steps into a kernel's parameters.
+Nothing here chooses anything.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING
 
-from dispatch.device.tensor import Tensor
-from dispatch.keys import F32, I32
-from dispatch.libraries.cutlass.visitors import Operand
-
 if TYPE_CHECKING:
-    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.device.tensor import Tensor
 
-__all__ = ["alignment", "dense_line", "operands_of", "order", "order_of", "pitch"]
+__all__ = ["alignment", "dense_line", "lines_by_16", "order", "order_of", "pitch"]
 
 Pair = tuple[int, ...]
 
@@ -34,21 +30,6 @@ def order(shape: Pair, strides: Pair) -> str:
 def order_of(tensor: Tensor) -> str:
     """The order of a tensor's last two axes."""
     return order(tensor.shape, tensor.layout.strides)
-
-
-def operands_of(request: CutlassGemmRequest) -> dict[str, Operand]:
-    """What each operand that the tree names is, for its visitor."""
-    found = {}
-    for name, kind in request.kinds.items():
-        given = request.given.get(name)
-        if kind in ("store", "reduce"):
-            dtype = request.writes[name][1]
-        else:
-            number = I32 if request.d_dtype is I32 else F32
-            dtype = given.dtype if isinstance(given, Tensor) else number
-        is_matrix = kind in ("load", "store") and isinstance(given, Tensor)
-        found[name] = Operand(kind, dtype, order_of(given) if is_matrix else "row")  # type: ignore[arg-type]
-    return found
 
 
 def pitch(shape: Pair, strides: Pair) -> int:
@@ -72,3 +53,17 @@ def dense_line(tensor: Tensor) -> bool:
     length, lines = (shape[-1], shape[-2]) if by_row else (shape[-2], shape[-1])
     step, over = (strides[-1], strides[-2]) if by_row else (strides[-2], strides[-1])
     return (step == 1 or length == 1) and (lines == 1 or over >= length) and min(strides[:-2], default=0) >= 0
+
+
+def lines_by_16(name: str, tensor: Tensor) -> str:
+    """Why a tensor map cannot step through a matrix; "" where it can."""
+    if tensor.layout.alignment < 16:
+        return f"{name} at a multiple of 16 bytes, has {tensor.layout.alignment}"
+    if not dense_line(tensor):
+        return f"{name} with dense rows or columns, has {tensor.layout}"
+    dense = tensor.ndim - (1 if order_of(tensor) == "row" else 2)
+    axes = enumerate(zip(tensor.layout.strides, tensor.shape, strict=True))
+    steps = [step for axis, (step, extent) in axes if extent > 1 and axis != dense]
+    if any(step * tensor.dtype.bits % 128 for step in steps):
+        return f"{name} with lines at multiples of 16 bytes, has {tensor.layout}"
+    return ""
