@@ -16,7 +16,6 @@ import numpy as np
 import dispatch as dp
 from dispatch.core.row import refusals
 from dispatch.keys import Dtype
-from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.matmul.scales import NO_SCALES
 from dispatch.row_check import cases_of
 from dispatch.table.table import LATER
@@ -25,32 +24,6 @@ POISON = 0xA5
 GUARD = 512  # bytes before, between and behind the operands
 LINE = 256  # what layouts count an address's alignment to
 
-FUNCTIONS = {
-    dp.MatmulRequest: "matmul",
-    dp.ConvFwdRequest: "conv_fwd",
-    dp.ConvBwdDataRequest: "conv_bwd_data",
-    dp.ConvBwdFilterRequest: "conv_bwd_filter",
-    dp.SdpaFwdRequest: "sdpa_fwd",
-    dp.SdpaBwdRequest: "sdpa_bwd",
-    dp.NormFwdRequest: "norm_fwd",
-    dp.NormBwdRequest: "norm_bwd",
-    dp.SoftmaxRequest: "softmax",
-    dp.SoftmaxBwdRequest: "softmax_bwd",
-    dp.ActivationRequest: "activation",
-    dp.ActivationBwdRequest: "activation_bwd",
-    dp.PoolingRequest: "pooling",
-    dp.PoolingBwdRequest: "pooling_bwd",
-    dp.ReduceRequest: "reduce",
-    dp.DropoutRequest: "dropout",
-    dp.DropoutBwdRequest: "dropout_bwd",
-    dp.RnnRequest: "rnn",
-    dp.RnnBwdDataRequest: "rnn_bwd_data",
-    dp.RnnBwdWeightsRequest: "rnn_bwd_weights",
-    dp.CtcRequest: "ctc_loss",
-    dp.CutlassGemmRequest: "cutlass_gemm",
-    dp.GroupedMatmulRequest: "grouped_matmul",
-    GroupedMatmulListRequest: "grouped_matmul",
-}
 # Of these the sizes of states and spaces are the library's, or the bounds of the cases the device's.
 OF_THE_DEVICE = ("dropout", "rnn", "pooling_bwd", "ctc")
 OPS = list(dict.fromkeys(op for ops in LATER.values() for op in ops if op not in ("cudnn_graph", "dropout_states")))
@@ -111,11 +84,11 @@ class Spec:
 
     @property
     def function(self) -> str:
-        return FUNCTIONS[self.kind]
+        return self.kind.op
 
     @property
     def callable_fields(self) -> bool:
-        """Whether the request function can say all of it: `rnn` takes no outputs."""
+        """Whether the request function can say all of it."""
         known = _parameters(self.function)
         return all(name in known for name, value in self.given.items() if value is not None)
 
