@@ -1,15 +1,17 @@
 """CUTLASS's convolutions on the host: rows through their cases, gradients by their definition, what is refused."""
 
 import itertools
+from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.core.row import refusals
-from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST, Arch, Compute
+from dispatch.errors import BadRequest, NoRow, Refused
+from dispatch.keys import BF16, HOST, Arch, Compute
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
 from dispatch.ops.conv import channels_last, numpy_tree_conv
@@ -368,3 +370,88 @@ def test_the_arguments_of_a_forward_leave_out_the_bias(host):
 
 def accepts(row, request):
     return not refusals(row, request, request.signature())
+
+
+# -- what plans hand to kernels ---------------------------------------------------------------------------------------
+@pytest.fixture
+def launched(monkeypatch):
+    """The words of each launch; kernels are neither compiled nor loaded."""
+    from dispatch.libraries.cutlass import plan as plans
+    from dispatch.ops.conv import cutlass
+
+    found = []
+
+    class Launch:
+        def __init__(self, *_):
+            pass
+
+        def enqueue(self, values, _stream):
+            found.append(values)
+
+    future = Future()
+    future.set_result(b"")
+    for module in (cutlass, plans):
+        monkeypatch.setattr(module, "Launch", Launch)
+        monkeypatch.setattr(module, "module", lambda *_: None)
+    monkeypatch.setattr(plans.compiler, "request", lambda *_: future)
+    return found
+
+
+@pytest.fixture
+def executor(host):
+    device = SimpleNamespace(arch=Arch(90), attribute=lambda _: 132)
+    return SimpleNamespace(device=device, target=SimpleNamespace(value=0), scalar=lambda number, _: ("at", number))
+
+
+def planned(request, executor, function):
+    row = next(row for row in dp.TABLE.of(request.op) if row.function == function and row.dtypes[0] is BF16)
+    return row.call(request, executor, row)
+
+
+@pytest.mark.parametrize("library", [None, "cutlass"])
+def test_a_kernel_for_hopper_is_told_operands_and_numbers(library, host, launched, executor):
+    z, out = zeros(host, 2, 16, 7, 7), zeros(host, 2, 16, 7, 7)
+    request = of(host, z=z, out=out, alpha=0.5, beta=-2.0, library=library)
+    planned(request, executor, "CollectiveConv").enqueue(request.arguments({}))
+    (values,) = launched
+    told = {name: values.get(name) for name in ("a", "b", "c", "out", "alpha.value", "beta.value")}
+    half, minus_two = 0x3F000000, 0xC0000000
+    addresses = {"a": request.x.ptr, "b": request.w.ptr, "c": z.ptr, "out": out.ptr}
+    assert told == {**addresses, "alpha.value": half, "beta.value": minus_two}
+    assert values["problem.groups"] == 1
+
+
+@pytest.mark.parametrize("library", [None, "cutlass"])
+def test_a_gradient_that_adds_to_out_reads_it(library, host, launched, executor):
+    dy, w, out = zeros(host, 2, 16, 9, 9), zeros(host, 16, 8, 3, 3), zeros(host, 2, 8, 9, 9)
+    request = dp.ConvBwdDataRequest(dy, w, pad=1, out=out, alpha=0.5, beta=2.0, library=library)
+    for function in ("CollectiveConv", "ImplicitGemmConvolution"):
+        planned(request, executor, function).enqueue(request.arguments({}))
+    hopper, multistage = launched
+    for values in launched:
+        addresses = {name: values[name] for name in ("a", "b", "c", "out")}
+        assert addresses == {"a": dy.ptr, "b": w.ptr, "c": out.ptr, "out": out.ptr}
+    assert (hopper["alpha.value"], hopper["beta.value"]) == (0x3F000000, 0x40000000)
+    assert (multistage["alpha"], multistage["beta"]) == (("at", 0.5), ("at", 2.0))
+
+
+def test_a_tree_reads_its_operands_and_a_kernel_without_a_source_no_c(host, launched, executor):
+    bias, out = host.zeros(16, "f32"), zeros(host, 2, 16, 7, 7)
+    tree = (evt.accumulator() + evt.row("bias")) * evt.scalar("bias2")
+    request = of(host, out=out, epilogue=tree, operands={"bias": bias, "bias2": 2.0})
+    planned(request, executor, "CollectiveConv").enqueue(request.arguments({}))
+    (values,) = launched
+    assert (values["bias"], values["bias2.value"], values["c"]) == (bias.ptr, 0x40000000, 0)
+
+
+def test_without_headers_a_plain_request_is_refused_and_one_for_cutlass_says_what_to_install(host, monkeypatch):
+    from dispatch.libraries.cutlass.headers import HeadersMissing
+    from dispatch.ops.conv import cutlass
+
+    def nothing(*_):
+        raise HeadersMissing("the headers are not there")
+
+    monkeypatch.setattr(cutlass, "plan", nothing)
+    for request, error in ((of(host), Refused), (of(host, library="cutlass"), HeadersMissing)):
+        with pytest.raises(error, match="the headers are not there"):
+            planned(request, None, "CollectiveConv")
