@@ -192,6 +192,24 @@ def _given(call: Call, name: str) -> Any:
 def _both(call: Call) -> None:
     for name in call.required[:2]:  # images and filters are not alike
         call.shape(name)
+    if call.value("epilogue") is not None and call.kind.mode == "fwd":
+        _tree_images(call)
+
+
+def _tree_images(call: Call) -> None:
+    """What a tree names of a forward convolution, whose result's shape follows from its steps."""
+    from dispatch.libraries.cutlass.visitors import operands_of
+
+    steps = {name: call.value(name) for name in ("pad", "stride", "dilation")}
+    shape = call.kind(call.tensor("x"), call.tensor("w"), **steps).y_shape
+    pixels = (shape[0], *shape[2:])
+    for name, kind in operands_of(call.value("epilogue")).items():
+        if name in ("alpha", "beta") or isinstance(_given(call, name), (int, float)):
+            continue
+        if kind == "load":
+            call.want(f"operands.{name}", shape, F32, "channels_last")
+        elif kind in ("row", "col", "scalar"):
+            call.want(f"operands.{name}", {"row": shape[1:2], "col": pixels, "scalar": (1,)}[kind], F32)
 
 
 def _groups(call: Call) -> None:

@@ -181,7 +181,8 @@ class Table:
     """
 
     def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
-        self._unloaded = {module: frozenset(ops) for module, ops in modules.items()}  # modules that are not in yet
+        self._modules = {module: frozenset(ops) for module, ops in modules.items()}
+        self._unloaded = tuple(self._modules)  # those that are not in yet
         self._imported: dict[str, tuple[Row, ...]] = dict.fromkeys(modules, ())
         self._importing: set[str] = set()
         self.lock = threading.RLock()  # held while rows come in or go
@@ -225,24 +226,44 @@ class Table:
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self._rows = rows
-        self._by_dtypes = {}
         self._by_op = {op: tuple(row for row in rows if row.op == op) for op in dict.fromkeys(row.op for row in rows)}
+        self._by_dtypes = {}  # last: who fills the old one may have looked at the old rows
 
     def of(self, op: str) -> tuple[Row, ...]:
         """The rows of an op, those of installed packages included."""
         if not self._loaded:
             self._load()
-        for module in [module for module, ops in self._unloaded.items() if op in ops]:
-            self._import(module)
+        for module in self._unloaded:
+            if op in self._modules[module]:
+                self._import(module)
         return self._by_op.get(op, ())
 
-    def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
-        """The rows of an op whose dtypes are the first of these."""
+    def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> Iterator[Row]:
+        """The rows of an op whose dtypes are the first of these; a module is imported when those before it are through."""
+        if not self._loaded:
+            self._load()
+        given: set[int] = set()
+        while True:
+            modules = [module for module, ops in self._modules.items() if op in ops]
+            lacking = [module for module in modules if module in self._unloaded]
+            if lacking == modules[len(modules) - len(lacking) :]:  # those that are in come first
+                for row in self._matching(op, dtypes):
+                    if id(row) not in given:
+                        given.add(id(row))
+                        yield row
+            if lacking:
+                self._import(lacking[0])
+            if not lacking or lacking[0] in self._unloaded:  # through, or this is asked while it is imported
+                return
+
+    def _matching(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
+        """Those that are in."""
+        known = self._by_dtypes
         key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
-        found = self._by_dtypes.get(key)
+        found = known.get(key)
         if found is None:
-            found = tuple(row for row in self.of(op) if row.dtypes == dtypes[: len(row.dtypes)])
-            self._by_dtypes[key] = found
+            rows = self._by_op.get(op, ())
+            found = known[key] = tuple(row for row in rows if row.dtypes == dtypes[: len(row.dtypes)])
         return found
 
     def _load(self) -> None:
@@ -273,7 +294,7 @@ class Table:
                 place = next((i for i, row in enumerate(self._rows) if id(row) in behind), len(self._rows))
                 self._set((*self._rows[:place], *further, *self._rows[place:]))
                 self._imported[module] = further
-                self._unloaded = {name: ops for name, ops in self._unloaded.items() if name != module}
+                self._unloaded = tuple(name for name in self._unloaded if name != module)
             finally:
                 self._importing.discard(module)
 

@@ -63,6 +63,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "cutlass_gemm --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
     "grouped_matmul --dtype bf16 --shape 512x256 --shape 4x256x128": ("bf16×bf16→bf16 sm_90 cutlass", "4 groups"),
     f"conv_fwd --dtype f16 --library cutlass {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "strides (576, 1, 192, 64)"),
+    f"conv_fwd --dtype f16 --epilogue 'relu(accumulator() + row(\"bias\")) + load(\"more\")' {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "row(bias)"),
     f"conv_bwd_data --dtype f16 --library cutlass {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "pad=1"),
     f"conv_bwd_filter --dtype f16 --library cutlass {GRADIENTS}": ("f16×f16→f16 sm_90 cutlass", "w_extents=(3, 3)"),
 }

@@ -398,7 +398,7 @@ def launched(monkeypatch):
 
 
 @pytest.fixture
-def executor(host):
+def executor():
     device = SimpleNamespace(arch=Arch(90), attribute=lambda _: 132)
     return SimpleNamespace(device=device, target=SimpleNamespace(value=0), scalar=lambda number, _: ("at", number))
 
@@ -455,3 +455,18 @@ def test_without_headers_a_plain_request_is_refused_and_one_for_cutlass_says_wha
     for request, error in ((of(host), Refused), (of(host, library="cutlass"), HeadersMissing)):
         with pytest.raises(error, match="the headers are not there"):
             planned(request, None, "CollectiveConv")
+
+
+def test_the_rows_of_cutlass_are_read_when_cudnns_are_through(host):
+    from dispatch.core.row import Table
+    from dispatch.table.table import LATER
+
+    table, asked = Table((), LATER), of(host).signature().dtypes
+    rows = table.with_dtypes("conv_fwd", asked)
+    assert next(rows).library == "cudnn"
+    assert "dispatch.table.cutlass" in table._unloaded
+    assert [row for row in table.of("conv_fwd") if row.dtypes == asked[:3]][1:] == list(rows)
+    assert "dispatch.table.cutlass" not in table._unloaded
+    other = Table((), LATER)
+    assert other.of("grouped_matmul")
+    assert next(other.with_dtypes("conv_fwd", asked)).library == "cudnn"
