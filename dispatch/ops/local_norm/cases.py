@@ -51,10 +51,18 @@ class LocalNormCase:
         memory = place(device, poison(self.dtype, shape), order)
         request = kind(**given, **fields, out=memory.view)
         expected = ops.evaluate(request, EXACT)
-        size = np.abs(np.asarray(given.get("dy", given["x"])).astype(float)) + np.abs(expected["out"])
+        x, dy = (sum(np.abs(np.asarray(given[n]).astype(float)) for n in names) for names in _terms(given))
+        axes = range(2, len(shape)) if kind.over_space else range(1, 2)
+        share = 2 * request.alpha * request.beta / request.window ** len(axes) / request.k
+        size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected["out"])
         w = ROUNDOFF[self.dtype][0] if self.dtype.bits == 16 else 0.0
         error = (64 + 8 * np.prod(shape[2:])) * unit(self.dtype) * size + 4 * w * size
         return Trial(self.id, request, expected, {"out": rounded(error, expected["out"], self.dtype)}, (memory,))
+
+
+def _terms(given: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The operands whose magnitudes a window's terms are of, and those that these are multiplied with."""
+    return [n for n in ("x", "means") if n in given], ["dy" if "dy" in given else "x"]
 
 
 def cases(row: Row) -> list[LocalNormCase]:
