@@ -239,7 +239,7 @@ class Table:
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> Iterator[Row]:
-        """The rows of an op whose dtypes are the first of these; a module is imported when those before it are through."""
+        """The rows of an op whose first dtypes are these; a module is imported when those before it are through."""
         if not self._loaded:
             self._load()
         given: set[int] = set()
