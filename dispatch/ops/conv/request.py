@@ -67,8 +67,8 @@ class ConvFwdRequest(ConvRequest[Any]):
     config: Config | None = None
     library: str | None = None
 
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
         return ("x", "w", "z") if self.treed else ("x", "w", "bias", "z")
 
     @property

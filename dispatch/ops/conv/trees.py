@@ -88,12 +88,12 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         added = self.mode != "fwd" and self.z is not None
         return self.epilogue is not None or self.config is not None or self.library == "cutlass" or added
 
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
         return (*self.operand_names, "z") if self.treed else self.operand_names
 
-    @property
-    def in_place(self) -> frozenset[tuple[str, str]]:  # type: ignore[override]
+    @cached_property
+    def in_place(self) -> frozenset[tuple[str, str]]:
         return IN_PLACE if self.treed else frozenset()
 
     @property
