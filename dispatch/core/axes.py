@@ -6,17 +6,14 @@ rank fits a descriptor of four to eight extents. Pure arithmetic; it knows no li
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from dispatch.device.layout import c_strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.device.layout import Layout
 
-__all__ = ["LIMIT", "Axis", "alike", "dense_strides", "describable", "gapless", "merge", "strides_apart"]
+__all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "merge", "strides_apart"]
 
 LIMIT = 2**31 - 1  # cuDNN's extents and strides are C ints
 
@@ -64,17 +61,6 @@ def strides_apart(request: Any, first: str, *others: str) -> str:
     layout = request.layout_of(first)
     apart = next((name for name in others if not alike(layout, request.layout_of(name))), None)
     return f"needs {apart} with the strides of {first} {layout}, has {request.layout_of(apart)}" if apart else ""
-
-
-def dense_strides(layout: Layout) -> tuple[int, ...] | None:
-    """The strides of (images, channels, space…) without gaps, channels first or last; None where it is no such image.
-
-    Those of axes of one element mean nothing in the layout, and are here what a dense image has.
-    """
-    shape = layout.shape
-    last = (math.prod(shape[1:]), 1, *(shape[1] * step for step in c_strides(shape[2:])))
-    axes = [place for place, extent in enumerate(shape) if extent > 1]
-    return next((w for w in (c_strides(shape), last) if all(layout.strides[a] == w[a] for a in axes)), None)
 
 
 def gapless(layout: Layout) -> bool:

@@ -16,8 +16,9 @@ import numpy as np
 
 from cudabind.sys import cudnn
 from dispatch.checks import check_number
-from dispatch.core.axes import dense_strides, describable, strides_apart
+from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, numpy_call, values
+from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operands import Made, OperandRequest, like, same_as, whole
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -155,7 +156,8 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 def dense_alike(request: LocalNormRequest) -> str:
     """Rule: all operands of one layout, without gaps, channels first or last."""
     x, names = request.x.layout, [name for name, _, _ in request.tensors()]
-    dense = "" if x.size == 0 or dense_strides(x) else f"needs x dense with channels first or last, has {x}"
+    is_dense = lies_dense(x, last=False) or lies_dense(x, last=True)
+    dense = "" if is_dense else f"needs x dense with channels first or last, has {x}"
     return describable(x) or dense or strides_apart(request, "x", *names, "out")
 
 
@@ -174,7 +176,7 @@ def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row
     at = {name: Operand(request.place_of(name)) for name in (*request.reads, *request.writes)}
     first, zero, function = (norm, 0, number(1, dtype)), number(0, dtype), getattr(cudnn, row.function)
     n, c, *space = x.shape
-    steps = dense_strides(x) or x.strides
+    steps = dense_strides(x.shape, last=not lies_dense(x, last=False))
     if not request.over_space:  # cuDNN takes no image of three axes of space with channels last: they are one here
         image = tensor(dtype, (n, c, math.prod(space)), (*steps[:2], steps[-1]))
         order = ("x",) if request.op == "lrn" else ("y", "dy", "x")
