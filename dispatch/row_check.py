@@ -46,10 +46,10 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
     Raises Mismatch for a wrong result, for another row than this one or one before it that takes the same, and for a
     refusal that is not the row's.
     """
-    trial = case.trial(device, rng)
-    why = refusals(row, trial.request, trial.request.signature())
+    check = case.check(device, rng)
+    why = refusals(row, check.request, check.request.signature())
     try:
-        call = prepare(trial.request)
+        call = prepare(check.request)
     except NoRow as error:
         if not why or tuple(why) != dict(error.refusals)[row.name]:
             raise
@@ -57,14 +57,14 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
     first = next(other for other in TABLE.of(row.op) if other in (row, call.row))
     if (call.row == row) if why else (call.row != first):
         said = "; ".join(map(str, why)) or "nothing against it"
-        raise Mismatch(f"{trial.name}: taken by {call.row.name}, and {row.name} says {said}")
-    changes = any(getattr(trial.request, name, None) is not None for name in trial.request.updates)
+        raise Mismatch(f"{check.name}: taken by {call.row.name}, and {row.name} says {said}")
+    changes = any(getattr(check.request, name, None) is not None for name in check.request.updates)
     result = call()
-    trial.check(result)
+    check.verify(result)
     for _ in range(0 if changes else REPLAYS):
-        trial.renew(result)
+        check.renew(result)
         result = call()
-        trial.check(result)
-    again = case.trial(device, rng)
-    again.check(run(again.request))  # the plain call, at other addresses
+        check.verify(result)
+    again = case.check(device, rng)
+    again.verify(run(again.request))  # the plain call, at other addresses
     return str(why[0]) if why else ""

@@ -60,7 +60,7 @@ class Lookup(Request):
     def tensors(self) -> tuple[tuple[str, dp.Tensor, bool], ...]:
         return (("table", self.table, False), ("words", self.words, False), ("out", self.out, True))
 
-    def missing(self) -> dict[str, Any]:
+    def unallocated(self) -> dict[str, Any]:
         return {}
 
     def result(self, outputs: Operands) -> dp.Tensor:

@@ -56,7 +56,7 @@ class Live:
     def varies(self) -> bool:
         """Whether its results may be other bits each time, and are held to a bound then."""
         kind = self.spec.kind
-        return kind in VARY and (self.spec.trial is not None or kind in BOUNDED)
+        return kind in VARY and (self.spec.check is not None or kind in BOUNDED)
 
 
 def where(live: Live, got: Outcome) -> str:
@@ -118,7 +118,7 @@ def bounds(live: Live) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the outputs are in f64, and how far off each may be: by the cases of the op, or by their bounds."""
     spec = live.spec
     if spec.kind not in BOUNDED:
-        return spec.trial.expected, spec.trial.allowed
+        return spec.check.expected, spec.check.allowed
     if live.given_bounds is None:
         request = spec.kind(**spec.at(live.image))
         if isinstance(request, dp.ReduceRequest):

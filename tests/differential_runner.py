@@ -191,7 +191,7 @@ class Runner:
             result = dp.run(request)
             outputs = result if isinstance(result, tuple) else (result,)
             given = {id(tensor): name for name, tensor, _ in request.tensors()}
-            left = iter(request.missing())
+            left = iter(request.unallocated())
             names.extend(given[id(t)] if id(t) in given else next(left) for t in outputs)
             return result
 

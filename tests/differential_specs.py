@@ -66,7 +66,7 @@ class Spec:
     given: dict[str, Any]
     operands: list[Operand]
     name: str = ""
-    trial: Any = None  # of the row's cases: what says how far off a result may be
+    check: Any = None  # of the row's cases: what says how far off a result may be
     offsets: list[int] = field(default_factory=list)
     image: np.ndarray[Any, np.dtype[np.uint8]] = field(default_factory=lambda: np.empty(0, np.uint8))
 
@@ -138,7 +138,7 @@ def substituted(value: Any, kind: type, change: Any) -> Any:
     return value
 
 
-def spec_of(request: dp.Request, name: str = "", trial: Any = None) -> Spec:
+def spec_of(request: dp.Request, name: str = "", check: Any = None) -> Spec:
     """A request that was made somewhere as a spec."""
     operands: list[Operand] = []
     seen: dict[int, Slot] = {}
@@ -150,7 +150,7 @@ def spec_of(request: dp.Request, name: str = "", trial: Any = None) -> Spec:
         return seen[id(tensor)]
 
     given = {f.name: substituted(getattr(request, f.name), dp.Tensor, slot) for f in fields(request)}  # type: ignore[arg-type]
-    return Spec(type(request), given, operands, name, trial)
+    return Spec(type(request), given, operands, name, check)
 
 
 # -- from the rows' own cases -------------------------------------------------------------------------------------
@@ -168,15 +168,15 @@ def from_cases(device: dp.Device, op: str, rng: np.random.Generator, most: int, 
     for number in rng.permutation(len(everything)):
         row, case = everything[number]
         try:
-            trial = case.trial(home, rng)
+            check = case.check(home, rng)
         except dp.errors.DispatchError:
             continue
-        request = trial.request
+        request = check.request
         if sum(tensor.layout.high - tensor.layout.low for _, tensor, _ in request.tensors()) > nbytes:
             continue
         if getattr(request, "autotune", False) or (refusals(row, request, request.signature()) and rng.random() < 0.9):
             continue  # what its row refuses is not of much use
-        spec = spec_of(request, f"{row.name}, {case.id}", trial if home is device else None)
+        spec = spec_of(request, f"{row.name}, {case.id}", check if home is device else None)
         for variant in variants(spec, rng, getattr(request, "in_place", ())):
             yield variant
             found += 1
@@ -193,7 +193,7 @@ def variants(spec: Spec, rng: np.random.Generator, in_place: Iterable[tuple[str,
         given = {**spec.given, **dict.fromkeys(some)}
         if given.get("out_dtype", 0) is None and "out" in some:
             given["out_dtype"] = spec.operands[spec.given["out"].number].dtype
-        found.append(Spec(spec.kind, given, spec.operands, f"{spec.name}, {' '.join(some)} open", spec.trial))
+        found.append(Spec(spec.kind, given, spec.operands, f"{spec.name}, {' '.join(some)} open", spec.check))
     for out, source in in_place:
         one, other = spec.given.get(out), spec.given.get(source)
         if (

@@ -63,5 +63,5 @@ def replay(runner: Runner, path: str, start: int) -> int:
 
 def _plain(spec: Spec) -> Spec:
     plain = copy.copy(spec)
-    plain.trial = None  # holds what no file can
+    plain.check = None  # holds what no file can
     return plain

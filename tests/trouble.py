@@ -65,7 +65,7 @@ class Trouble(Request):
     def tensors(self) -> tuple[Any, ...]:
         return (("a", self.a, False), ("out", self.out, True))
 
-    def missing(self) -> dict[str, Any]:
+    def unallocated(self) -> dict[str, Any]:
         return {}
 
     def result(self, outputs: Any) -> Any:

@@ -265,7 +265,7 @@ def _norm(call: Call) -> None:
         call.want("running_var", scale, F32)
     if "inv_variance" in call.fields:
         choices = {"mode": mode, "groups": call.value("groups"), "training": True}
-        made = NormFwdRequest(call.tensor("x"), call.tensor("scale"), **choices).made()
+        made = NormFwdRequest(call.tensor("x"), call.tensor("scale"), **choices).outputs()
         call.want("inv_variance", made["inv_variance_out"].shape, F32)
         if "mean_out" in made:
             call.want("mean", made["mean_out"].shape, F32)
@@ -276,7 +276,7 @@ def _pooled(call: Call) -> None:
 
     call.shape("x")
     steps = {name: call.value(name) for name in ("window", "mode", "stride", "padding")}
-    made = PoolingRequest(call.tensor("x"), **steps).made()["out"]
+    made = PoolingRequest(call.tensor("x"), **steps).outputs()["out"]
     order = call.specs["x"].order
     call.want("dy", call.want("y", made.shape, order=order), order=order)
 
@@ -289,7 +289,7 @@ def _attention(call: Call) -> None:
         call.want(name, q, order=call.specs["q"].order)
     if {"o", "do", "stats"} <= call.specs.keys():
         return
-    made = SdpaFwdRequest(call.tensor("q"), call.tensor("k"), call.tensor("v"), stats=True).made()
+    made = SdpaFwdRequest(call.tensor("q"), call.tensor("k"), call.tensor("v"), stats=True).outputs()
     call.want("do", call.want("o", made["out"].shape))
     call.want("stats", made["stats_out"].shape, F32)
 

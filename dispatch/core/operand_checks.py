@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.operands import whole
+from dispatch.checks import check_int
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
 
@@ -20,7 +20,7 @@ def each(name: str, value: Any, rank: int, low: int) -> Shape:
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
         raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")
-    return tuple(whole(name, one, low) for one in values)
+    return tuple(check_int(name, one, low) for one in values)
 
 
 def check_probability(name: str, p: object) -> None:

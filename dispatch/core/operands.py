@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_enum, check_int, check_kinds
+from dispatch.checks import check_kinds
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.device.layout import c_strides
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
-__all__ = ["Made", "OperandRequest", "chosen", "dense", "like", "same_as", "unsized", "whole"]
+__all__ = ["OperandRequest", "Output", "dense", "like", "same_as", "unsized"]
 
 Shape = tuple[int, ...]
 
 
-class Made(NamedTuple):
+class Output(NamedTuple):
     """An output as it is allocated: shape, strides in elements, dtype."""
 
     shape: Shape
@@ -38,20 +38,20 @@ class Made(NamedTuple):
     dtype: Dtype
 
 
-def dense(shape: Shape, dtype: Dtype) -> Made:
+def dense(shape: Shape, dtype: Dtype) -> Output:
     """An output in C order."""
-    return Made(shape, c_strides(shape), dtype)
+    return Output(shape, c_strides(shape), dtype)
 
 
 UNSIZED = -1  # the extent of an output that only the device's library knows
 
 
-def unsized() -> Made:
+def unsized() -> Output:
     """A dense u8 output whose size the device's library says: `bytes_of` asks it, when a plan is bound."""
-    return Made((UNSIZED,), (1,), U8)
+    return Output((UNSIZED,), (1,), U8)
 
 
-def like(layout: Layout, shape: Shape | None = None) -> Made:
+def like(layout: Layout, shape: Shape | None = None) -> Output:
     """A dense output whose axes lie in memory in the order of another tensor's: channels last stays channels last."""
     extents = layout.shape if shape is None else shape
     order = sorted(range(len(extents)), key=lambda axis: (-abs(layout.strides[axis]), axis))
@@ -59,7 +59,7 @@ def like(layout: Layout, shape: Shape | None = None) -> Made:
     strides = [0] * len(extents)
     for axis, step in zip(order, steps, strict=True):
         strides[axis] = step
-    return Made(extents, tuple(strides), layout.dtype)
+    return Output(extents, tuple(strides), layout.dtype)
 
 
 class OperandRequest(Request[R_co]):
@@ -82,7 +82,7 @@ class OperandRequest(Request[R_co]):
 
     # -- what a subclass says -------------------------------------------------------------------------------------
     @abstractmethod
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         """The outputs of this request, in the order in which it gives them back."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class OperandRequest(Request[R_co]):
         """Raise BadRequest for fields that do not fit each other; the tensors are live and on one device."""
 
     @abstractmethod
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         """What of the key is no layout."""
 
     @property
@@ -108,14 +108,14 @@ class OperandRequest(Request[R_co]):
     def dtypes(self) -> tuple[Dtype | None, ...]:
         """What rows are matched with: the dtypes of the first input and the first output."""
         first: Tensor = getattr(self, self.reads[0])
-        return first.dtype, next(iter(self._made.values())).dtype
+        return first.dtype, next(iter(self._outputs.values())).dtype
 
     def signature(self) -> Signature:
         return Signature(self.dtypes)
 
     def key(self) -> tuple[Any, ...]:
         tensors = (getattr(self, name) for name in (*self.reads, *self.writes))
-        return (*(None if tensor is None else tensor.layout for tensor in tensors), *self.choices())
+        return (*(None if tensor is None else tensor.layout for tensor in tensors), *self.attributes())
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         tensors = [getattr(self, name) for name in self.reads]
@@ -136,24 +136,24 @@ class OperandRequest(Request[R_co]):
         return tuple((n, t, n in self.writes or n in self.updates) for n, t in named if t is not None)
 
     @cached_property
-    def _made(self) -> dict[str, Made]:
-        return self.made()
+    def _outputs(self) -> dict[str, Output]:
+        return self.outputs()
 
     @cached_property
-    def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        open_ones = {name: self._sized(name) for name in self._made if getattr(self, name) is None}
+    def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        open_ones = {name: self._sized(name) for name in self._outputs if getattr(self, name) is None}
         return {name: (made.shape, made.strides, made.dtype) for name, made in open_ones.items()}
 
-    def _sized(self, name: str) -> Made:
-        made = self._made[name]
+    def _sized(self, name: str) -> Output:
+        made = self._outputs[name]
         return dense((self.bytes_of(name),), made.dtype) if UNSIZED in made.shape else made
 
     def bytes_of(self, name: str) -> int:
         """The size of an output that `made` leaves unsized. It is asked when a plan is bound, and never before."""
         raise WorkerFailed(f"{type(self).__name__} does not know the size of {name}")
 
-    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        return self._missing
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        return self._unallocated
 
     def place_of(self, name: str) -> int:
         """Where an operand stands in `arguments`."""
@@ -168,7 +168,7 @@ class OperandRequest(Request[R_co]):
         return self.device.layout(made.dtype, made.shape, made.strides, 256)
 
     def result(self, outputs: Operands) -> R_co:
-        given = [outputs.get(name, getattr(self, name)) for name in self._made]
+        given = [outputs.get(name, getattr(self, name)) for name in self._outputs]
         result: Any = given[0] if len(given) == 1 else tuple(given)
         return cast("R_co", result)
 
@@ -210,7 +210,7 @@ class OperandRequest(Request[R_co]):
 
     def _check_outputs(self) -> None:
         """Outputs that were given fit what the op makes, and their memory is nobody else's."""
-        made = self._made
+        made = self._outputs
         for name in self.writes:
             tensor = getattr(self, name)
             if tensor is not None and name not in made:
@@ -252,10 +252,7 @@ def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-# -- checks that subclasses ask for -----------------------------------------------------------------------------------
-whole, chosen = check_int, check_enum
-
-
+# -- a check that subclasses ask for ---------------------------------------------------------------------------------
 def same_as(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """BadRequest unless two operands have one shape and one dtype."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):

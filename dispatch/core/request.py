@@ -87,7 +87,7 @@ class Request(ABC, Generic[R_co]):
         """Each operand given: its field name, the tensor, and whether the request writes it."""
 
     @abstractmethod
-    def missing(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
+    def unallocated(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
         """The outputs to be allocated: field name to (shape, strides in elements, dtype)."""
 
     @abstractmethod

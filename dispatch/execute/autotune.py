@@ -40,7 +40,7 @@ class OperandCopies:
     def __init__(self, executor: CudaExecutor, request: Request) -> None:
         operands = {name: tensor for name, tensor, _ in request.tensors() if "." not in name and name not in SCALARS}
         once = sum(tensor.layout.high - tensor.layout.low for tensor in operands.values()) or 1
-        for shape, _, dtype in request.missing().values():
+        for shape, _, dtype in request.unallocated().values():
             size = dtype.bits
             for extent in shape:
                 size *= extent

@@ -30,7 +30,7 @@ class Bound:
         self.result: Any = None
         if outputs is not None:
             self.writes += tuple(outputs.values())
-        if outputs is not None or not request.missing():
+        if outputs is not None or not request.unallocated():
             self.arguments = request.arguments(outputs or {})
             self.result = request.result(outputs or {})
 

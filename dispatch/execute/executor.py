@@ -74,7 +74,7 @@ class Executor:
 
     def outputs(self, request: Request) -> Operands:
         """Fresh memory for the outputs that a request leaves open."""
-        return {name: self.empty(*made) for name, made in request.missing().items()}
+        return {name: self.empty(*made) for name, made in request.unallocated().items()}
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this executor's stream."""

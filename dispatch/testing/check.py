@@ -1,6 +1,6 @@
-"""One trial of a request of an op that is one cuDNN call: operands in poisoned memory, and what must come out.
+"""One check of a request of an op that is one cuDNN call: operands in poisoned memory, and what must come out.
 
-The `cases` rooms of the ops build trials; tests run them through a row with `check_row`. Bounds belong to the ops; this
+The `cases` rooms of the ops build checks; tests run them through a row with `check_row`. Bounds belong to the ops; this
 file chooses no shapes and calls no library.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from dispatch.device.tensor import Tensor
 from dispatch.keys import F64, Dtype
-from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import ROUNDOFF, by_numpy, stored
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ROUNDOFF",
     "Case",
-    "Memory",
+    "Check",
+    "GuardedBuffer",
     "Mismatch",
-    "Trial",
     "by_numpy",
     "distinct",
     "normal",
@@ -50,12 +50,12 @@ class Case(Protocol):
     def id(self) -> str:
         """Readable, and of its own within a row."""
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class Check:
     """A request with fresh operands, what it must give, how far off each may be, and memory that is watched.
 
     A bound of infinity is for what an op leaves open, such as what lies between packed sequences.
@@ -68,13 +68,13 @@ class Trial:
     request: OperandRequest
     expected: Results
     allowed: Results
-    written: tuple[Memory, ...] = ()
+    written: tuple[GuardedBuffer, ...] = ()
     by_chance: bool = False
 
-    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
         """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
         given = list(result) if isinstance(result, tuple) else [result]
-        for name, tensor in zip(self.request.made(), given, strict=True):
+        for name, tensor in zip(self.request.outputs(), given, strict=True):
             if name in self.expected:
                 self._compare(name, tensor.numpy())
         self._check_memory()
@@ -129,7 +129,7 @@ class Trial:
 # -- operands -----------------------------------------------------------------------------------------------------
 def place(
     device: Device, values: Array, order: Sequence[int] | None = None, gap: int = 0, *, aligned: bool = False
-) -> Memory:
+) -> GuardedBuffer:
     """Values on a device with their axes in memory in an order; `gap` poisoned elements behind every axis.
 
     As many stand before the innermost axis, so that the view starts at an odd element, unless it is to be `aligned`.
@@ -151,7 +151,7 @@ def place(
     for place_in_memory, axis in enumerate(axes):
         steps[axis] = part.layout.strides[place_in_memory]
     layout = device.layout(dtype, values.shape, tuple(steps), part.ptr)
-    return Memory(Tensor(part.storage, part.ptr, layout), whole, kept, tuple(inside))
+    return GuardedBuffer(Tensor(part.storage, part.ptr, layout), whole, kept, tuple(inside))
 
 
 def normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], spread: float = 1.0) -> Array:

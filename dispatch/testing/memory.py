@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
-__all__ = ["POISON_BYTE", "Memory", "Mismatch", "poison"]
+__all__ = ["POISON_BYTE", "GuardedBuffer", "Mismatch", "poison"]
 
 POISON_BYTE = 0x5A
 
@@ -32,7 +32,7 @@ def poison(dtype: Dtype, shape: tuple[int, ...]) -> Array:
 
 
 @dataclass(frozen=True)
-class Memory:
+class GuardedBuffer:
     """A view inside a larger buffer, and the buffer as it was."""
 
     view: Tensor
@@ -41,7 +41,9 @@ class Memory:
     inside: tuple[Any, ...]
 
     @classmethod
-    def lay(cls, device: Device, values: Array, *, columns: bool = False, padding: int = 0, guard: int = 0) -> Memory:
+    def lay(
+        cls, device: Device, values: Array, *, columns: bool = False, padding: int = 0, guard: int = 0
+    ) -> GuardedBuffer:
         """Put (…, rows, cols) values on a device, in column-major order if `columns`, with poison around them.
 
         `padding` elements follow every line, `guard` lines stand before and behind every matrix.

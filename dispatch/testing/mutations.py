@@ -1,7 +1,7 @@
-"""Wrong results that an op's cases must reject: how they are held against a trial, and those that all ops have.
+"""Wrong results that an op's cases must reject: how they are held against a check, and those that all ops have.
 
 The `mutations` rooms of the ops make wrong results from a request, in float64; `survivors` rounds each as a library
-would, gives it to the trial's own check and names those that pass. That needs no GPU: it is about the bounds, and about
+would, gives it to the case's own check and names those that pass. That needs no GPU: it is about the bounds, and about
 operands in which a fault does not show.
 """
 
@@ -50,27 +50,27 @@ class Verdict(NamedTuple):
 
 
 def verdicts(
-    trial: Any,
+    check: Any,
     named: Callable[[Any, Any], dict[str, Tensor]],
     mutations: Mapping[str, Mutation],
     wanted: Callable[[str], bool] = bool,
 ) -> Iterator[Verdict]:
-    """Whether a trial of the host sees each mutation; first, as "none", that it takes the rounded reference.
+    """Whether a check of the host sees each mutation; first, as "none", that it takes the rounded reference.
 
     `named` gives the outputs of a request by the names of their results; `wanted` says which mutations to try. Where
-    the reference is NaN nobody writes, and what was there stays. A trial whose result is drawn says what may be
+    the reference is NaN nobody writes, and what was there stays. A check whose result is drawn says what may be
     (`drawn`).
     """
-    outputs: Operands = trial.request.device.executor().outputs(trial.request)
-    result = trial.request.result(outputs)
-    tensors = named(trial.request, result)
-    drawn = getattr(trial, "drawn", None)
-    expected = _by_name(trial.expected if drawn is None else drawn(np.random.default_rng(0)))
+    outputs: Operands = check.request.device.executor().outputs(check.request)
+    result = check.request.result(outputs)
+    tensors = named(check.request, result)
+    drawn = getattr(check, "drawn", None)
+    expected = _by_name(check.expected if drawn is None else drawn(np.random.default_rng(0)))
     before = {name: (np.isnan(expected[name]), tensor.numpy()) for name, tensor in tensors.items()}
     right = {name: _stored(expected[name], tensor.dtype, *before[name]) for name, tensor in tensors.items()}
-    subject = getattr(trial, "subject", trial.request)
+    subject = getattr(check, "subject", check.request)
     made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
-    allowed = getattr(trial, "allowed", {})
+    allowed = getattr(check, "allowed", {})
     free = {
         name: np.isposinf(np.broadcast_to(allowed[name], np.shape(expected[name])))
         for name in tensors
@@ -87,23 +87,23 @@ def verdicts(
         if mutation != "none" and all(_equal(stored[name], right[name]) for name in tensors):
             yield Verdict(mutation, None)
         else:
-            yield Verdict(mutation, _rejects(trial, result, tensors, stored))
+            yield Verdict(mutation, _rejects(check, result, tensors, stored))
             for name, tensor in tensors.items():  # the next mutation starts from what was there: it may be an operand
                 tensor.copy_from(before[name][1])
 
 
-def _rejects(trial: Any, result: Any, tensors: Mapping[str, Tensor], stored: Results) -> bool:
+def _rejects(check: Any, result: Any, tensors: Mapping[str, Tensor], stored: Results) -> bool:
     for name, tensor in tensors.items():
         tensor.copy_from(stored[name])
     try:
-        trial.check(result)
+        check.verify(result)
     except Mismatch:
         return True
     return False
 
 
 def _by_name(expected: Any) -> Results:
-    """The reference of a trial: by name, of one output alone, or of one after the other."""
+    """The reference of a check: by name, of one output alone, or of one after the other."""
     if isinstance(expected, list):
         return {f"out[{number}]": values for number, values in enumerate(expected)}
     return {"out": expected} if isinstance(expected, np.ndarray) else dict(expected)
@@ -112,7 +112,7 @@ def _by_name(expected: Any) -> Results:
 def made(request: Any, result: Any) -> dict[str, Tensor]:
     """The outputs of a request of one cuDNN call by the names of their results."""
     given = list(result) if isinstance(result, tuple) else [result]
-    return dict(zip(request.made(), given, strict=True))
+    return dict(zip(request.outputs(), given, strict=True))
 
 
 def shared(

@@ -45,7 +45,7 @@ _AS_ON_A_GPU = ContextVar("as_on_a_gpu", default=False)
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Trials made here allow what a GPU's libraries do, also on the host: for what a bound would let through there."""
+    """Checks made here allow what a GPU's libraries do, also on the host: for what a bound would let through there."""
     token = _AS_ON_A_GPU.set(True)
     try:
         yield

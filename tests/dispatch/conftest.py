@@ -67,7 +67,7 @@ class Probe(Request):
     def tensors(self) -> Iterator[Any]:
         return iter(())
 
-    def missing(self) -> dict[str, Any]:
+    def unallocated(self) -> dict[str, Any]:
         return {}
 
     def result(self, outputs: Any) -> Any:

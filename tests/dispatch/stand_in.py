@@ -187,7 +187,7 @@ class StandIn:
         self.identity(handle)
         return self.current if handle in (*DEFAULTS, None) else self.owners[int(handle)]
 
-    def made(self, context):
+    def outputs(self, context):
         if not context:
             return INVALID_CONTEXT, None
         handle = next(self.handles)
@@ -327,13 +327,13 @@ class StandIn:
         return (0 if self.current else INVALID_CONTEXT), (1 << 20, 1 << 30)
 
     def _cuMemPoolCreate(self, props):
-        return self.made(self.contexts[props.location.id])
+        return self.outputs(self.contexts[props.location.id])
 
     def _cuEventCreate(self, _):
-        return self.made(self.current)
+        return self.outputs(self.current)
 
     def _cuStreamCreate(self, _):
-        status, handle = self.made(self.current)
+        status, handle = self.outputs(self.current)
         if not status:
             self.streams[handle] = next(self.identities)
         return status, handle

@@ -13,7 +13,7 @@ from dispatch.cli.expression import evaluate
 from dispatch.cli.operands import FILL, tensor_of
 from dispatch.cli.probe import request_classes
 from dispatch.cli.request_flags import Partial, Spec, documented, hints, reader
-from dispatch.core.operands import Made, OperandRequest, like
+from dispatch.core.operands import OperandRequest, Output, like
 from dispatch.keys import BF16, F16, F32, HOST, Compute, Epilogue
 from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.rnn import RnnMode, RnnRequest
@@ -160,10 +160,10 @@ class Scaled(OperandRequest):
         if self.times == 0:
             raise dp.errors.BadRequest("times", "0", "another number")
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[int, ...]:
+    def attributes(self) -> tuple[int, ...]:
         return (self.times,)
 
 

@@ -85,7 +85,7 @@ def makers(row, device):
 
         def make(case=case, device=device):
             rng = np.random.default_rng(7)
-            return case.request(device, rng) if hasattr(case, "request") else case.trial(device, rng).request
+            return case.request(device, rng) if hasattr(case, "request") else case.check(device, rng).request
 
         request = make()
         sizes = [tensor.size for _, tensor in operands(request)]

@@ -53,8 +53,8 @@ def judge(module, cases, rng):
 
     def look(case, wanted):
         with as_on_a_gpu():
-            trial = case.trial(dispatch.device("host"), rng)
-        for mutation, rejected in verdicts(trial, module.named, module.MUTATIONS, wanted):
+            check = case.check(dispatch.device("host"), rng)
+        for mutation, rejected in verdicts(check, module.named, module.MUTATIONS, wanted):
             if mutation == "none":
                 assert rejected is False, f"{case.id} rejects the rounded reference"
                 continue

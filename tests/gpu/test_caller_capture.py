@@ -57,14 +57,14 @@ def test_each_op_is_captured_at_its_first_call(dev, rng, op):
         if not row.on(dev.arch):
             continue
         for case in cases_of(row)[:6]:
-            trial = case.trial(dev, rng)
+            check = case.check(dev, rng)
             dev.synchronize()
             stream = dev.stream()
             said = []
 
-            def work(trial=trial, said=said):
+            def work(check=check, said=said):
                 try:
-                    return dp.run(trial.request)
+                    return dp.run(check.request)
                 except (NoRow, BadRequest) as refusal:
                     said.append(refusal)
 
@@ -73,7 +73,7 @@ def test_each_op_is_captured_at_its_first_call(dev, rng, op):
             if said and isinstance(said[0], BadRequest):
                 assert "capture" in str(said[0])
             elif not said:
-                trial.check(result)
+                check.verify(result)
                 ran += 1
             driver.cuGraphExecDestroy(executable)
         if ran >= 3:

@@ -159,7 +159,7 @@ class Greedy(Request):
     def tensors(self) -> Iterator[Any]:
         return iter(())
 
-    def missing(self) -> dict[str, Any]:
+    def unallocated(self) -> dict[str, Any]:
         return {}
 
     def result(self, outputs: Any) -> Any:
@@ -250,7 +250,7 @@ class Fault(Request):
     def key(self): return ()
     def arguments(self, outputs): return (1 << 44,)
     def tensors(self): return iter(())
-    def missing(self): return {}
+    def unallocated(self): return {}
     def result(self, outputs): return "no fault"
     def replace(self, **operands): return self
     def describe(self): return "fault()"

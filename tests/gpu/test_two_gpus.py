@@ -91,14 +91,14 @@ def test_each_op_runs_on_the_second(second, rng, op):
         if not row.on(second.arch):
             continue
         for case in cases_of(row):
-            trial = case.trial(second, rng)
+            check = case.check(second, rng)
             try:
-                call = dp.prepare(trial.request)
+                call = dp.prepare(check.request)
             except NoRow:
                 continue  # one that the row, or the library, refuses: the next
-            trial.check(call())
-            again = case.trial(second, rng)
-            again.check(dp.run(again.request))
+            check.verify(call())
+            again = case.check(second, rng)
+            again.verify(dp.run(again.request))
             return
     pytest.skip(f"no row of {op} runs on {second.arch}")
 

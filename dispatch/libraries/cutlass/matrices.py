@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.keys import F32
-from dispatch.testing.memory import Memory, poison
+from dispatch.testing.memory import GuardedBuffer, poison
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -35,7 +35,7 @@ def random_matrix(
     return made
 
 
-def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16) -> Memory:
+def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order: str, step: int = 16) -> GuardedBuffer:
     """Memory for a result, laid out as `random_matrix` does, with poison in it, behind its lines and around it."""
     lines, length = shape[-2:] if order == "r" else shape[:-3:-1]
     guard = 16 * 8 // dtype.bits  # elements, so that every line begins at a multiple of 16 bytes, or of `step`
@@ -44,16 +44,16 @@ def poisoned_matrix(device: Device, shape: tuple[int, ...], dtype: Dtype, order:
     inside = (..., slice(1, lines + 1), slice(0, length))
     whole = device.array(before)
     view = whole[inside]
-    return Memory(view if order == "r" else view.mT, whole, before, inside)
+    return GuardedBuffer(view if order == "r" else view.mT, whole, before, inside)
 
 
-def poisoned_vector(device: Device, shape: tuple[int, ...]) -> Memory:
+def poisoned_vector(device: Device, shape: tuple[int, ...]) -> GuardedBuffer:
     """Memory for a reduction, dense, with poison in it and around it."""
     size = int(np.prod(shape, dtype=np.int64))
     before = poison(F32, (size + 2 * GUARD,))
     inside = (slice(GUARD, GUARD + size),)
     whole = device.array(before)
-    return Memory(whole[inside].reshape(shape), whole, before, inside)
+    return GuardedBuffer(whole[inside].reshape(shape), whole, before, inside)
 
 
 def pitch_of(length: int, dtype: Dtype, step: int) -> int:

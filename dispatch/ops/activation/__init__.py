@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
+from dispatch.checks import check_enum
 from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
-from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as
+from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -61,7 +62,7 @@ WITH_COEF = (ActivationMode.CLIPPED_RELU, ActivationMode.ELU, ActivationMode.SWI
 
 def check_mode(mode: object, coef: object) -> None:
     """BadRequest for what is no mode, or a coefficient that it has no use for."""
-    chosen("mode", mode, ActivationMode)
+    check_enum("mode", mode, ActivationMode)
     if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
         raise BadRequest("coef", repr(coef), "a finite number")
     if coef != 1 and mode not in WITH_COEF:
@@ -96,10 +97,10 @@ class ActivationRequest(OperandRequest["Tensor"]):
     def check_fields(self) -> None:
         check_mode(self.mode, self.coef)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.mode, float(self.coef)
 
 
@@ -133,10 +134,10 @@ class ActivationBwdRequest(OperandRequest["Tensor"]):
         same_as("y", self.y, "x", self.x)
         same_as("dy", self.dy, "x", self.x)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.mode, float(self.coef)
 
 

@@ -1,6 +1,6 @@
 """The cases that the activation rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, normal, place, poison, rounded, unit
 from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ActivationCase:
     def id(self) -> str:
         return f"{self.dtype}-{self.mode.name}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands, on both sides of 0 and into the flat ends."""
         coef = COEF if self.mode in WITH_COEF else 1.0
         x = self._lay(device, normal(rng, self.dtype, self.shape, 3.0))
@@ -68,15 +68,15 @@ class ActivationCase:
             memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
             request = ActivationRequest(x.view, mode=self.mode, coef=coef, out=memory.view)
             expected = evaluate(request, EXACT)
-            return Trial(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
+            return Check(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
         gradient = ActivationBwdRequest(x.view, y.view, dy.view, mode=self.mode, coef=coef, out=memory.view)
         expected = evaluate(gradient, EXACT)
-        return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
+        return Check(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
-    def _lay(self, device: Device, values: Array) -> Memory:
+    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         return place(device, values, self.order, self.gap)
 
 

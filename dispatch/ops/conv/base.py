@@ -11,9 +11,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
+from dispatch.checks import check_enum, check_int
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
-from dispatch.core.operands import Made, chosen, whole
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import Compute, Dtype
@@ -23,6 +23,7 @@ from dispatch.ops.conv.trees import TreedConvRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dispatch.core.operands import Output
     from dispatch.device.tensor import Tensor
 
 __all__ = ["Activation", "ConvRequest", "Padding"]
@@ -126,7 +127,7 @@ class ConvRequest(TreedConvRequest[R_co]):
     def own_choice(self) -> Any:
         """What an operation has beside the choices of all three."""
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         out = self.image(self.result_dtype, last=self.treed or self.channels_last)
         return {"out": out, **(self.produced if self.treed else {})}
 
@@ -143,7 +144,7 @@ class ConvRequest(TreedConvRequest[R_co]):
     def signature(self) -> Signature:
         return Signature(self.dtypes, self.compute, library=self.library)
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         if self.treed:
             return (*self.steps, *self.tree_choices())
         numbers = (self.alpha, self.beta, self.compute, self.result_dtype.cuda)
@@ -157,12 +158,12 @@ class ConvRequest(TreedConvRequest[R_co]):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise BadRequest(name, repr(value), "a number")
         if self.compute is not None:
-            chosen("compute", self.compute, Compute)
+            check_enum("compute", self.compute, Compute)
         for name in ("deterministic", "autotune"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(name, repr(getattr(self, name)), "True or False")
         if self.workspace is not None:
-            whole("workspace", self.workspace, 0, 1 << 40)
+            check_int("workspace", self.workspace, 0, 1 << 40)
         if self.out_dtype is not None:
             try:
                 wanted = Dtype.of(self.out_dtype)
@@ -217,5 +218,5 @@ def _pairs(value: Any, rank: int) -> list[tuple[int, int]]:
     found = []
     for one in values:
         before, behind = one if isinstance(one, tuple) and len(one) == 2 else (one, one)
-        found.append((whole("pad", before, 0), whole("pad", behind, 0)))
+        found.append((check_int("pad", before, 0), check_int("pad", behind, 0)))
     return found

@@ -1,6 +1,6 @@
 """The cases that the convolution rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. The bounds are derived below, not tuned to what a
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
 library happens to give.
 """
 
@@ -19,7 +19,7 @@ from dispatch.ops.conv.forms import PARTS, Form
 from dispatch.ops.conv.reference import evaluate, exact, magnitude, product
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 from dispatch.ops.conv.rules import fuses
-from dispatch.testing.check import Memory, Trial, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, GuardedBuffer, by_numpy, normal, place, poison, rounded, unit
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF, tf32_error
 
 if TYPE_CHECKING:
@@ -102,17 +102,17 @@ class ConvCase:
     def name(self) -> str:
         return self.form.name
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; a result lies in poisoned memory, or holds what beta scales."""
         request, memory = self._request(device, rng)
         expected = evaluate(request, EXACT)
-        return Trial(self.id, request, expected, {"out": bound(request, expected["out"])}, (memory,))
+        return Check(self.id, request, expected, {"out": bound(request, expected["out"])}, (memory,))
 
     def request(self, device: Device, rng: np.random.Generator) -> ConvRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, GuardedBuffer]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
         one, other, result = PARTS[self.op]
@@ -144,7 +144,7 @@ class ConvCase:
         spread = 0.25 if shape == self.form.w else 1.0
         return normal(rng, dtype, shape, spread)
 
-    def _lay(self, device: Device, values: Array) -> Memory:
+    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         if self.form.order == "first":
             return place(device, values)
         order = (0, *range(2, values.ndim), 1)
@@ -153,14 +153,14 @@ class ConvCase:
         return place(device, values, order)
 
 
-def _spread(device: Device, values: Array, order: Shape) -> Memory:
+def _spread(device: Device, values: Array, order: Shape) -> GuardedBuffer:
     """Channels last with poisoned lines between the rows, so that no axis but the channels is dense."""
     lines = values.transpose(order)
     wide = np.concatenate([lines, poison(Dtype.of(values.dtype), (*lines.shape[:-2], 1, lines.shape[-1]))], axis=-2)
     memory = place(device, wide.transpose(np.argsort(order)), order)
     view = memory.view[..., : values.shape[-1]]
     inside = (*(slice(None),) * (values.ndim - 2), slice(0, lines.shape[-2]), slice(None))
-    return Memory(view, memory.whole, memory.before, inside)
+    return GuardedBuffer(view, memory.whole, memory.before, inside)
 
 
 def bound(request: ConvRequest, expected: Array) -> Array:

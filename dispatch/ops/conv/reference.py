@@ -135,7 +135,7 @@ def matrix(request: ConvRequest, values: Array) -> Array:
 
 def image(request: ConvRequest, name: str, values: Array) -> Array:
     """An output of the tree as the request has it."""
-    made = request.made()[name]
+    made = request.outputs()[name]
     if name != "out" and request.kinds[name] == "reduce":
         return values.reshape(made.shape)
     shape = request.result_shape

@@ -10,9 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_type
+from dispatch.checks import check_enum, check_int, check_type
 from dispatch.core.operand_checks import each
-from dispatch.core.operands import chosen, whole
 from dispatch.errors import BadRequest
 from dispatch.ops.conv.base import Activation, ConvRequest, Padding
 
@@ -105,7 +104,7 @@ class ConvFwdRequest(ConvRequest[Any]):
 
     def check_fields(self) -> None:
         self._check_choices()
-        chosen("activation", self.activation, Activation)
+        check_enum("activation", self.activation, Activation)
         self._check_ranks()
         self._check_filter()
         if self.treed and self.fused_apart:
@@ -191,7 +190,7 @@ class ConvBwdDataRequest(ConvRequest[Any]):
     def check_fields(self) -> None:
         self._check_choices()
         self._check_ranks()
-        whole("group_count", self.group_count, 1)
+        check_int("group_count", self.group_count, 1)
         if self.x_extents is not None:
             each("x_extents", check_type("x_extents", self.x_extents, tuple), self._rank, 1)
         if min(self.x_shape) < 1:
@@ -268,7 +267,7 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     def check_fields(self) -> None:
         self._check_choices()
         self._check_ranks()
-        whole("group_count", self.group_count, 1)
+        check_int("group_count", self.group_count, 1)
         if self.out is None and self.w_extents is None:
             raise BadRequest("w_extents", "None", "the spatial extents of the filter", "or pass out=…")
         if self.w_extents is not None:

@@ -1,6 +1,6 @@
 """The cases that CUTLASS's rows of convolution are tried with, and how far a result may be off.
 
-cases.py gives them out; tests run `case.trial(device, rng)`. A case names its kernel's configuration, so that
+cases.py gives them out; tests run `case.check(device, rng)`. A case names its kernel's configuration, so that
 all extents of a row share a few kernels. This file calls no library.
 """
 
@@ -20,7 +20,7 @@ from dispatch.ops.conv.config import DEEP, MEDIUM, NARROW, PLAIN, SMALL
 from dispatch.ops.conv.forms import PARTS, Form
 from dispatch.ops.conv.reference import convolved, image, matrix, reference, tree_operands
 from dispatch.ops.conv.request import ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
-from dispatch.testing.check import Memory, Trial, normal, place, poison
+from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison
 from dispatch.testing.roundoff import tf32_error
 
 if TYPE_CHECKING:
@@ -107,22 +107,22 @@ class TreeCase:
     def name(self) -> str:
         return self.form.name
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands, and poisoned memory for the result."""
         request, memory = self._request(device, rng)
         expected = reference(request)
-        return Trial(self.id, request, expected, bounds(request, expected), (memory,))
+        return Check(self.id, request, expected, bounds(request, expected), (memory,))
 
     def request(self, device: Device, rng: np.random.Generator) -> ConvRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, GuardedBuffer]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
         one, other, result = (shapes[part] for part in PARTS[self.op])
 
-        def drawn(shape: Shape) -> Memory:
+        def drawn(shape: Shape) -> GuardedBuffer:
             spread = 0.25 if shape == form.w else 1.0
             return _last(device, normal(rng, self.dtype, shape, spread))
 
@@ -145,7 +145,7 @@ class TreeCase:
         return made, memory
 
 
-def _last(device: Device, values: Array) -> Memory:
+def _last(device: Device, values: Array) -> GuardedBuffer:
     return place(device, values, (0, *range(2, values.ndim), 1))
 
 
@@ -168,7 +168,7 @@ def bounds(request: ConvRequest, expected: dict[str, Array]) -> dict[str, Array]
     named = {name: x.astype(np.float64) for name, x in tree_operands(request).items()}
     found = errors_of(request.tree, product, error, named, source)
     shaped = {name: image(request, name, values) for name, values in found.items()}
-    return {name: stored(shaped[name], expected[name], made.dtype) for name, made in request.made().items()}
+    return {name: stored(shaped[name], expected[name], made.dtype) for name, made in request.outputs().items()}
 
 
 def _terms(request: ConvRequest) -> int:

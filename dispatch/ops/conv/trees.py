@@ -15,7 +15,7 @@ import numpy as np
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, shown
 from dispatch.core.layouts import dense_strides
-from dispatch.core.operands import Made, OperandRequest
+from dispatch.core.operands import OperandRequest, Output
 from dispatch.core.request import R_co
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
@@ -117,7 +117,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
 
     # -- the tree and what it names -------------------------------------------------------------------------------
     @cached_property
-    def produced(self) -> dict[str, Made]:
+    def produced(self) -> dict[str, Output]:
         """The outputs that the tree names, as they are allocated."""
         shapes = {"m": self.result_shape[1:2], "n": self._pixels, "mn": ()}
         found = {}
@@ -125,7 +125,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
             if isinstance(node, Store):
                 found[node.name] = self.image(node.dtype or self.result_dtype, last=True)
             elif isinstance(node, Reduce):
-                found[node.name] = Made(shapes[node.over], c_strides(shapes[node.over]), F32)
+                found[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
         return found
 
     @property
@@ -138,9 +138,9 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
     def _pixels(self) -> Shape:
         return (self.result_shape[0], *self.result_shape[2:])
 
-    def image(self, dtype: Dtype, *, last: bool) -> Made:
+    def image(self, dtype: Dtype, *, last: bool) -> Output:
         """A tensor of the result's shape, dense, with channels last or first."""
-        return Made(self.result_shape, dense_strides(self.result_shape, last=last), dtype)
+        return Output(self.result_shape, dense_strides(self.result_shape, last=last), dtype)
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def tree_choices(self) -> tuple[Any, ...]:
@@ -166,15 +166,15 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
     @cached_property
-    def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+    def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         there = {name for name, _, _ in self.tensors()}
-        return {name: (m.shape, m.strides, m.dtype) for name, m in self._made.items() if name not in there}
+        return {name: (m.shape, m.strides, m.dtype) for name, m in self._outputs.items() if name not in there}
 
     def result(self, outputs: Operands) -> R_co:
         if not self.treed:
             return super().result(outputs)
         given = {name: tensor for name, tensor, _ in self.tensors()}
-        found: Any = [outputs.get(name, given.get(name)) for name in self._made]
+        found: Any = [outputs.get(name, given.get(name)) for name in self._outputs]
         return cast("R_co", found[0] if len(found) == 1 else tuple(found))
 
     def replace(self, **operands: Tensor) -> OperandRequest:

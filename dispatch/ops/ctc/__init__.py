@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
+from dispatch.checks import check_int
 from dispatch.core.axes import describable
 from dispatch.core.host_plan import EXACT, Results, numpy_call, values
-from dispatch.core.operands import Made, OperandRequest, dense, whole
+from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
@@ -92,15 +93,15 @@ class CtcRequest(OperandRequest):
         for name in ("with_gradient", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(name, repr(getattr(self, name)), "a bool")
-        whole("max_label_length", self.max_label_length, 1)
+        check_int("max_label_length", self.max_label_length, 1)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         made = {"out": dense(self.logits.shape[1:2], self.logits.dtype)}
         if self.with_gradient:
             made["gradient"] = dense(self.logits.shape, self.logits.dtype)
         return made
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.max_label_length, self.with_gradient, self.deterministic
 
 
@@ -116,7 +117,7 @@ def at_most_255(request: CtcRequest) -> str:
 
 def dense_logits(request: CtcRequest) -> str:
     """Logits and gradient in row-major order."""
-    for name in ("logits", *request.made()):
+    for name in ("logits", *request.outputs()):
         layout = request.layout_of(name)
         if reason := describable(layout):
             return reason

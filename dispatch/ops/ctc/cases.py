@@ -1,6 +1,6 @@
 """The cases that the CTC rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.ctc import CtcRequest, evaluate
-from dispatch.testing.check import Trial, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, normal, place, poison, rounded, unit
 from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CtcCase:
         words = ["gradient" if self.with_gradient else "loss", "" if self.deterministic else "any order"]
         return "-".join([str(self.dtype), *filter(None, words), self.name])
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; labels repeat now and then, where there are few classes."""
         shape = (self.steps, len(self.label_lengths), self.classes)
         numbers = (
@@ -93,7 +93,7 @@ class CtcCase:
                 2 * off[None, :, None] * np.abs(share) + 16 * unit(self.dtype), expected["gradient"], self.dtype
             ),
         }
-        return Trial(self.id, request, expected, allowed, tuple(written))
+        return Check(self.id, request, expected, allowed, tuple(written))
 
 
 def cases(row: Row) -> list[CtcCase]:

@@ -1,6 +1,6 @@
 """The cases that the rows of cutlass_gemm are tried with, random epilogue trees, and how far a result may be off.
 
-Tests parametrize over `cases(row)`, `tree_cases()` and `quantized_cases()` and run `case.trial(device, rng)`. A case
+Tests parametrize over `cases(row)`, `tree_cases()` and `quantized_cases()` and run `case.check(device, rng)`. A case
 names its kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
 """
 
@@ -18,7 +18,7 @@ from dispatch.libraries.cutlass.config import Config
 from dispatch.libraries.cutlass.matrices import poisoned_matrix, poisoned_vector, random_matrix
 from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
-from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import by_numpy
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Case",
-    "Trial",
+    "Check",
     "cases",
     "quantized_cases",
     "random_tree",
@@ -78,7 +78,9 @@ class Case:
         """The case with fresh operands."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[CutlassGemmRequest, tuple[Memory, ...]]:
+    def _request(
+        self, device: Device, rng: np.random.Generator
+    ) -> tuple[CutlassGemmRequest, tuple[GuardedBuffer, ...]]:
         m, n, k = self.extents
         a, b, c, d = self.dtypes
         operands: dict[str, Any] = {}
@@ -111,7 +113,7 @@ class Case:
         )
         return request, tuple(written.values())
 
-    def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, Memory]:
+    def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, GuardedBuffer]:
         """Poisoned memory for what a tree writes beside D."""
         (m, n, _), made = self.extents, {}
         extents = {"m": (n,), "n": (m,), "mn": ()}
@@ -123,9 +125,9 @@ class Case:
                 made[node.name] = poisoned_vector(device, (*self.batch, *extents[node.over]))
         return made
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """A request with what must come out of it."""
-        return Trial(self.id, *self._request(device, rng))
+        return Check(self.id, *self._request(device, rng))
 
 
 def evt_kinds(tree: Node) -> dict[str, str]:
@@ -135,10 +137,10 @@ def evt_kinds(tree: Node) -> dict[str, str]:
     return {name: kind for name, kind in operands_of(tree).items() if name not in ("alpha", "beta")}
 
 
-class Trial:
+class Check:
     """A request, its float64 reference, the bound of each output, and memory that is watched."""
 
-    def __init__(self, name: str, request: CutlassGemmRequest, written: tuple[Memory, ...] = ()) -> None:
+    def __init__(self, name: str, request: CutlassGemmRequest, written: tuple[GuardedBuffer, ...] = ()) -> None:
         self.name, self.request, self.written = name, request, written
         self.expected = reference(request)
         self.allowed = bounds(request, self.expected)
@@ -153,7 +155,7 @@ class Trial:
             if tensor is not self.request.out and not any(tensor is view for view in given):
                 tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
-    def check(self, result: Any) -> None:
+    def verify(self, result: Any) -> None:
         """Raise Mismatch where an output is further off than its bound, or something beside one was written."""
         if count := sum(memory.disturbed() for memory in self.written):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")

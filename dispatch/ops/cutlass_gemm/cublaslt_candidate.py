@@ -35,7 +35,7 @@ PRODUCTS = (accumulator(), linear_combination(with_source=False), linear_combina
 
 def plan(request: CutlassGemmRequest, executor: CudaExecutor) -> Plan | None:
     """The tuned plan of cuBLASLt; None where it has nothing that does the same."""
-    made = request.missing().get("out")
+    made = request.unallocated().get("out")
     out = request.out if made is None else executor.empty(*made)  # for its layout: a plan keeps no memory of it
     product = matmul_of(request, out)
     if product is None:

@@ -136,7 +136,7 @@ def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:
         "batches": request.batches,
         "multiprocessors": processors,
     }
-    missing = request.missing()
+    missing = request.unallocated()
     for name in ("a", "b", "c", "out", *request.kinds):
         given: Any = getattr(request, name) if name in ("a", "b", "c", "out") else request.given.get(name)
         if name in missing:

@@ -165,7 +165,7 @@ class CutlassGemmRequest(Treed, Request):
         named += [(name, x, name in self.writes) for name, x in self.given.items()]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
-    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         wanted = {} if self.out is not None else {"out": (self.shape, self.d_dtype)}
         wanted |= {name: made for name, made in self.writes.items() if name not in self.given}
         return {name: (shape, _strides(shape, dtype), dtype) for name, (shape, dtype) in wanted.items()}

@@ -34,7 +34,7 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 def spec_of(request: CutlassGemmRequest, arch: Arch, processors: int) -> MultistageSpec:
     """The kernel of a request: the small tile where large ones would leave multiprocessors idle."""
-    made = request.missing().get("out")
+    made = request.unallocated().get("out")
     d = (made[0], made[1]) if made is not None else (request.shape, request.out.layout.strides)  # type: ignore[union-attr]
     size = request.d_dtype.bits // 8
     outputs = [alignment(*d, size, 256 if made is not None else request.out.layout.alignment)]  # type: ignore[union-attr]

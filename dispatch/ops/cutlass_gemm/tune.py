@@ -105,7 +105,9 @@ def store_key(request: CutlassGemmRequest) -> str:
         for name, x in named.items()
         if x is not None
     ]
-    layouts += [(name, str(dtype), shape, strides, 256) for name, (shape, strides, dtype) in request.missing().items()]
+    layouts += [
+        (name, str(dtype), shape, strides, 256) for name, (shape, strides, dtype) in request.unallocated().items()
+    ]
     rest = (request.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
     digest = hashlib.sha256(repr((sorted(layouts), rest)).encode()).hexdigest()[:16]
     return f"{request.describe()} {digest}"

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
+from dispatch.checks import check_int
 from dispatch.core.axes import describable, merge
 from dispatch.core.host_plan import EXACT, Results, draw, numpy_call, values
 from dispatch.core.operand_checks import check_opaque, check_probability
-from dispatch.core.operands import Made, OperandRequest, dense, like, unsized, whole
+from dispatch.core.operands import OperandRequest, Output, dense, like, unsized
 from dispatch.core.request_function import request_function
 from dispatch.device.device import Device
 from dispatch.errors import BadRequest, Refused
@@ -89,18 +90,18 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
         return U8, U8
 
     def check_fields(self) -> None:
-        whole("seed", self.seed, 0, MAX_SEED)
+        check_int("seed", self.seed, 0, MAX_SEED)
         if self.out is not None:
             check_states("out", self.out)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         size = known_states_bytes(self.on)
         return {"out": unsized() if size is None else dense((size,), U8)}
 
     def bytes_of(self, _: str) -> int:
         return states_bytes(self.on)
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return ()
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
@@ -139,10 +140,10 @@ class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
         if self.reserve is not None:
             check_opaque("reserve", self.reserve, reserve_bytes(self.x.size), RESERVE_ALIGNMENT, "leave reserve=None")
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout), "reserve": dense((reserve_bytes(self.x.size),), U8)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return (float(self.p),)
 
 
@@ -173,10 +174,10 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
         hint = "pass on the one that the forward pass gave"
         check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.dy.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return (float(self.p),)
 
 

@@ -1,6 +1,6 @@
 """The cases that the dropout rows are tried with: masks that must hold together, not values that must be hit.
 
-What a GPU draws nobody can predict, so a trial takes the mask from the result and holds everything else against it.
+What a GPU draws nobody can predict, so a check takes the mask from the result and holds everything else against it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dispatch.ops.dropout import (
     DropoutStatesRequest,
     reserve_bytes,
 )
-from dispatch.testing.check import Memory, Mismatch, Trial, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, GuardedBuffer, Mismatch, by_numpy, normal, place, poison, rounded, unit
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -53,7 +53,7 @@ SIGMAS = 6  # how far from p the dropped share may be
 
 
 @dataclass(frozen=True)
-class MaskTrial(Trial):
+class MaskTrial(Check):
     """A forward pass: y is x / (1 - p) or 0, as often as p says."""
 
     p: float = 0.5
@@ -63,7 +63,7 @@ class MaskTrial(Trial):
         scaled = self.expected["out"]
         return {"out": np.where(rng.random(scaled.shape) < self.p, 0, scaled)}
 
-    def check(self, result: Any) -> None:
+    def verify(self, result: Any) -> None:
         """Raise Mismatch unless a share near p is dropped, and what stays is scaled."""
         scaled = self.expected["out"]
         y = result[0].numpy().astype(np.float64)
@@ -78,7 +78,7 @@ class MaskTrial(Trial):
 
 
 @dataclass(frozen=True)
-class SeedTrial(Trial):
+class SeedTrial(Check):
     """A state, and another from the same seed: masks drawn from both are the same.
 
     Their bytes need not be: cuDNN's states have gaps that nobody writes.
@@ -91,7 +91,7 @@ class SeedTrial(Trial):
         super().renew(result)
         run(DropoutStatesRequest(self.same.device, SEED, out=self.same))
 
-    def check(self, result: Any) -> None:
+    def verify(self, result: Any) -> None:
         """Raise Mismatch unless the masks are the same, and nothing beside the state was written."""
         self._check_memory()
         x = result.device.array(np.ones(10_000, np.float32))
@@ -118,7 +118,7 @@ class DropoutCase:
     def id(self) -> str:
         return f"{self.dtype}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and a fresh state."""
         if self.op == "dropout_states":
             return self._seeded(device)
@@ -137,9 +137,9 @@ class DropoutCase:
         y, mask = run(DropoutRequest(ones.view, states, self.p))
         gradient = DropoutBwdRequest(x.view, mask, self.p, out=memory.view)
         expected = {"out": x.view.numpy().astype(np.float64) * scale * (y.numpy() != 0)}
-        return Trial(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
+        return Check(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
 
-    def _seeded(self, device: Device) -> Trial:
+    def _seeded(self, device: Device) -> Check:
         memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
         request = DropoutStatesRequest(device, SEED, out=memory.view)
         same: Tensor = run(DropoutStatesRequest(device, SEED))
@@ -150,7 +150,7 @@ class DropoutCase:
         scale = 0.0 if by_numpy(device) else 2.0**-23 / (1 - self.p)
         return rounded((2 * unit(self.dtype) + scale) * np.abs(expected), expected, self.dtype)
 
-    def _lay(self, device: Device, values: Array) -> Memory:
+    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         return place(device, values, self.order, self.gap)
 
 

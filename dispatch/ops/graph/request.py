@@ -132,7 +132,7 @@ class GraphRequest(Request):
         pairs = zip(self.named, self.given, strict=True)
         return tuple((name, tensor, name in self._written) for (name, _), tensor in pairs if tensor is not None)
 
-    def missing(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
+    def unallocated(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
         here = {name for name, _, _ in self.tensors()}
         return {n: (wire.dims, wire.strides, wire.dtype) for n, wire in self._written.items() if n not in here}
 

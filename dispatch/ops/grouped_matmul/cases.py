@@ -1,6 +1,6 @@
 """The cases that the rows of grouped_matmul are tried with, and how far a result may be off.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. This file calls no
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`. This file calls no
 library.
 """
 
@@ -19,7 +19,7 @@ from dispatch.ops.grouped_matmul.config import LARGE
 from dispatch.ops.grouped_matmul.reference import products, reference, reference_list
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
-from dispatch.testing.memory import Memory, Mismatch
+from dispatch.testing.memory import GuardedBuffer, Mismatch
 from dispatch.testing.roundoff import by_numpy
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class GroupedCase:
         """The case with fresh operands."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[GroupedMatmulRequest, Memory]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[GroupedMatmulRequest, GuardedBuffer]:
         a, b, _, d = self.dtypes
         total = sum(self.sizes) + BEHIND
         memory = poisoned_matrix(device, (total, self.n), d, "r")
@@ -84,7 +84,7 @@ class GroupedCase:
         )
         return request, memory
 
-    def trial(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
+    def check(self, device: Device, rng: np.random.Generator) -> GroupedTrial:
         """A request with what must come out of it."""
         return GroupedTrial(self.id, *self._request(device, rng))
 
@@ -97,14 +97,14 @@ class GroupedTrial:
         if self.memory is not None:
             self.memory.renew()
 
-    def __init__(self, name: str, request: GroupedMatmulRequest, memory: Memory | None = None) -> None:
+    def __init__(self, name: str, request: GroupedMatmulRequest, memory: GuardedBuffer | None = None) -> None:
         self.name, self.request, self.memory = name, request, memory
         self.expected = reference(request)["out"]
         self.allowed = np.zeros(request.shape)
         for rows, a, b in products(request, np.float64):
             self.allowed[rows] = _allowed(request, a, b, self.expected[rows])
 
-    def check(self, result: Any) -> None:
+    def verify(self, result: Any) -> None:
         """Raise Mismatch where D is further off than its bound, or written behind the last group or beside it."""
         if self.memory is not None and (count := self.memory.disturbed()):
             raise Mismatch(f"{self.name}: {count} bytes beside the output were written")
@@ -151,7 +151,7 @@ class ListCase:
     def id(self) -> str:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> ListTrial:
+    def check(self, device: Device, rng: np.random.Generator) -> ListTrial:
         """A request with what must come out of it."""
         a, b, _, d = self.dtypes
         memories = tuple(poisoned_matrix(device, (m, n), d, "r") for m, n, _ in self.extents)
@@ -172,13 +172,13 @@ class ListTrial:
         for memory in self.memories:
             memory.renew()
 
-    def __init__(self, name: str, request: GroupedMatmulListRequest, memories: tuple[Memory, ...] = ()) -> None:
+    def __init__(self, name: str, request: GroupedMatmulListRequest, memories: tuple[GuardedBuffer, ...] = ()) -> None:
         self.name, self.request, self.memories = name, request, memories
         self.expected = list(reference_list(request).values())
         pairs = zip(request.a, request.b, self.expected, strict=True)
         self.allowed = [_allowed(request, *(np.asarray(x).astype(np.float64) for x in pair)) for pair in pairs]
 
-    def check(self, results: tuple[Tensor, ...]) -> None:
+    def verify(self, results: tuple[Tensor, ...]) -> None:
         """Raise Mismatch where a D is further off than its bound, or something beside one was written."""
         if count := sum(memory.disturbed() for memory in self.memories):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")

@@ -127,7 +127,7 @@ class GroupedPlan(_Plan):
 
     def __init__(self, request: GroupedMatmulRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
-        out = request.missing().get("out")
+        out = request.unallocated().get("out")
         d_strides = out[1] if out is not None else request.out.layout.strides  # type: ignore[union-attr]
         steps = (pitch(t.shape, t.layout.strides) for t in (request.a, request.b))
         self._staged = Staged(executor, {} if request.out is None else {"out": Lines.of(request.out, "row")})
@@ -161,7 +161,7 @@ class ListPlan(_Plan):
 
     def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
-        made = request.missing()
+        made = request.unallocated()
         steps = [[pitch(t.shape, t.layout.strides) for t in tensors] for tensors in (request.a, request.b)]
         if request.out is None:
             steps.append([pitch(shape, strides) for shape, strides, _ in made.values()])

@@ -132,7 +132,7 @@ class GroupedMatmulRequest(Request):
         named = [(name, getattr(self, name), name == "out") for name in (*TENSORS, "alpha")]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
-    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         if self.out is not None:
             return {}
         return {"out": padded(self.shape, self.d_dtype)}

@@ -125,7 +125,7 @@ class GroupedMatmulListRequest(Request):
         uses = [(name, tensor, name.startswith("out")) for name, tensor in self.matrices]
         return (*uses, ("alpha", self.alpha, False)) if isinstance(self.alpha, Tensor) else tuple(uses)
 
-    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         if self.out is not None:
             return {}
         return {f"out[{g}]": padded((m, n), self.d_dtype) for g, (m, n, _) in enumerate(self.extents)}

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.checks import check_number
+from dispatch.checks import check_int, check_number
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, numpy_call, values
 from dispatch.core.layouts import dense_strides, lies_dense
-from dispatch.core.operands import Made, OperandRequest, like, same_as, whole
+from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -59,7 +59,7 @@ class LocalNormRequest(OperandRequest["Tensor"]):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        whole("window", self.window, 1, 16)
+        check_int("window", self.window, 1, 16)
         for name, low in (("alpha", 0.0), ("beta", 0.01), ("k", 1e-5)):
             check_number(name, getattr(self, name), low=low, high=1e30)
         if not 2 + 2 * self.over_space <= self.x.ndim <= 5:
@@ -69,10 +69,10 @@ class LocalNormRequest(OperandRequest["Tensor"]):
         for name, given, _ in self.tensors():
             same_as(name, given, "x", self.x)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.window, float(self.alpha), float(self.beta), float(self.k)
 
 

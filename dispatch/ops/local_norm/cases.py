@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops import local_norm as ops
-from dispatch.testing.check import ROUNDOFF, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.check import ROUNDOFF, Check, normal, place, poison, rounded, unit
 from dispatch.testing.mutations import made as named
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LocalNormCase:
     dtype: Any
     form: tuple[Any, ...]
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """Fresh operands; sums of up to an image's elements, and what is kept between two kernels in 16 bits."""
         shape, order, *choices, has_means = self.form
         kind: Any = next(kind for kind in KINDS if kind.op == self.op)
@@ -57,7 +57,7 @@ class LocalNormCase:
         size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected["out"])
         w = ROUNDOFF[self.dtype][0] if self.dtype.bits == 16 else 0.0
         error = (64 + 8 * np.prod(shape[2:])) * unit(self.dtype) * size + 4 * w * size
-        return Trial(self.id, request, expected, {"out": rounded(error, expected["out"], self.dtype)}, (memory,))
+        return Check(self.id, request, expected, {"out": rounded(error, expected["out"], self.dtype)}, (memory,))
 
 
 def _terms(given: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -108,8 +108,8 @@ def _matmul(
         or (workspace is not None and workspace.__class__ is not int)
     ):
         return _by_request(key, a, b, given)
-    if shortcut.missing:
-        made = {name: executor.empty(*wanted) for name, wanted in shortcut.missing.items()}
+    if shortcut.unallocated:
+        made = {name: executor.empty(*wanted) for name, wanted in shortcut.unallocated.items()}
         out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
     arguments = (
         a.ptr,

@@ -1,6 +1,6 @@
-"""One trial of a request: operands laid out in poisoned memory, the expected outputs, and how far off each may be.
+"""One check of a request: operands laid out in poisoned memory, the expected outputs, and how far off each may be.
 
-cases.py builds trials, tests run their requests and hand back the results. This file chooses no shapes and calls no
+cases.py builds checks, tests run their requests and hand back the results. This file chooses no shapes and calls no
 library; its bounds are derived below, not tuned to what a library happens to give.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.precision import EXACT, Precision
 from dispatch.keys import F64, FP8, HALF, Compute, Epilogue, ScaleMode
 from dispatch.ops.matmul.reference import Results, addends, reference, scaled_product, unpack_mask
-from dispatch.testing.memory import Memory, Mismatch, poison
+from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import ROUNDOFF, SUMS, by_numpy, stored
 from dispatch.testing.tensor_cores import CUT_OFF, SCALED_CUT_OFF, SPREAD
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["SPREAD", "Trial", "bounds"]
+__all__ = ["SPREAD", "Check", "bounds"]
 
 
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
@@ -39,7 +39,7 @@ MAGNITUDES = Precision(operand=_magnitudes)
 
 
 @dataclass(frozen=True)
-class Trial:
+class Check:
     """A request with fresh operands, and all that is to be held against its outputs.
 
     The reference is computed before the run, for D may overwrite C. `check` takes what `run` returned.
@@ -49,15 +49,15 @@ class Trial:
     request: MatmulRequest
     expected: Results
     allowed: Results
-    written: tuple[Memory, ...]
+    written: tuple[GuardedBuffer, ...]
 
     @classmethod
-    def of(cls, name: str, request: MatmulRequest, compute: Compute, written: tuple[Memory, ...]) -> Trial:
-        """The trial of a request in a compute type; `written` are the buffers that its outputs lie in."""
+    def of(cls, name: str, request: MatmulRequest, compute: Compute, written: tuple[GuardedBuffer, ...]) -> Check:
+        """The check of a request in a compute type; `written` are the buffers that its outputs lie in."""
         expected = reference(request)
         return cls(name, request, expected, bounds(request, compute, expected), written)
 
-    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
         """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
         given = list(result) if isinstance(result, tuple) else [result]
         names = ["out", *(name for name in ("aux", "bgrad") if name in self.expected)]

@@ -1,6 +1,6 @@
 """The cases that every matmul row is tried with: sizes, layouts, batches, C, scalars, epilogues and scales, pairwise.
 
-Tests parametrize over `cases(row)` for each row of the table, and run `case.trial(device, rng)`. This file compares
+Tests parametrize over `cases(row)` for each row of the table, and run `case.check(device, rng)`. This file compares
 nothing (bounds.py) and calls no library.
 """
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.keys import C64, C128, E8M0, F32, FP8, HALF, I8, U8, Compute, Dtype, Epilogue, ScaleMode
-from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.request import MatmulRequest
 from dispatch.ops.matmul.rules import gelu_asked
 from dispatch.ops.matmul.scales import Scales, aux_shape, scale_dtype, scale_shape
-from dispatch.testing.memory import Memory, poison
+from dispatch.testing.memory import GuardedBuffer, poison
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
@@ -139,12 +139,12 @@ class Case:
         """The request alone, with fresh operands."""
         return self._build(device, rng)[0]
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """A request with fresh operands, activations on both sides of 0 and of magnitude 1, and what it must give."""
         request, written = self._build(device, rng)
-        return Trial.of(self.id, request, self.compute, written)
+        return Check.of(self.id, request, self.compute, written)
 
-    def _build(self, device: Device, rng: np.random.Generator) -> tuple[MatmulRequest, tuple[Memory, ...]]:
+    def _build(self, device: Device, rng: np.random.Generator) -> tuple[MatmulRequest, tuple[GuardedBuffer, ...]]:
         draw = _Draw(self, device, rng)
         draw.operands()
         draw.results()
@@ -171,7 +171,7 @@ class _Draw:
     rng: np.random.Generator
     fields: dict[str, Any] = field(default_factory=dict)
     scales: dict[str, Any] = field(default_factory=dict)
-    written: list[Memory] = field(default_factory=list)
+    written: list[GuardedBuffer] = field(default_factory=list)
 
     def numbers(self, dtype: Dtype, shape: Shape, spread: float = 1.0, mean: float = 0.0) -> Array:
         """Normal numbers of a spread about a mean; integers over the range of i8, complex numbers in both parts."""
@@ -199,9 +199,9 @@ class _Draw:
             values = self.numbers(dtype, shape, spread, lean)
             self.fields[name] = self.lay(values, columns=way == "t").view
 
-    def lay(self, values: Array, *, columns: bool = False) -> Memory:
+    def lay(self, values: Array, *, columns: bool = False) -> GuardedBuffer:
         form = self.case.form
-        return Memory.lay(self.device, values, columns=columns, padding=form.padding, guard=form.guard)
+        return GuardedBuffer.lay(self.device, values, columns=columns, padding=form.padding, guard=form.guard)
 
     def output(self, name: str, values: Array, *, columns: bool = False) -> Tensor:
         memory = self.lay(values, columns=columns)
@@ -244,7 +244,7 @@ class _Draw:
             self.fields["bias"] = self.device.array(self.numbers(self.case.bias, (*batch, n), 0.5))
         if epilogue.writes_bgrad and form.given and self.case.bias is not None:
             extent = m if epilogue is Epilogue.BGRADA else n
-            vector = Memory.lay(self.device, poison(self.case.bias, (*form.batch, 1, extent)), guard=1)
+            vector = GuardedBuffer.lay(self.device, poison(self.case.bias, (*form.batch, 1, extent)), guard=1)
             self.written.append(vector)
             self.fields["bgrad"] = vector.view[..., 0, :]
         if epilogue.is_gradient or (epilogue.writes_aux and (form.given or self.case.aux is not None)):
@@ -257,7 +257,7 @@ class _Draw:
         own, strides = aux_shape(epilogue, shape)
         padding = (strides[-2] - own[-1]) + (16 if form.padding else 0)
         values = self.numbers(dtype, own) if epilogue.is_gradient else poison(dtype, own)
-        memory = Memory.lay(self.device, values, padding=padding, guard=1 if form.guard else 0)
+        memory = GuardedBuffer.lay(self.device, values, padding=padding, guard=1 if form.guard else 0)
         self.fields["aux"] = memory.view
         if epilogue.writes_aux:
             self.written.append(memory)

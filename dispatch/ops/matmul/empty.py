@@ -35,7 +35,7 @@ class EmptyPlan(Plan):
             for index, name in enumerate(FACTORS_AND_AMAX)
             if name in AMAX and getattr(request.scales, name) is not None
         ]
-        made = request.missing().get("bgrad")
+        made = request.unallocated().get("bgrad")
         if request.bgrad is not None:
             layout = request.bgrad.layout
             made = (layout.shape, layout.strides, layout.dtype)

@@ -28,7 +28,7 @@ EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
 NO_OFFSETS = (0,) * 7
 NO_STRIDES = dict.fromkeys(("a", "b", "c", "bias", "aux", "bgrad", "d"), 0)  # from batch to batch, of one product
-Missing = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.missing
+Unallocated = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.unallocated
 NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
 
 
@@ -72,13 +72,13 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     lowered = Lowered(problem, (NO_OFFSETS,), exchanged=not d.trans, empty_k=k == 0)
     if not outer:
         return lowered
-    offsets = tuple(_offsets(request, request.missing(), extents[: len(outer)], outer))
+    offsets = tuple(_offsets(request, request.unallocated(), extents[: len(outer)], outer))
     return lowered._replace(problem=_aligned(lowered, offsets), offsets=offsets)
 
 
 def begins(request: MatmulRequest, name: str) -> int:
     """The bytes at a multiple of which bias, aux or bgrad begins at each call of a request, up to 256."""
-    tensor, made = getattr(request, name), request.missing().get(name)
+    tensor, made = getattr(request, name), request.unallocated().get(name)
     whole = 256 if tensor is None else tensor.layout.alignment
     if (tensor is None and made is None) or 0 in request.shape or not request.batch:
         return whole
@@ -119,7 +119,7 @@ def _held(request: MatmulRequest) -> Tensor | None:
 def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> tuple[list[int], list[tuple[int, ...]]]:
     """The batch axes once they are merged: extents, and the steps of each operand in the order of NO_STRIDES."""
     a, b, c, d = views
-    made, dims = request.missing(), request.batch
+    made, dims = request.unallocated(), request.batch
     vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
     return _merge(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
 
@@ -260,7 +260,7 @@ def _line_ld(extent: int) -> int:
     return -(-max(extent, 1) // LD_PADDING) * LD_PADDING
 
 
-def _vector_strides(request: MatmulRequest, name: str, missing: Missing, batch_dims: int) -> tuple[int, ...]:
+def _vector_strides(request: MatmulRequest, name: str, missing: Unallocated, batch_dims: int) -> tuple[int, ...]:
     """The batch strides of bias, aux or bgrad, in elements; those of a fresh output where it is left out."""
     tensor = getattr(request, name)
     inner = 2 if name == "aux" else 1
@@ -277,7 +277,7 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
     if request.aux is not None:
         shape, strides = request.aux.shape, request.aux.layout.strides
     else:
-        shape, strides, _ = request.missing()["aux"]
+        shape, strides, _ = request.unallocated()["aux"]
     multiple = 16 if request.epilogue.activation == "relu" else 8
     step = strides[-2] if shape[-2] > 1 else -(-shape[-1] // multiple) * multiple
     return step, shape[-1]
@@ -315,7 +315,7 @@ def _folds(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[in
 
 
 def _offsets(
-    request: MatmulRequest, made: Missing, extents: list[int], steps: list[tuple[int, ...]]
+    request: MatmulRequest, made: Unallocated, extents: list[int], steps: list[tuple[int, ...]]
 ) -> Iterator[tuple[int, ...]]:
     """Byte offsets of (a, b, c, bias, aux, bgrad, out) for each index of the outer batch axes."""
     dtypes = [request.a.dtype, request.b.dtype, request.c_dtype]

@@ -158,10 +158,10 @@ class MatmulRequest(Request):
             None if self.out is None else self.out.layout,
             self.alpha.layout if isinstance(self.alpha, Tensor) else None,
             self.beta.layout if isinstance(self.beta, Tensor) else None,
-            *self.choices(),
+            *self.attributes(),
         )
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         """What of the key is no layout."""
         modes = None
         if self.scales is not NO_SCALES:
@@ -217,11 +217,11 @@ class MatmulRequest(Request):
                     uses.append((f"scales.{name}", factor, name.startswith("amax")))
         return tuple(uses)
 
-    def missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        return self._missing
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        return self._unallocated
 
     @cached_property
-    def _missing(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+    def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         found: dict[str, tuple[Shape, Shape, Dtype]] = {}
         if self.out is None:
             found["out"] = (self.shape, c_strides(self.shape), self.d_dtype)

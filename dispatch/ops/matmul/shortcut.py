@@ -50,12 +50,12 @@ class Shortcut:
     __slots__ = (
         "aux_written",
         "bare",
-        "missing",
         "plan",
         "scale_arguments",
         "scale_reads",
         "scale_writes",
         "several",
+        "unallocated",
         "whole",
     )
 
@@ -63,7 +63,7 @@ class Shortcut:
         self.plan = plan
         self.aux_written = request.epilogue.writes_aux
         self.several = self.aux_written or request.epilogue.writes_bgrad
-        self.missing = request.missing()
+        self.unallocated = request.unallocated()
         self.whole = request.a.dtype is I8
         self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
         factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
@@ -95,7 +95,7 @@ class Shortcut:
         twin.plan = plan
         twin.aux_written, twin.several, twin.whole, twin.bare = self.aux_written, self.several, self.whole, self.bare
         twin.scale_reads = twin.scale_writes = twin.scale_arguments = ()
-        twin.missing = {name: (shape, (shape[1], 1), dtype) for name, (_, _, dtype) in self.missing.items()}
+        twin.unallocated = {name: (shape, (shape[1], 1), dtype) for name, (_, _, dtype) in self.unallocated.items()}
         return twin
 
 

@@ -1,6 +1,6 @@
 """The cases that the normalization rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. The bounds are derived below, not tuned to what a
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
 library happens to give.
 """
 
@@ -16,7 +16,7 @@ from dispatch.keys import F32
 from dispatch.ops.norm.reference import averaged, compact, evaluate, spread, statistics
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 from dispatch.ops.norm.rules import grouped, ungrouped
-from dispatch.testing.check import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison, rounded, unit
 from dispatch.testing.roundoff import ROUNDOFF
 
 if TYPE_CHECKING:
@@ -102,26 +102,26 @@ class NormCase:
     def name(self) -> str:
         return self.form.name
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs; x has a mean and a spread of its own."""
         request, written = self._request(device, rng)
         expected = evaluate(request, EXACT)
-        return Trial(self.id, request, expected, bounds_of(request, expected), written)
+        return Check(self.id, request, expected, bounds_of(request, expected), written)
 
     def request(self, device: Device, rng: np.random.Generator) -> NormRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[Memory, ...]]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[GuardedBuffer, ...]]:
         request = self._backward(device, rng) if self.op == "norm_bwd" else self._forward(device, rng)
-        memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.made().items()]
-        outputs: dict[str, Any] = {name: m.view for name, m in zip(request.made(), memories, strict=True)}
+        memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.outputs().items()]
+        outputs: dict[str, Any] = {name: m.view for name, m in zip(request.outputs(), memories, strict=True)}
         return replace(request, **outputs), tuple(memories)
 
     def _order(self) -> tuple[int, ...] | None:
         return (0, *range(2, len(self.form.shape)), 1) if self.form.last else None
 
-    def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> Memory:
+    def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> GuardedBuffer:
         return place(device, poison(dtype, shape), self._order() if name in ("out", "dx") else None)
 
     def _x(self, rng: np.random.Generator) -> Array:
@@ -194,7 +194,7 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
         if request.running_mean is not None:
             errors["running_mean_out"] = off_mean.reshape(shape) + 4 * u * np.abs(expected["running_mean_out"])
             errors["running_var_out"] = 2 * walk * squares.reshape(shape) + 8 * u * expected["running_var_out"]
-    dtypes = {name: made.dtype for name, made in request.made().items()}
+    dtypes = {name: made.dtype for name, made in request.outputs().items()}
     return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
 
 
@@ -222,7 +222,7 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
         stored = w * scaled + tiny
         means = averaged(request, stored) + size * averaged(request, stored * size)
         errors["dx"] = errors["dx"] + inverse * (stored + means)
-    dtypes = {name: made.dtype for name, made in request.made().items()}
+    dtypes = {name: made.dtype for name, made in request.outputs().items()}
     return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
 
 

@@ -11,7 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.operands import Made, OperandRequest, chosen, dense, like, same_as, whole
+from dispatch.checks import check_enum, check_int
+from dispatch.core.operands import OperandRequest, Output, dense, like, same_as
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
@@ -97,12 +98,12 @@ class NormRequest(OperandRequest[R_co]):
     def signature(self) -> Signature:
         return Signature(self.dtypes)
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return (self.mode, self.epsilon, self.workspace, self.autotune, self.groups)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_parameters(self, *names: str) -> None:
-        chosen("mode", self.mode, NormMode)
+        check_enum("mode", self.mode, NormMode)
         x, scale = self.x, self.scale
         if x.size == 0:
             raise BadRequest("x", str(x.layout), "extents of 1 or more", "leave an empty batch out")
@@ -122,7 +123,7 @@ class NormRequest(OperandRequest[R_co]):
                 )
             if tensor.dtype is not scale.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {scale.dtype}, that of scale")
-        whole("groups", self.groups, 1)
+        check_int("groups", self.groups, 1)
         if self.by_group and x.shape[1] % self.groups:
             raise BadRequest("groups", str(self.groups), f"a divisor of the {x.shape[1]} channels of x {x.layout}")
         if not self.by_group and self.groups != 1:
@@ -192,7 +193,7 @@ class NormFwdRequest(NormRequest):
         """Whether x is normalized with statistics that are given."""
         return self.mode is NormMode.BATCH_NORM and not self.training
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         found = {"out": like(self.x.layout)}
         if self.training:
             statistics = dense(self.statistics_shape, F32)
@@ -203,8 +204,8 @@ class NormFwdRequest(NormRequest):
                 found["running_mean_out"] = found["running_var_out"] = statistics
         return found
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.momentum, self.training)
+    def attributes(self) -> tuple[Any, ...]:
+        return (*super().attributes(), self.momentum, self.training)
 
     def check_fields(self) -> None:
         self._check_parameters("bias")
@@ -258,14 +259,14 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     def dtypes(self) -> tuple[Dtype | None, ...]:
         return (self.x.dtype, self.x.dtype, self.scale.dtype)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         found = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}
         if self.bias:
             found["dbias"] = found["dscale"]
         return found
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.bias)
+    def attributes(self) -> tuple[Any, ...]:
+        return (*super().attributes(), self.bias)
 
     def check_fields(self) -> None:
         self._check_parameters()

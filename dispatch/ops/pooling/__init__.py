@@ -18,9 +18,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from cudabind._cached import cached_property
 from cudabind.sys import cudnn
+from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
-from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as, whole
+from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -98,8 +99,8 @@ def _spread(name: str, value: object, axes: int, low: int) -> tuple[int, ...]:
     if isinstance(value, tuple):
         if len(value) != axes:
             raise BadRequest(name, str(value), f"a number, or one for each of {axes} axes of space")
-        return tuple(whole(name, one, low) for one in value)
-    return (whole(name, value, low),) * axes
+        return tuple(check_int(name, one, low) for one in value)
+    return (check_int(name, value, low),) * axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,15 +134,15 @@ class PoolingRequest(OperandRequest["Tensor"]):
         return Windows.of(self.x, self.window, self.stride, self.padding)
 
     def check_fields(self) -> None:
-        chosen("mode", self.mode, PoolingMode)
+        check_enum("mode", self.mode, PoolingMode)
         if 0 in self.x.shape[1:]:
             raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
         self.windows.shape(self.x.shape)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout, self.windows.shape(self.x.shape))}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.windows, self.mode
 
 
@@ -178,7 +179,7 @@ class PoolingBwdRequest(OperandRequest["Tensor"]):
         return Windows.of(self.x, self.window, self.stride, self.padding)
 
     def check_fields(self) -> None:
-        chosen("mode", self.mode, PoolingMode)
+        check_enum("mode", self.mode, PoolingMode)
         if 0 in self.x.shape[1:]:
             raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
         wanted = self.windows.shape(self.x.shape)
@@ -186,10 +187,10 @@ class PoolingBwdRequest(OperandRequest["Tensor"]):
             raise BadRequest("y", str(self.y.layout), f"{self.x.dtype}{list(wanted)}, what the forward pass gave")
         same_as("dy", self.dy, "y", self.y)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.windows, self.mode
 
 

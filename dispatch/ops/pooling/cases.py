@@ -1,6 +1,6 @@
 """The cases that the pooling rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
 from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps, backward, evaluate
-from dispatch.testing.check import ROUNDOFF, Memory, Trial, by_numpy, distinct, normal, place, poison, rounded, unit
+from dispatch.testing.check import (
+    ROUNDOFF,
+    Check,
+    GuardedBuffer,
+    by_numpy,
+    distinct,
+    normal,
+    place,
+    poison,
+    rounded,
+    unit,
+)
 from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
@@ -71,25 +82,25 @@ class PoolingCase:
     def id(self) -> str:
         return f"{self.dtype}-{self.mode.name}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
         x = self._lay(device, distinct(rng, self.dtype, self.shape))
         fields: dict[str, Any] = {"mode": self.mode, "stride": self.stride, "padding": self.padding}
         source = PoolingRequest(x.view, self.window, **fields)
-        shape = source.made()["out"].shape
+        shape = source.outputs()["out"].shape
         if not self.backward:
             memory = self._lay(device, poison(self.dtype, shape))
             request = PoolingRequest(x.view, self.window, out=memory.view, **fields)
             expected = evaluate(request, EXACT)
-            return Trial(self.id, request, expected, {"out": self._bound(request, expected["out"])}, (memory,))
+            return Check(self.id, request, expected, {"out": self._bound(request, expected["out"])}, (memory,))
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, shape))
         memory = self._lay(device, poison(self.dtype, self.shape))
         gradient = PoolingBwdRequest(x.view, y.view, dy.view, self.window, out=memory.view, **fields)
         expected = evaluate(gradient, EXACT)
-        return Trial(self.id, gradient, expected, {"out": self._bound(gradient, expected["out"])}, (memory,))
+        return Check(self.id, gradient, expected, {"out": self._bound(gradient, expected["out"])}, (memory,))
 
-    def _lay(self, device: Device, values: Array) -> Memory:
+    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         order = (0, *range(2, values.ndim), 1) if self.last else None
         return place(device, values, order, self.gap)
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from cudabind.sys import cudnn
+from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, merge
 from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
-from dispatch.core.operands import Made, OperandRequest, chosen, dense, whole
+from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, F64, U32, Dtype
@@ -100,7 +101,7 @@ class ReduceRequest(OperandRequest):
     index: Tensor | None = None
 
     def check_fields(self) -> None:
-        chosen("reduce", self.reduce, ReduceOp)
+        check_enum("reduce", self.reduce, ReduceOp)
         for name in ("keepdims", "indices"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(name, repr(getattr(self, name)), "a bool")
@@ -124,7 +125,7 @@ class ReduceRequest(OperandRequest):
         for axis in given:
             if rank == 0:
                 raise BadRequest("axes", repr(self.axes), "none: x has no axes", "use axes=None")
-            whole("axes", axis, -rank, rank - 1)
+            check_int("axes", axis, -rank, rank - 1)
         if len({axis % rank for axis in given}) < len(given):
             raise BadRequest("axes", repr(self.axes), "each axis once")
 
@@ -137,7 +138,7 @@ class ReduceRequest(OperandRequest):
         given = self.axes if isinstance(self.axes, tuple) else (self.axes,)
         return tuple(sorted(axis % rank for axis in given))
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         kept = [1 if axis in self.reduced else extent for axis, extent in enumerate(self.x.shape)]
         shape = tuple(extent for axis, extent in enumerate(kept) if self.keepdims or axis not in self.reduced)
         dtype = self.x.dtype if self.out_dtype is None else Dtype.of(self.out_dtype)
@@ -148,8 +149,8 @@ class ReduceRequest(OperandRequest):
             made["index"] = dense(shape, U32)
         return made
 
-    def choices(self) -> tuple[Any, ...]:
-        return self.reduced, self.reduce, self.keepdims, self.indices, self._made["out"].dtype.name
+    def attributes(self) -> tuple[Any, ...]:
+        return self.reduced, self.reduce, self.keepdims, self.indices, self._outputs["out"].dtype.name
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -164,7 +165,7 @@ def axes_of(request: ReduceRequest) -> list[Axis]:
     With indices they keep their order, which the indices count in.
     """
     x = request.x.layout
-    layouts = [x, *(_widened(request, request.layout_of(name)) for name in request.made())]
+    layouts = [x, *(_widened(request, request.layout_of(name)) for name in request.outputs())]
     groups = [int(axis in request.reduced) for axis in range(len(x.shape))]
     return merge(layouts, groups, in_order=request.indices)
 
@@ -191,7 +192,7 @@ def shrinks(request: ReduceRequest) -> str:
 
 def eight_axes(request: ReduceRequest) -> str:
     """Strides above 0, and no more than eight axes once merged; places in a dense tensor of their own."""
-    layouts = {name: request.layout_of(name) for name in ("x", *request.made())}
+    layouts = {name: request.layout_of(name) for name in ("x", *request.outputs())}
     if reason := describable(*layouts.values()):
         return reason
     count = len(axes_of(request))
@@ -239,7 +240,7 @@ def rows_of(request: ReduceRequest, work: np.dtype[Any]) -> Array:
 def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype."""
     rows = rows_of(request, work)
-    shape = request.made()["out"].shape
+    shape = request.outputs()["out"].shape
     reduced = _reduce(request.reduce, rows)
     if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and rows.dtype.kind == "f":
         # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.

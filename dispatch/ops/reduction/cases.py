@@ -1,6 +1,6 @@
 """The cases that the reduction rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8, U32
 from dispatch.ops.reduction import SUMS, WITH_INDICES, ReduceOp, ReduceRequest, evaluate, rows_of, sums
-from dispatch.testing.check import Trial, distinct, place, poison, rounded, unit
+from dispatch.testing.check import Check, distinct, place, poison, rounded, unit
 from dispatch.testing.mutations import changed, made, typical
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class ReduceCase:
 
     def request(self, device: Device, rng: np.random.Generator) -> ReduceRequest:
         """The request alone."""
-        request: ReduceRequest = self.trial(device, rng).request  # type: ignore[assignment]  # what `trial` made
+        request: ReduceRequest = self.check(device, rng).request  # type: ignore[assignment]  # what `check` made
         return request
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands: products stay near 1, and what has a place is there once."""
         if self.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
             values = 1 + rng.standard_normal(self.shape) / 4 / np.sqrt(max(int(np.prod(self.shape)), 1))
@@ -89,7 +89,7 @@ class ReduceCase:
         x = place(device, drawn, self.order, self.gap)
         chosen: dict[str, Any] = {"reduce": self.reduce, "keepdims": self.keepdims, "indices": self.indices}
         source = ReduceRequest(x.view, self.axes, out_dtype=self.dtypes[1], **chosen)
-        shape = source.made()["out"].shape
+        shape = source.outputs()["out"].shape
         written = [place(device, poison(self.dtypes[1], shape), gap=0 if self.indices else self.gap)]
         if self.indices:
             written.append(place(device, poison(U32, shape)))
@@ -97,12 +97,12 @@ class ReduceCase:
         request = ReduceRequest(x.view, self.axes, out_dtype=self.dtypes[1], **chosen, **outputs)
         expected = evaluate(request, EXACT)
         allowed = {"out": bound(request, expected), "index": np.zeros(())}
-        return Trial(self.id, request, expected, allowed, tuple(written))
+        return Check(self.id, request, expected, allowed, tuple(written))
 
 
 def bound(request: ReduceRequest, expected: Results) -> Array:
     """How far a result may be off: sums and products of n walk like √n; a chosen element is exact."""
-    out, dtype = expected["out"], request.made()["out"].dtype
+    out, dtype = expected["out"], request.outputs()["out"].dtype
     if not out.size or request.reduce in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX):
         return rounded(np.zeros(out.shape), out, dtype)
     rows = rows_of(request, EXACT)

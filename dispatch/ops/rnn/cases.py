@@ -20,7 +20,7 @@ from dispatch.ops.rnn.reference import backward_data, backward_weights, empty_sa
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.rules import one_bias, two_or_none
 from dispatch.ops.rnn.weights import pack, pack_weights, places, weight_shapes
-from dispatch.testing.check import ROUNDOFF, Memory, Mismatch, Trial, normal, place, poison, rounded
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, Mismatch, normal, place, poison, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ class RnnCase:
             return drawn.source(self.training)
         return drawn.gradient() if self.op == "rnn_bwd_data" else drawn.weights_gradient()
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
         drawn = _Drawn(self, device, rng)
         drawn.expect()
@@ -108,8 +108,8 @@ class RnnCase:
 
 
 @dataclass(frozen=True)
-class RnnTrial(Trial):
-    """A trial that knows what it was drawn from, and how much of a result may be too much or too little in all.
+class RnnTrial(Check):
+    """A check that knows what it was drawn from, and how much of a result may be too much or too little in all.
 
     Errors by chance leave a result's share of itself alone: what 1% of every element is, is seen in all together.
     """
@@ -117,11 +117,11 @@ class RnnTrial(Trial):
     subject: Any = None
     shares: dict[str, float] = field(default_factory=dict)
 
-    def check(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """As every trial, and of each output the share that is too much."""
-        super().check(result)
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """As every check, and of each output the share that is too much."""
+        super().verify(result)
         made = list(result) if isinstance(result, tuple) else [result]
-        for name, tensor in zip(self.request.made(), made, strict=True):
+        for name, tensor in zip(self.request.outputs(), made, strict=True):
             exact = self.expected.get(name)
             if exact is None or name not in self.shares or exact.size < FEW or not exact.any():
                 continue
@@ -182,7 +182,7 @@ class _Drawn:
         behind = np.arange(self.case.steps)[:, None] >= self.lengths
         self.expected = self._expected(np.where(behind[..., None], 0, dy))
 
-    def _lay(self, values: Array) -> Memory:
+    def _lay(self, values: Array) -> GuardedBuffer:
         return place(self.device, values, (1, 0, 2) if self.case.sequences_first else None)
 
     def _expected(self, dy: Array) -> dict[str, Array]:
@@ -268,7 +268,7 @@ class _Drawn:
         arrays = {name: self.states[name] for name in names}
         return {name: None if array is None else self.device.array(array) for name, array in arrays.items()}
 
-    def _poisoned(self, given: dict[str, str]) -> dict[str, Memory]:
+    def _poisoned(self, given: dict[str, str]) -> dict[str, GuardedBuffer]:
         """Memory for outputs, laid out like the sequences where it is one; `given` names what is expected of each."""
         made = {}
         for name, source in given.items():
@@ -276,7 +276,7 @@ class _Drawn:
             made[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
         return made
 
-    def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, Memory]) -> Trial:
+    def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, GuardedBuffer]) -> Check:
         expected: Results = {name: self.expected[source] for name, source in given.items()}
         allowed = {name: self._bound(array, given[name]) for name, array in expected.items()}
         shares = {
@@ -299,7 +299,7 @@ class _Drawn:
             return rounded(walk * unit * size, expected, self.case.dtype)
         return rounded(SIGMAS * self.rough[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
 
-    def forward(self) -> Trial:
+    def forward(self) -> Check:
         """The forward pass, into poisoned memory."""
         lstm = self.network.mode is RnnMode.LSTM
         given = {"out": "y", "hy": "hy", **({"cy": "cy"} if lstm else {})}
@@ -329,7 +329,7 @@ class _Drawn:
             compute=self.case.compute,
         )
 
-    def backward_data(self) -> Trial:
+    def backward_data(self) -> Check:
         """The backward pass by the data behind a forward pass."""
         lstm = self.network.mode is RnnMode.LSTM
         given = {"out": "dx", "dhx": "dhx", **({"dcx": "dcx"} if lstm else {})}
@@ -337,7 +337,7 @@ class _Drawn:
         views = {name: memory.view for name, memory in outputs.items()}
         return self._trial(self.gradient().replace(**views), given, outputs)
 
-    def backward_weights(self) -> Trial:
+    def backward_weights(self) -> Check:
         """The backward pass by the weights behind both others."""
         outputs = self._poisoned({"out": "dweights"})
         request = self.weights_gradient().replace(out=outputs["out"].view)

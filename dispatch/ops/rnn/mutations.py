@@ -1,6 +1,6 @@
 """Wrong recurrent networks that every case must reject: see `dispatch/testing/mutations.py`.
 
-They start from what a trial was drawn from, for a backward pass's request knows no f64 forward pass.
+They start from what a check was drawn from, for a backward pass's request knows no f64 forward pass.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.core.operands import chosen, whole
+from dispatch.checks import check_enum, check_int
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ class Network:
     bias: RnnBiasMode | bool = RnnBiasMode.DOUBLE_BIAS
 
     def __post_init__(self) -> None:
-        chosen("mode", self.mode, RnnMode)
+        check_enum("mode", self.mode, RnnMode)
         if isinstance(self.bias, bool):
             object.__setattr__(self, "bias", RnnBiasMode.DOUBLE_BIAS if self.bias else RnnBiasMode.NO_BIAS)
-        chosen("bias", self.bias, RnnBiasMode)
+        check_enum("bias", self.bias, RnnBiasMode)
         for name in ("input_size", "hidden_size", "layers"):
-            whole(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         if not isinstance(self.bidirectional, bool):
             raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
-        whole("projection", self.projection, 0, self.hidden_size - 1)
+        check_int("projection", self.projection, 0, self.hidden_size - 1)
         if self.projection and self.mode is not RnnMode.LSTM:
             raise BadRequest("projection", str(self.projection), f"0, for {self.mode.name} has none", "LSTM has one")
 

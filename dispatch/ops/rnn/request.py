@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dispatch.checks import check_int
 from dispatch.core.operand_checks import check_probability
-from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, unsized, whole
+from dispatch.core.operands import OperandRequest, Output, dense, like, same_as, unsized
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
@@ -75,7 +76,7 @@ class RnnBase(OperandRequest[R_co]):
     def signature(self) -> Signature:
         return Signature(self.dtypes, self.compute)
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.network, self.lengths, self.compute, float(self.dropout)
 
     def all_lengths(self) -> Lengths:
@@ -100,7 +101,7 @@ class RnnBase(OperandRequest[R_co]):
         if not isinstance(given, tuple) or len(given) != batch:
             raise BadRequest("lengths", repr(self.lengths), f"None, or a tuple of {batch} numbers")
         for length in self.lengths:
-            whole("lengths", length, 1, steps)
+            check_int("lengths", length, 1, steps)
 
     def check_operand(self, name: str, shape: Shape) -> None:
         """An operand, where it is there, is dense, of a shape and of the sequences' dtype."""
@@ -195,7 +196,7 @@ class RnnRequest(RnnBase):
             raise BadRequest("states", "a tensor", "none: nothing is dropped", "with training=True and a dropout it is")
         check_states("states", self.states)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         dtype = self.x.dtype
         made = {"out": like(self.x.layout, (*self.x.shape[:2], self.network.output_size))}
         made["hy"] = dense(self.hidden_shape(), dtype)
@@ -210,8 +211,8 @@ class RnnRequest(RnnBase):
 
         return cudnn.reserve_bytes(self)
 
-    def choices(self) -> tuple[Any, ...]:
-        return *super().choices(), self.training
+    def attributes(self) -> tuple[Any, ...]:
+        return *super().attributes(), self.training
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +264,7 @@ class RnnBwdDataRequest(RnnBase):
         for name in ("cx", "dcy"):
             self.check_operand(name, self.cell_shape())
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         dtype = self.y.dtype
         made = {"out": like(self.y.layout, (*self.y.shape[:2], self.network.input_size))}
         made["dhx"] = dense(self.hidden_shape(), dtype)
@@ -305,7 +306,7 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
         self.check_operand("y", (*self.x.shape[:2], self.network.output_size))
         self.check_operand("hx", self.hidden_shape())
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.network.weight_count,), self.x.dtype)}
 
 

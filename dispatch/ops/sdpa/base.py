@@ -9,7 +9,8 @@ import math
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.operands import OperandRequest, chosen, whole
+from dispatch.checks import check_enum, check_int
+from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64, Dtype
@@ -130,7 +131,7 @@ class SdpaRequest(OperandRequest[R_co]):
         """The table of the pages of K, where K and V are kept in pages."""
         return None
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         bounds = (self.left_bound, self.right_bound, self.diagonal)
         return (self.factor, *bounds, self.dropout, self.max_q, self.max_kv, self.workspace, self.autotune)
 
@@ -174,8 +175,8 @@ class SdpaRequest(OperandRequest[R_co]):
                 raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low, 1 << 40)
-        chosen("diagonal", self.diagonal, Diagonal)
+                check_int(name, getattr(self, name), low, 1 << 40)
+        check_enum("diagonal", self.diagonal, Diagonal)
         b, h, sq, skv = self.scores
         if self.bias is not None:
             wanted = f"shape ({b} or 1, {h} or 1, {sq}, {skv})"

@@ -1,6 +1,6 @@
 """The cases that the attention rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`. The bounds are derived below, not tuned to what a
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`. The bounds are derived below, not tuned to what a
 library happens to give.
 """
 
@@ -17,12 +17,12 @@ from dispatch.ops.sdpa.packed import OFFSETS, packed, ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.ops.sdpa.rules import packed_alone, padded_alone
-from dispatch.testing.check import Memory, Trial, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison, rounded, unit
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
-    from dispatch.core.operands import Made
+    from dispatch.core.operands import Output
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
@@ -135,24 +135,24 @@ class SdpaCase:
     def name(self) -> str:
         return self.form.name
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs."""
         request, written = self._request(device, rng)
         expected = evaluate(request, EXACT)
-        return Trial(self.id, request, expected, bounds_of(request, expected), written, by_chance=True)
+        return Check(self.id, request, expected, bounds_of(request, expected), written, by_chance=True)
 
     def request(self, device: Device, rng: np.random.Generator) -> SdpaRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[Memory, ...]]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[GuardedBuffer, ...]]:
         forward = self._forward(device, rng)
         request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
-        memories = [self._memory(device, name, made) for name, made in request.made().items()]
-        outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.made(), memories, strict=True)}
+        memories = [self._memory(device, name, made) for name, made in request.outputs().items()]
+        outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.outputs(), memories, strict=True)}
         return replace(request, **outputs), tuple(memories)
 
-    def _memory(self, device: Device, name: str, made: Made) -> Memory:
+    def _memory(self, device: Device, name: str, made: Output) -> GuardedBuffer:
         if self.form.packed == "together" and name in ("dq", "dk", "dv"):
             return _strided(device, poison(made.dtype, made.shape), made.strides)
         order = self.form.order if name in ("out", "dq", "dk", "dv") and not self.form.packed else None
@@ -232,12 +232,12 @@ class SdpaCase:
         return SdpaBwdRequest(o=o, do=do, stats=logarithms, **given, **self.form.masks, **dict(self.choices))
 
 
-def _strided(device: Device, values: Array, strides: tuple[int, ...]) -> Memory:
+def _strided(device: Device, values: Array, strides: tuple[int, ...]) -> GuardedBuffer:
     """Values on a device with these strides of packed sequences, in memory without anything beside them."""
     tokens, heads, width = values.shape
     before = poison(Dtype.of(values.dtype), (tokens, strides[0] // (heads * width), heads, width))
     whole = device.array(before)
-    return Memory(whole[:, 0], whole, before, (slice(None), 0))
+    return GuardedBuffer(whole[:, 0], whole, before, (slice(None), 0))
 
 
 def bounds_of(request: SdpaRequest, expected: Results) -> Results:

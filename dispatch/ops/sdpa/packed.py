@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_type, shown
-from dispatch.core.operands import whole
+from dispatch.checks import check_int, check_type, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
@@ -42,7 +41,7 @@ def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
     check_type("tensor", tensor, Tensor)
     if not isinstance(lengths, (tuple, list, np.ndarray)) or (isinstance(lengths, np.ndarray) and lengths.ndim != 1):
         raise BadRequest("lengths", shown(lengths), "the lengths of sequences")
-    counts = [whole("lengths", int(n) if isinstance(n, np.integer) else n, 0) for n in lengths]
+    counts = [check_int("lengths", int(n) if isinstance(n, np.integer) else n, 0) for n in lengths]
     if tensor.ndim != 3 or not counts or sum(counts) > tensor.shape[0]:
         raise BadRequest("lengths", str(counts), f"lengths of sequences that fit into the tokens of {tensor.layout}")
     step = tensor.layout.strides[0]
@@ -68,7 +67,7 @@ def check_ragged(request: SdpaRequest) -> None:
     for name, operand in (("max_q", request.q), ("max_kv", request.k)):
         longest = getattr(request, name)
         if request.packed:
-            whole(name, longest, 1, operand.shape[0])
+            check_int(name, longest, 1, operand.shape[0])
         elif longest is not None:
             raise BadRequest(name, repr(longest), "None, for the sequences are not packed")
     if request.packed and not request.padded:

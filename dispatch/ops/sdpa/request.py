@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.core.operands import Made, dense, like, same_as
+from dispatch.core.operands import Output, dense, like, same_as
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32
 from dispatch.ops.sdpa.base import Diagonal, SdpaRequest
@@ -116,7 +116,7 @@ class SdpaFwdRequest(SdpaRequest):
         """Whether there is nothing but Q, K, V and the scale."""
         return not (self.bias is not None or self.padded or self.masked or self.dropout or self.q.dtype.is_fp8)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         shape = (*self.q.shape[:-1], self.v.shape[-1])
         found = {"out": dense(shape, self.q.dtype) if self.packed else like(self.q.layout, shape)}
         if self.stats:
@@ -127,8 +127,8 @@ class SdpaFwdRequest(SdpaRequest):
             found["amax_s"] = found["amax_o"] = dense((1,), F32)
         return found
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.stats, self.mask, self.amax)
+    def attributes(self) -> tuple[Any, ...]:
+        return (*super().attributes(), self.stats, self.mask, self.amax)
 
     def check_fields(self) -> None:
         self._check_operands()
@@ -222,17 +222,17 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
     workspace: int | None = None
     autotune: bool = False
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         layouts = {f"d{name}": getattr(self, name).layout for name in ("q", "k", "v")}
         found = {name: like(layout) for name, layout in layouts.items()}
         if self.packed:  # with the offsets of its operand, and so its strides
-            found = {name: Made(layout.shape, layout.strides, layout.dtype) for name, layout in layouts.items()}
+            found = {name: Output(layout.shape, layout.strides, layout.dtype) for name, layout in layouts.items()}
         if self.bias_gradient and self.bias is not None:
             found["dbias"] = dense(self.bias.shape, self.bias.dtype)
         return found
 
-    def choices(self) -> tuple[Any, ...]:
-        return (*super().choices(), self.bias_gradient, self.deterministic)
+    def attributes(self) -> tuple[Any, ...]:
+        return (*super().attributes(), self.bias_gradient, self.deterministic)
 
     def check_fields(self) -> None:
         self._check_operands()

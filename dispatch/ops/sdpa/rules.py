@@ -101,7 +101,7 @@ def packed_alone(request: SdpaRequest) -> str:
 def apart_by_16_bytes(request: SdpaRequest) -> str:
     """Wherever a sequence, a head or a token starts, it does so at a multiple of 16 bytes."""
     for name in (*request.reads, *request.writes):
-        if name not in RAGGED or (name in request.writes and name not in request.made()):
+        if name not in RAGGED or (name in request.writes and name not in request.outputs()):
             continue
         layout = request.layout_of(name)
         steps = [step for step, extent in zip(layout.strides[:-1], layout.shape, strict=False) if extent > 1]

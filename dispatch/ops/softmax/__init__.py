@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
+from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, values
-from dispatch.core.operands import Made, OperandRequest, chosen, like, same_as, whole
+from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -53,7 +54,7 @@ def check_axis(axis: object, tensor: Tensor, name: str) -> None:
     """BadRequest unless a tensor has an axis of this number."""
     if tensor.ndim == 0:
         raise BadRequest(name, str(tensor.layout), "one axis or more", "x[None] adds one")
-    whole("axis", axis, -tensor.ndim, tensor.ndim - 1)
+    check_int("axis", axis, -tensor.ndim, tensor.ndim - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +81,12 @@ class SoftmaxRequest(OperandRequest["Tensor"]):
 
     def check_fields(self) -> None:
         check_axis(self.axis, self.x, "x")
-        chosen("algorithm", self.algorithm, SoftmaxAlgorithm)
+        check_enum("algorithm", self.algorithm, SoftmaxAlgorithm)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.axis % self.x.ndim, self.algorithm
 
 
@@ -115,12 +116,12 @@ class SoftmaxBwdRequest(OperandRequest["Tensor"]):
     def check_fields(self) -> None:
         check_axis(self.axis, self.y, "y")
         same_as("dy", self.dy, "y", self.y)
-        chosen("algorithm", self.algorithm, SoftmaxAlgorithm)
+        check_enum("algorithm", self.algorithm, SoftmaxAlgorithm)
 
-    def made(self) -> dict[str, Made]:
+    def outputs(self) -> dict[str, Output]:
         return {"out": like(self.y.layout)}
 
-    def choices(self) -> tuple[Any, ...]:
+    def attributes(self) -> tuple[Any, ...]:
         return self.axis % self.y.ndim, self.algorithm
 
 

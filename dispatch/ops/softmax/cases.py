@@ -1,6 +1,6 @@
 """The cases that the softmax rows are tried with, and how far a result may be from the float64 reference.
 
-Tests parametrize over `cases(row)` and run `case.trial(device, rng)`.
+Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import HALF
 from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, Memory, Trial, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, by_numpy, normal, place, poison, rounded, unit
 from dispatch.testing.mutations import changed, made
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SoftmaxCase:
     def id(self) -> str:
         return f"{self.dtype}-{self.algorithm.name}-{self.name}"
 
-    def trial(self, device: Device, rng: np.random.Generator) -> Trial:
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
         spread = 1.0 if self.algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
         x = self._lay(device, normal(rng, self.dtype, self.shape, spread))
@@ -76,16 +76,16 @@ class SoftmaxCase:
             memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
             request = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
             expected = evaluate(request, EXACT)
-            return Trial(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
+            return Check(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
         source = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm)
         y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
         dy = self._lay(device, normal(rng, self.dtype, self.shape))
         memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
         gradient = SoftmaxBwdRequest(y.view, dy.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
         expected = evaluate(gradient, EXACT)
-        return Trial(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
+        return Check(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
 
-    def _lay(self, device: Device, values: Array) -> Memory:
+    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         """Dense, for cuDNN gets gaps wrong; with `guard` poisoned elements before and behind, and so at an odd one."""
         if not self.guard:
             return place(device, values, self.order)
@@ -93,7 +93,7 @@ class SoftmaxCase:
         kept = poison(self.dtype, (values.size + 2 * self.guard,))
         kept[inside] = values.ravel()
         whole = device.array(kept)
-        return Memory(whole[inside].reshape(values.shape), whole, kept, (inside,))
+        return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
 
 
 def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:

@@ -172,7 +172,7 @@ class JobRunner:
         raise NotImplementedError
 
     def _outputs(self, request: Request, places: tuple[Any, ...]) -> Operands:
-        missing = request.missing().items()
+        missing = request.unallocated().items()
         return {
             name: self.owner.tensor((*place, 0), dtype.name, shape, strides, False)
             for place, (name, (shape, strides, dtype)) in zip(places, missing, strict=True)

@@ -55,14 +55,14 @@ class SentRequest:
     `plans` and `executor` are what an executor and a supervisor look for in what they keep there themselves.
     """
 
-    __slots__ = ("data", "executor", "missing", "name", "plans", "pool", "result")
+    __slots__ = ("data", "executor", "name", "plans", "pool", "result", "unallocated")
 
     def __init__(self, pool: QueueOwner, request: Request, queue: SendingQueue) -> None:
         self.pool, self.executor, self.plans, self.name = pool, queue, None, 0
         self.name = next(pool.names)
         self.data = messages.pack_request(request, pool.device)
-        self.missing = request.missing()  # a request is frozen: asking it once is enough
-        self.result = None if self.missing else request.result({})
+        self.unallocated = request.unallocated()  # a request is frozen: asking it once is enough
+        self.result = None if self.unallocated else request.result({})
 
     def __del__(self) -> None:
         for queue in self.pool.queues:
@@ -246,9 +246,9 @@ class SendingQueue(WorkerQueue):
         if refusal is not None:
             raise refusal
         outputs: Operands = {}
-        if bound.missing:
+        if bound.unallocated:
             executor = pool.device.executor()
-            outputs = {name: executor.empty(*made) for name, made in bound.missing.items()}
+            outputs = {name: executor.empty(*made) for name, made in bound.unallocated.items()}
         value = request.result(outputs) if outputs else bound.result
         size = 32 if bound.name in self.defined else 32 + len(bound.data)
         sent = Sent(next(pool.numbers), future, request, outputs, self, waits, bound)

@@ -8,7 +8,8 @@ import pytest
 
 import dispatch
 from dispatch import Tensor
-from dispatch.core.operands import Made, OperandRequest, dense, like, same_as, whole
+from dispatch.checks import check_int
+from dispatch.core.operands import OperandRequest, Output, dense, like, same_as
 from dispatch.device.host import HostDevice
 from dispatch.errors import BadRequest, StaleTensor
 from dispatch.keys import F32, I32
@@ -38,10 +39,10 @@ class Twice(OperandRequest):
     def check_fields(self):
         pass
 
-    def made(self):
+    def outputs(self):
         return {"out": like(self.x.layout), **({"index": dense(self.x.shape, I32)} if self.indices else {})}
 
-    def choices(self):
+    def attributes(self):
         return (self.indices,)
 
 
@@ -65,7 +66,7 @@ def test_what_it_says_of_itself(x, state):
     assert request.signature().dtypes == (F32, F32)
     assert request.key() == (x.layout, state.layout, None, None, None, False)
     assert [(name, written) for name, _, written in request.tensors()] == [("x", False), ("state", True)]
-    assert request.missing() == {"out": ((3, 4), (4, 1), F32)}
+    assert request.unallocated() == {"out": ((3, 4), (4, 1), F32)}
     assert request.describe() == "twice(x f32[3, 4], state f32[1], indices=False)"
     assert not request.repeatable
 
@@ -81,7 +82,7 @@ def test_arguments_are_addresses_in_a_fixed_order_and_0_for_what_is_not_there(de
 
 def test_an_output_lies_in_memory_as_its_model_does(dev):
     last = dev.layout(F32, (2, 3, 4, 5), (60, 1, 15, 3), 256)
-    assert like(last) == Made((2, 3, 4, 5), (60, 1, 15, 3), F32)
+    assert like(last) == Output((2, 3, 4, 5), (60, 1, 15, 3), F32)
     assert like(last, (2, 7, 2, 2)).strides == (28, 1, 14, 7)
     gaps = dev.layout(F32, (2, 3), (10, 1), 256)
     assert like(gaps).strides == (3, 1)
@@ -98,7 +99,7 @@ def test_replace_takes_operands_by_name_and_checks_them(dev, x, state):
 
 def test_what_a_pickle_holds_is_the_fields_alone(x, state):
     request = Twice(x, state)
-    request.key(), request.missing(), request.tensors()
+    request.key(), request.unallocated(), request.tensors()
     assert set(request.__getstate__()) == {"x", "state", "weight", "indices", "out", "index"}
 
 
@@ -145,19 +146,19 @@ def test_operands_are_tensors_that_are_there(x, state):
 # -- every check, at both of its sides ------------------------------------------------------------------------------
 @pytest.mark.parametrize("value", [1, 2, 7, 8])
 def test_a_whole_number_in_its_range_is_taken(value):
-    assert whole("n", value, 1, 8) == value
+    assert check_int("n", value, 1, 8) == value
 
 
 @pytest.mark.parametrize("value", [0, 9, -1, True, False, 1.0, "1", None])
 def test_what_is_no_whole_number_in_its_range_is_refused(value):
     with pytest.raises(BadRequest, match="whole number from 1 to 8"):
-        whole("n", value, 1, 8)
+        check_int("n", value, 1, 8)
 
 
 def test_a_whole_number_is_one_of_32_bits_unless_said_otherwise():
-    assert whole("n", 2**31 - 1, 0) == 2**31 - 1
+    assert check_int("n", 2**31 - 1, 0) == 2**31 - 1
     with pytest.raises(BadRequest, match="2147483647"):
-        whole("n", 2**31, 0)
+        check_int("n", 2**31, 0)
 
 
 def test_an_operand_of_another_kind_of_device_is_refused(x):

@@ -39,7 +39,7 @@ def test_a_state_is_sized_when_it_is_allocated(asked):
     request = DropoutStatesRequest(dp.device("host"), 7)
     request.key(), request.describe(), request.signature(), request.tensors()
     assert asked == []
-    assert request.missing() == {"out": ((64,), (1,), dp.Dtype.of("u8"))}
+    assert request.unallocated() == {"out": ((64,), (1,), dp.Dtype.of("u8"))}
     assert request.layout_of("out").shape == (64,)
     assert "states" in asked
 
@@ -47,7 +47,7 @@ def test_a_state_is_sized_when_it_is_allocated(asked):
 def test_dropout_takes_a_state_of_any_size_until_it_is_bound(asked):
     host = dp.device("host")
     request = DropoutRequest(host.zeros((8,), "f32"), host.empty((48,), "u8"))
-    request.key(), request.describe(), request.missing()
+    request.key(), request.describe(), request.unallocated()
     assert asked == []
     with pytest.raises(BadRequest, match=r"states: got u8\[48\]; expected dense u8\[64\]"):
         dp.ops.dropout.cudnn_dropout(request, None, None)
@@ -72,10 +72,10 @@ def test_a_network_in_training_asks_for_its_reserve_space_when_it_is_bound(asked
     request = RnnRequest(x, weights, NETWORK, **fields)
     request.key(), request.describe(), request.signature()
     given = request.replace(reserve=host.empty((123,), "u8"))  # its size is compared where the plan is made
-    assert "reserve" not in given.missing()
+    assert "reserve" not in given.unallocated()
     assert asked == []
-    assert request.made()["reserve"].shape == (UNSIZED,)
-    assert request.missing()["reserve"] == ((320,), (1,), dp.Dtype.of("u8"))
+    assert request.outputs()["reserve"].shape == (UNSIZED,)
+    assert request.unallocated()["reserve"] == ((320,), (1,), dp.Dtype.of("u8"))
     assert asked == ["reserve"]
     with pytest.raises(BadRequest, match=r"reserve: .* expected u8\[…\]"):
         request.replace(reserve=host.empty((123,), "f32"))
@@ -87,7 +87,7 @@ def test_the_host_knows_its_sizes():
     host = dp.device("host")
     x, weights = host.zeros((5, 2, 4)), host.zeros((NETWORK.weight_count,))
     request = RnnRequest(x, weights, NETWORK, training=True)
-    size = request.made()["reserve"].shape
+    size = request.outputs()["reserve"].shape
     assert size != (UNSIZED,)
     with pytest.raises(BadRequest, match="reserve: "):
         request.replace(reserve=host.empty((size[0] + 1,), "u8"))

@@ -23,7 +23,7 @@ from dispatch.ops.cutlass_gemm import sm100 as blackwell
 from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
 from dispatch.ops.grouped_matmul import cutlass as grouped
-from dispatch.testing.memory import Memory, poison
+from dispatch.testing.memory import GuardedBuffer, poison
 
 WRITTEN = 0x01  # each byte that a kernel writes
 AMID = [name for name, (_, n, _) in EXTENTS.items() if n % 8] + ["one row"]
@@ -255,7 +255,7 @@ def test_copies_reach_every_line_and_nothing_else(name, dtype, host, executor, c
     shape, inside, turned, count = LAYOUTS[name]
     before = poison(Dtype.of(dtype), shape)
     whole = host.array(before)
-    memory = Memory(whole[inside], whole, before, inside)
+    memory = GuardedBuffer(whole[inside], whole, before, inside)
     tensor = memory.view if turned is None else memory.view.transpose(*turned)
     order = "column" if name == "columns" else "row"
     lines = Lines.of(tensor, order)

@@ -115,9 +115,9 @@ def test_a_request_is_remembered_by_layouts_and_tree():
 def test_outputs_that_are_given_change_nothing_where_they_lie_as_they_would():
     asked = request(evt.amax(evt.relu(evt.accumulator()), "top"))
     host = dp.device("host")
-    out, top = asked.missing()["out"], asked.missing()["top"]
+    out, top = asked.unallocated()["out"], asked.unallocated()["top"]
     given = asked.replace(out=host.empty(out[0], out[2]), top=host.empty(top[0], top[2]))
-    assert not given.missing()
+    assert not given.unallocated()
     assert tune.store_key(given) == tune.store_key(asked)
     column_major = asked.replace(out=host.empty(out[0][::-1], out[2]).T)
     assert tune.store_key(column_major) != tune.store_key(asked)

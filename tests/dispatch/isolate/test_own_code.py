@@ -56,7 +56,7 @@ class LoadsInAFault(Trouble):
             raise self.device.fault
 
 class LacksNever(Trouble):
-    def missing(self):
+    def unallocated(self):
         if "childs" in sys.modules:
             raise SystemExit(6)
         return {"more": ((8,), (1,), F32)}

@@ -38,7 +38,7 @@ class Custom(trouble.Trouble):
             raise RuntimeError("it cannot be described")
         return super().describe()
 
-    def missing(self):
+    def unallocated(self):
         if self.kind != "outputs":
             return {{}}
         if os.getpid() != {parent}:

@@ -26,15 +26,15 @@ def dev():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_its_cases(row, case, dev, rng):
-    trial = case.trial(dev, rng)
-    assert dp.prepare(trial.request).row is row
-    trial.check(dp.run(trial.request))
+    check = case.check(dev, rng)
+    assert dp.prepare(check.request).row is row
+    check.verify(dp.run(check.request))
 
 
 @pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
 def test_a_random_tree_passes(case, dev, rng):
-    trial = case.trial(dev, rng)
-    trial.check(dp.run(trial.request))
+    check = case.check(dev, rng)
+    check.verify(dp.run(check.request))
 
 
 def test_the_reference_is_numpys_product(dev, rng):

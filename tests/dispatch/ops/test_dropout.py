@@ -146,15 +146,15 @@ def test_tensors_without_elements_have_a_row(shape, dev):
 
 def test_a_case_notices_a_mask_of_another_share_and_a_wrong_scale(dev, rng):
     row = next(row for row in ROWS if row.op == "dropout" and row.dtypes == (F32, F32))
-    trial = next(case for case in cases(row) if case.name == "large").trial(dev, rng)
-    y, reserve = dispatch.run(trial.request)
-    trial.check((y, reserve))
+    check = next(case for case in cases(row) if case.name == "large").check(dev, rng)
+    y, reserve = dispatch.run(check.request)
+    check.verify((y, reserve))
     values = np.asarray(y)
     kept = values.copy()
     values[::7] = 0
     with pytest.raises(Mismatch, match="are dropped, expected"):
-        trial.check((y, reserve))
+        check.verify((y, reserve))
     values[:] = kept
     values[np.flatnonzero(kept)[0]] *= 1.001
     with pytest.raises(Mismatch, match="neither dropped nor scaled"):
-        trial.check((y, reserve))
+        check.verify((y, reserve))

@@ -26,9 +26,9 @@ def dev():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_its_cases(row, case, dev, rng):
-    trial = case.trial(dev, rng)
-    assert dp.prepare(trial.request).row is row
-    trial.check(dp.run(trial.request))
+    check = case.check(dev, rng)
+    assert dp.prepare(check.request).row is row
+    check.verify(dp.run(check.request))
 
 
 def test_the_reference_is_a_product_for_each_group(dev, rng):

@@ -24,7 +24,7 @@ from dispatch.errors import NoRow, Refused
 from dispatch.keys import BF16, F16, F32, F64, HALF, HOST, Arch, Compute, Epilogue
 from dispatch.libraries.cublaslt.launched import COMMUTING
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
-from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.cases import cases
 from dispatch.ops.matmul.lower import lower
 from dispatch.table.select import candidates, select
@@ -196,8 +196,8 @@ def exact_cases():
 @pytest.mark.parametrize(("row", "case"), [*exact_cases()])
 def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
     """Within the bounds of sums and epilogues in the compute type, in D's own memory and nowhere beside it."""
-    trial = case.trial(dp.device("host"), rng)
-    request, executor = trial.request, Executor()
+    check = case.check(dp.device("host"), rng)
+    request, executor = check.request, Executor()
     executor.scalar = lambda value, dtype: executor.numbers.setdefault(value, executor.device.array([value], dtype)).ptr
     executor.numbers = {}
     cpu.dtype = request.d_dtype
@@ -208,7 +208,7 @@ def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
     )
     outputs = dp.device("host").executor().outputs(request)
     plan.enqueue(request.arguments(outputs))
-    trial.check(request.result(outputs))
+    check.verify(request.result(outputs))
     wanted = ["backward" if request.epilogue.is_gradient else "forward"]
     wanted += ["mask"] if request.epilogue.writes_aux and request.epilogue.activation == "relu" else []
     wanted += ["sum_columns"] if request.epilogue.writes_bgrad else []
@@ -331,14 +331,14 @@ def test_numbers_in_device_memory_are_read_there(cpu, rng, dtype, where, epilogu
     given = {name: dev.array(rng.standard_normal(shape), dtype) for name, shape in fields.items()}
     beta = 0.0 if "0" in where else -0.5
     numbers = {"alpha": dev.array([1.5], "f32"), "beta": beta if "alpha" in where else dev.array([beta], "f32")}
-    trial = Trial.of(where, dp.MatmulRequest(**given, **numbers, epilogue=epilogue), Compute.COMPUTE_32F, ())
+    check = Check.of(where, dp.MatmulRequest(**given, **numbers, epilogue=epilogue), Compute.COMPUTE_32F, ())
     zero = dev.array([0.0], "f32")
     executor.scalar = lambda value, _: zero.ptr if value == 0 else None
-    row = select(trial.request, Arch(90))
-    plan = exact.behind(trial.request, executor, row, Refused(""))
-    outputs = dev.executor().outputs(trial.request)
-    plan.enqueue(trial.request.arguments(outputs))
-    trial.check(trial.request.result(outputs))
+    row = select(check.request, Arch(90))
+    plan = exact.behind(check.request, executor, row, Refused(""))
+    outputs = dev.executor().outputs(check.request)
+    plan.enqueue(check.request.arguments(outputs))
+    check.verify(check.request.result(outputs))
 
 
 def test_what_is_left_to_the_library():

@@ -24,14 +24,14 @@ def host():
 def test_a_row_passes_its_cases(row, host, rng):
     taken = 0
     for case in cases(row):
-        trial = case.trial(host, rng)
-        if refusals(row, trial.request, trial.request.signature()):
+        check = case.check(host, rng)
+        if refusals(row, check.request, check.request.signature()):
             with pytest.raises(NoRow):
-                dispatch.prepare(trial.request)
+                dispatch.prepare(check.request)
             continue
         taken += 1
-        assert dispatch.prepare(trial.request).row.dtypes == row.dtypes
-        trial.check(dispatch.run(trial.request))
+        assert dispatch.prepare(check.request).row.dtypes == row.dtypes
+        check.verify(dispatch.run(check.request))
     assert taken >= len(row.epilogues)
 
 
@@ -39,11 +39,11 @@ def test_a_row_passes_its_cases(row, host, rng):
 def test_numpy_also_takes_what_the_gpu_row_refuses(row, host, rng):
     """The rules of a row are the GPU library's; the formulas know none of them."""
     for case in cases(row):
-        trial = case.trial(host, rng)
+        check = case.check(host, rng)
         executor = host.executor()
-        outputs = executor.outputs(trial.request)
-        numpy_matmul(trial.request, executor, row).run(trial.request, outputs)
-        trial.check(trial.request.result(outputs))
+        outputs = executor.outputs(check.request)
+        numpy_matmul(check.request, executor, row).run(check.request, outputs)
+        check.verify(check.request.result(outputs))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -67,9 +67,9 @@ F32_ROW = next(row for row in ROWS if row.dtypes[0].name == "f32")
 
 @pytest.mark.parametrize("number", range(0, len(cases(F32_ROW)), 7))
 def test_a_case_notices_a_wrong_element(number, host, rng):
-    trial = cases(F32_ROW)[number].trial(host, rng)
-    result = dispatch.run(trial.request)
-    trial.check(result)
+    check = cases(F32_ROW)[number].check(host, rng)
+    result = dispatch.run(check.request)
+    check.verify(result)
     out = result[0] if isinstance(result, tuple) else result
     if not out.size:
         return
@@ -77,21 +77,21 @@ def test_a_case_notices_a_wrong_element(number, host, rng):
     corner = (-1,) * values.ndim
     values[corner] += 0.01
     with pytest.raises(Mismatch, match="out is wrong in 1 of"):
-        trial.check(result)
+        check.verify(result)
 
 
 def test_a_case_notices_a_byte_beside_the_output(host, rng):
     padded = next(case for case in cases(F32_ROW) if case.form.name == "odd padded")
-    trial = padded.trial(host, rng)
-    result = dispatch.run(trial.request)
-    trial.check(result)
-    np.asarray(trial.written[0].whole)[0, 0] = 1.0
+    check = padded.check(host, rng)
+    result = dispatch.run(check.request)
+    check.verify(result)
+    np.asarray(check.written[0].whole)[0, 0] = 1.0
     with pytest.raises(Mismatch, match="bytes beside"):
-        trial.check(result)
+        check.verify(result)
 
 
 def test_a_case_notices_an_output_that_was_not_written(host, rng):
     plain = next(case for case in cases(F32_ROW) if case.form.name == "plain")
-    trial = plain.trial(host, rng)
+    check = plain.check(host, rng)
     with pytest.raises(Mismatch):
-        trial.check(trial.request.out)
+        check.verify(check.request.out)

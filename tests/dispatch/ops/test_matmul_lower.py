@@ -16,7 +16,7 @@ import dispatch as dp
 from dispatch import MatmulRequest, Scales, device
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F8E4M3, F32, F64, Arch, Compute, Epilogue, ScaleMode
-from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.cases import cases
 from dispatch.ops.matmul.lower import lower
 from dispatch.table.select import select
@@ -161,20 +161,20 @@ def with_aux(problem, epilogue, memory, offset, batch, x):
     return x
 
 
-def check(trial):
-    request = trial.request
+def check(case_check):
+    request = case_check.request
     outputs = HOST.executor().outputs(request)
     if 0 not in request.shape:
         blas(lower(request, Compute.COMPUTE_64F), request, outputs)
-        loose = {name: bound + 1e-7 for name, bound in trial.allowed.items()}  # slopes are by differences here
-        Trial(trial.name, request, trial.expected, loose, trial.written).check(request.result(outputs))
+        loose = {name: bound + 1e-7 for name, bound in case_check.allowed.items()}  # slopes are by differences here
+        Check(case_check.name, request, case_check.expected, loose, case_check.written).verify(request.result(outputs))
 
 
 @pytest.mark.parametrize("case", cases(F64_ROW), ids=lambda case: case.id)
 def test_every_case_is_lowered_to_what_a_blas_computes(case, rng):
-    trial = case.trial(HOST, rng)
-    check(trial)
-    assert trial.expected["out"].shape == trial.request.shape
+    case_check = case.check(HOST, rng)
+    check(case_check)
+    assert case_check.expected["out"].shape == case_check.request.shape
 
 
 def layouts(rng, shape, *, batch=()):
@@ -226,9 +226,9 @@ def random_request(rng):
 @pytest.mark.parametrize("seed", range(300))
 def test_random_strided_requests_are_lowered_to_what_a_blas_computes(seed, rng):
     request = random_request(np.random.default_rng([seed, int(rng.integers(2**31))]))
-    trial = Trial.of(request.describe(), request, Compute.COMPUTE_64F, ())
-    check(trial)
-    assert trial.expected["out"].size
+    case_check = Check.of(request.describe(), request, Compute.COMPUTE_64F, ())
+    check(case_check)
+    assert case_check.expected["out"].size
 
 
 def batched(rng, dims, inner, dtype="f64", *, padding=0, backward=True):
@@ -281,7 +281,7 @@ def test_random_batches_are_lowered_to_what_a_blas_computes(_, rng):
     folded = joined = 0
     for _ in range(40):
         request = request_of_a_batch(rng)
-        check(Trial.of(request.describe(), request, Compute.COMPUTE_64F, ()))
+        check(Check.of(request.describe(), request, Compute.COMPUTE_64F, ()))
         problem, offsets, *_ = lower(request, Compute.COMPUTE_64F)
         count = math.prod(request.batch)
         folded += count > 1 and problem.batch == len(offsets) == 1
@@ -342,7 +342,7 @@ def test_products_whose_bias_steps_back_are_called_one_by_one(batch, rng):
     a, b = (HOST.array(rng.standard_normal((*batch, *shape))) for shape in ((4, 5), (5, 7)))
     bias = HOST.array(rng.standard_normal((*batch, 7)))[..., ::-1, :]
     request = MatmulRequest(a=a, b=b, bias=bias, epilogue=E.BIAS)
-    check(Trial.of("back", request, Compute.COMPUTE_64F, ()))
+    check(Check.of("back", request, Compute.COMPUTE_64F, ()))
     lowered = lower(request, Compute.COMPUTE_64F)
     assert (len(lowered.offsets), lowered.problem.batch, lowered.problem.bias_stride) == (math.prod(batch), 1, 0)
     assert [offsets[BIAS] for offsets in lowered.offsets][:3] == [0, -7 * 8, -14 * 8]
@@ -352,7 +352,7 @@ def test_products_whose_bias_steps_back_are_called_one_by_one(batch, rng):
 def test_an_empty_sum_reads_no_operand(batch, rng):
     a, b = HOST.empty((*batch[:1], *(1,) * (len(batch) - 1), 4, 0), "f64"), HOST.empty((*batch, 0, 5), "f64")
     c = HOST.array(rng.standard_normal((*batch, 4, 5)))
-    check(Trial.of("empty", MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_64F, ()))
+    check(Check.of("empty", MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_64F, ()))
     assert lower(MatmulRequest(a=a, b=b, c=c), Compute.COMPUTE_64F).empty_k
 
 

@@ -32,7 +32,7 @@ def run_host(request, compute=None):
     """All outputs of a request from the host's plan, by name, without the table."""
     row = SimpleNamespace(compute=compute or DEFAULT.get(request.a.dtype.name, Compute.COMPUTE_32F))
     outputs = {}
-    for name, (shape, _, dtype) in request.missing().items():
+    for name, (shape, _, dtype) in request.unallocated().items():
         outputs[name] = HOST.zeros(shape, dtype)
     numpy_matmul(request, None, row).run(request, outputs)
     results = {name: tensor.numpy() for name, tensor in outputs.items()}

@@ -361,7 +361,7 @@ def test_outputs_that_are_left_open_have_the_shapes_of_their_own_call(dev, epilo
         for _ in range(2):
             result = dp.matmul(a, request.b, epilogue=epilogue, **fields)
             outputs = result if isinstance(result, tuple) else (result,)
-            wanted = list(request.missing().values())
+            wanted = list(request.unallocated().values())
             assert [(t.shape, t.layout.strides, t.dtype) for t in outputs] == wanted
 
 

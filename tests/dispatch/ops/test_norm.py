@@ -187,8 +187,8 @@ def carried_out(request, steps):
     for place, name in enumerate(names):
         if name in request.reads and getattr(request, name) is not None:
             memory[place] = np.array(getattr(request, name).numpy(), float).ravel()
-        elif name in request.made():
-            memory[place] = np.full(int(np.prod(request.made()[name].shape)), np.nan)
+        elif name in request.outputs():
+            memory[place] = np.full(int(np.prod(request.outputs()[name].shape)), np.nan)
     for number, between in enumerate(steps.between):
         memory[len(names) + number] = np.full(between.size, np.nan if between.fill is None else between.fill)
     for graph, places in steps.steps:
@@ -210,7 +210,7 @@ def carried_out(request, steps):
             results = evaluate(graph, {wire.uid: view(wire.uid).copy() for wire in graph.inputs})
         for uid, array in results.items():
             view(uid)[...] = array
-    return {name: memory[names.index(name)].reshape(made.shape) for name, made in request.made().items()}
+    return {name: memory[names.index(name)].reshape(made.shape) for name, made in request.outputs().items()}
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -366,13 +366,13 @@ def test_passes_that_round_as_cudnn_does_are_within_the_bounds_of_16_bits(dev, r
 
     for case in cases(row):
         with as_on_a_gpu():
-            trial = case.trial(dev, rng)
-        drawn = trial.subject
+            check = case.check(dev, rng)
+        drawn = check.subject
         found = drawn._passes(drawn.operands, stored)[0]
-        result = trial.request.result(dev.executor().outputs(trial.request))
-        for name, tensor in named(trial.request, result).items():
+        result = check.request.result(dev.executor().outputs(check.request))
+        for name, tensor in named(check.request, result).items():
             tensor.copy_from(found[PASSES[row.op][name]].astype(np.float32).astype(tensor.dtype.numpy))
-        trial.check(result)
+        check.verify(result)
 
 
 # -- what a backward pass is given, it reads there --------------------------------------------------------------------

@@ -133,16 +133,16 @@ def test_axes_are_merged_where_memory_allows_it(dev):
 
 def test_a_case_notices_a_wrong_element_and_a_byte_beside(dev, rng):
     row = next(row for row in ROWS if row.dtypes == (F32, F32))
-    trial = next(case for case in cases(row) if case.name == "guarded").trial(dev, rng)
-    result = dispatch.run(trial.request)
-    trial.check(result)
+    check = next(case for case in cases(row) if case.name == "guarded").check(dev, rng)
+    result = dispatch.run(check.request)
+    check.verify(result)
     np.asarray(result)[0, 0, 0, 0] += 1e-4
     with pytest.raises(Mismatch, match="out is wrong in 1 of"):
-        trial.check(result)
-    dispatch.run(trial.request)
-    np.asarray(trial.written[0].whole)[-1] = 0
+        check.verify(result)
+    dispatch.run(check.request)
+    np.asarray(check.written[0].whole)[-1] = 0
     with pytest.raises(Mismatch, match="bytes beside"):
-        trial.check(result)
+        check.verify(result)
 
 
 def test_half_precision_is_rounded_once(dev, rng):

@@ -36,17 +36,17 @@ OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")
 PROCESSORS = 132
 SM90 = Arch(90)
 DEV = dp.device("host")
-Made = tuple["Source", str, str]
+Output = tuple["Source", str, str]
 
 
-def convolutions() -> Iterator[Made]:
+def convolutions() -> Iterator[Output]:
     """The source, the target and a label of each kernel; several may be one."""
     yield from _cases()
     yield from _tests()
     yield from _example()
 
 
-def _cases() -> Iterator[Made]:
+def _cases() -> Iterator[Output]:
     for row in (row for op in OPS for row in dp.TABLE.of(op) if row.library == "cutlass"):
         for case in cases(row):
             request = case.request(DEV, np.random.default_rng(0))
@@ -58,7 +58,7 @@ def _cases() -> Iterator[Made]:
                 yield emit_conv80.emit(spec), spec.target, label
 
 
-def _tests() -> Iterator[Made]:
+def _tests() -> Iterator[Output]:
     """Those of the tests beside the rows' cases; the benchmark's configurations are among them."""
     request = dp.ConvFwdRequest(_image(2, 64, 9, 9), _image(64, 64, 3, 3), pad=1)
     for config in CONFIGS:
@@ -79,7 +79,7 @@ def _tests() -> Iterator[Made]:
     yield emit_conv80.emit(replace(spec, alignment=(4, 16))), spec.target, "misaligned"
 
 
-def _example() -> Iterator[Made]:
+def _example() -> Iterator[Output]:
     sys.path.insert(0, str(EXAMPLES))
     block = import_module("12_convolution")
     sys.path.remove(str(EXAMPLES))
@@ -93,6 +93,6 @@ def _image(*shape: int) -> dp.Tensor:
     return channels_last(DEV.array(np.zeros(shape), "bf16"))
 
 
-def _hopper(request: ConvRequest, label: str) -> Made:
+def _hopper(request: ConvRequest, label: str) -> Output:
     spec = cutlass.spec_of(request, SM90, choose(request, PROCESSORS))
     return emit_conv.emit(spec), spec.target, label

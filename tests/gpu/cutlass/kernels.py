@@ -29,7 +29,7 @@ from dispatch.libraries.cutlass.emit import sm100_gemm as emit100
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
 from dispatch.libraries.cutlass.kernel_cache import store
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass
-from dispatch.ops.cutlass_gemm import cases as trials
+from dispatch.ops.cutlass_gemm import cases as checks
 from dispatch.ops.cutlass_gemm import sm80 as multistage
 from dispatch.ops.cutlass_gemm import sm100 as blackwell
 from dispatch.ops.grouped_matmul import config as grouped_config
@@ -64,7 +64,7 @@ def rows(arches: tuple[int, ...] = (SM90,)) -> Iterator[Kernel]:
     for row in dp.TABLE.of("cutlass_gemm"):
         # Hopper runs the rows of sm_80, too; of the newer ones, those of Blackwell's own kernels are meant.
         on = [Arch(arch) for arch in arches if row.on(Arch(arch)) and (row.min_arch > SM90) == (arch > SM90)]
-        for case in trials.cases(row) if on else ():
+        for case in checks.cases(row) if on else ():
             request = case.request(DEV, np.random.default_rng(0))
             for arch in on:
                 yield kernel_of(request, row, arch, case.id)
@@ -77,7 +77,7 @@ def newer() -> Iterator[Kernel]:
 
 def trees() -> Iterator[Kernel]:
     """Those of the random trees and of quantization."""
-    for case in (*trials.quantized_cases(), *trials.tree_cases()):
+    for case in (*checks.quantized_cases(), *checks.tree_cases()):
         request = case.request(DEV, np.random.default_rng(0))
         spec = cutlass.spec_of(request, SM90, request.config)
         yield Kernel(emit.emit(spec), spec.target, case.id)

@@ -9,7 +9,7 @@ from dispatch.execute import cuda_executor
 from dispatch.execute.algorithm_cache import AlgorithmCache
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
-from dispatch.ops.cutlass_gemm.cases import Trial
+from dispatch.ops.cutlass_gemm.cases import Check
 
 ALPHA = evt.linear_combination(with_source=False)
 TREES = {"plain": None, "relu": evt.relu(ALPHA), "silu, which cuBLASLt has not": evt.silu(ALPHA)}
@@ -37,8 +37,8 @@ def request(gpu, rng, extents, tree, **options):
 @pytest.mark.parametrize("name", TREES)
 def test_the_winner_is_right_and_is_remembered(name, extents, gpu, rng, monkeypatch):
     asked = request(gpu, rng, extents, TREES[name])
-    trial = Trial(name, asked)
-    trial.check(dp.run(asked))
+    check = Check(name, asked)
+    check.verify(dp.run(asked))
     known = gpu.executor().algorithms("cublasLt").get("cutlass_gemm", tune.store_key(asked))
     facts = json.loads(known.blob)
     print(f"{extents} {name}: {facts['kernel']}, of row {facts['row']}")
@@ -50,19 +50,19 @@ def test_the_winner_is_right_and_is_remembered(name, extents, gpu, rng, monkeypa
 
     monkeypatch.setattr(tune, "fastest", race)
     gpu.forget_plans()
-    trial.check(dp.run(asked))
+    check.verify(dp.run(asked))
     call = dp.prepare(asked)
     assert call.row.name == facts["row"]
-    trial.check(call())
+    check.verify(call())
 
 
 def test_every_candidate_is_right(gpu, rng):
     """Each order of tiles is another walk over D: none may leave a tile out."""
     asked = request(gpu, rng, (2312, 4616, 136), None)
-    trial = Trial("candidate", asked)
+    check = Check("candidate", asked)
     row = dp.prepare(CutlassGemmRequest(asked.a, asked.b)).row
     executor = gpu.executor()
     for plan in tune.candidate_plans(asked, executor, row):
         outputs = executor.outputs(asked)
         plan.enqueue(asked.arguments(outputs))
-        trial.check(asked.result(outputs))
+        check.verify(asked.result(outputs))

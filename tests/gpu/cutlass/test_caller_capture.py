@@ -21,14 +21,14 @@ def test_a_first_call_is_captured(rng, op):
     for row in dp.TABLE.of(op):
         if row.min_arch == HOST or not row.on(dev.arch):
             continue
-        trial = cases_of(row)[0].trial(dev, rng)
+        check = cases_of(row)[0].check(dev, rng)
         dev.synchronize()
         stream, graph = dev.stream(), ctypes.c_void_p()
         handle = ctypes.c_void_p(stream.handle)
         assert driver.cuStreamBeginCapture.unchecked(handle, 0) == 0
         try:
             with stream:
-                result = dp.run(trial.request)
+                result = dp.run(check.request)
         except NoRow:
             continue  # the next row
         finally:
@@ -37,7 +37,7 @@ def test_a_first_call_is_captured(rng, op):
         driver.cuGraphDestroy(graph.value)
         driver.cuGraphLaunch(executable, stream.handle)
         stream.synchronize()
-        trial.check(result)
+        check.verify(result)
         driver.cuGraphExecDestroy(executable)
         return
     pytest.skip(f"no row of {op} runs on {dev.arch}")

@@ -10,7 +10,7 @@ from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import CONFIGS, Config
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
 from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
-from dispatch.ops.cutlass_gemm.cases import Trial, cases, quantized_cases, tree_cases
+from dispatch.ops.cutlass_gemm.cases import Check, cases, quantized_cases, tree_cases
 from dispatch.ops.cutlass_gemm.reference import reference
 
 HOPPER, BLACKWELL = (
@@ -29,23 +29,23 @@ def gpu():
     return device
 
 
-def check_until_replayed(trial, call):
+def check_until_replayed(check, call):
     """Into poisoned outputs each time: the second run of the same addresses is recorded, the third a replay."""
     result = None
     for _ in range(3):
-        trial.renew(result)
+        check.renew(result)
         result = call()
-        trial.check(result)
+        check.verify(result)
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_its_cases(row, case, gpu, rng):
-    trial = case.trial(gpu, rng)
-    call = dp.prepare(trial.request)
+    check = case.check(gpu, rng)
+    call = dp.prepare(check.request)
     assert call.row is row
-    check_until_replayed(trial, call)
-    again = case.trial(gpu, rng)
-    again.check(dp.run(again.request))  # the plain call, at other addresses: the same parameters but for those
+    check_until_replayed(check, call)
+    again = case.check(gpu, rng)
+    again.verify(dp.run(again.request))  # the plain call, at other addresses: the same parameters but for those
 
 
 @pytest.mark.parametrize(("row", "case"), NEWER)
@@ -53,16 +53,16 @@ def test_a_row_of_blackwell_passes_its_cases(row, case, rng):
     device = dp.device("cuda:0")
     if device.arch not in ARCHES or not row.on(device.arch):
         pytest.skip(f"needs {row.min_arch} to {row.max_arch}, this GPU is {device.arch}")
-    trial = case.trial(device, rng)
-    call = dp.prepare(trial.request)
+    check = case.check(device, rng)
+    call = dp.prepare(check.request)
     assert call.row is row
-    check_until_replayed(trial, call)
+    check_until_replayed(check, call)
 
 
 @pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
 def test_a_random_tree_passes(case, gpu, rng):
-    trial = case.trial(gpu, rng)
-    check_until_replayed(trial, lambda: dp.run(trial.request))  # reductions start anew each time
+    check = case.check(gpu, rng)
+    check_until_replayed(check, lambda: dp.run(check.request))  # reductions start anew each time
 
 
 def halves(gpu, rng, m, n, k):
@@ -75,16 +75,16 @@ def test_a_replay_reads_what_is_there_then(gpu, rng):
     call = dp.prepare(CutlassGemmRequest(a, b, config=Config((128, 128), (2, 1))))
     for _ in range(3):
         a.copy_from(rng.standard_normal(a.shape))
-        Trial("replay", call.request).check(call())
+        Check("replay", call.request).verify(call())
 
 
 def test_a_number_may_change_from_call_to_call(gpu, rng):
     a, b = halves(gpu, rng, 128, 64, 64)
     for alpha in (1.0, -0.5, 3.0):
         request = CutlassGemmRequest(a, b, alpha=alpha, config=Config((128, 128), (2, 1)))
-        Trial("alpha", request).check(dp.run(request))
+        Check("alpha", request).verify(dp.run(request))
     request = CutlassGemmRequest(a, b, alpha=gpu.array([0.25], "f32"), config=Config((128, 128), (2, 1)))
-    Trial("alpha on the device", request).check(dp.run(request))
+    Check("alpha on the device", request).verify(dp.run(request))
 
 
 def test_the_default_choice_runs_and_is_right(gpu, rng):
@@ -101,17 +101,17 @@ def test_a_matrix_may_be_shared_by_the_batch(gpu, rng):
     a, b = halves(gpu, rng, 72, 48, 136)
     many = gpu.array(rng.standard_normal((3, 72, 136)), "bf16")
     config = Config((64, 128), (1, 1), "pingpong")
-    Trial("shared b", CutlassGemmRequest(many, b, config=config)).check(cutlass_gemm(many, b, config=config, alpha=1.0))
+    Check("shared b", CutlassGemmRequest(many, b, config=config)).check(cutlass_gemm(many, b, config=config, alpha=1.0))
     many = gpu.array(rng.standard_normal((3, 48, 136)), "bf16").mT
-    Trial("shared a", CutlassGemmRequest(a, many, config=config)).check(cutlass_gemm(a, many, config=config, alpha=1.0))
+    Check("shared a", CutlassGemmRequest(a, many, config=config)).check(cutlass_gemm(a, many, config=config, alpha=1.0))
 
 
 def test_c_may_be_d_itself(gpu, rng):
     a, b = halves(gpu, rng, 300, 136, 72)
     c = gpu.array(rng.standard_normal((300, 136)), "bf16")
     config = Config((128, 128), (2, 1))
-    trial = Trial("in place", CutlassGemmRequest(a, b, c=c, out=c, alpha=0.5, beta=-1.0, config=config))
-    trial.check(dp.run(trial.request))  # once: a second run has another C
+    check = Check("in place", CutlassGemmRequest(a, b, c=c, out=c, alpha=0.5, beta=-1.0, config=config))
+    check.verify(dp.run(check.request))  # once: a second run has another C
 
 
 def test_stream_k_is_right_run_after_run(gpu, rng):
@@ -119,13 +119,13 @@ def test_stream_k_is_right_run_after_run(gpu, rng):
     config = Config((128, 128), (1, 1), "cooperative", "stream_k")
     assert config in CONFIGS
     a, b = halves(gpu, rng, 128, 384, 8192)
-    trial = Trial("stream-K", CutlassGemmRequest(a, b, config=config))
-    call = dp.prepare(trial.request)
+    check = Check("stream-K", CutlassGemmRequest(a, b, config=config))
+    call = dp.prepare(check.request)
     result = None
     for _ in range(4):
-        trial.renew(result)
+        check.renew(result)
         result = call()
-        trial.check(result)
+        check.verify(result)
 
 
 def test_a_misaligned_pointer_is_refused_before_it_is_touched(gpu):
@@ -142,7 +142,7 @@ def test_memory_beside_an_output_is_left_alone(n, gpu, rng):
     other = gpu.array(np.full((102, 96), 7.0), "bf16")
     inside = (slice(1, 101), slice(8, 8 + n))
     request = CutlassGemmRequest(a, b, out=whole[inside], epilogue=tree, operands={"copy": other[inside]})
-    Trial("guarded", request).check(dp.run(request))
+    Check("guarded", request).verify(dp.run(request))
     for matrix in (whole.numpy(), other.numpy()):
         matrix[inside] = 7
         assert (matrix == 7).all()

@@ -22,14 +22,14 @@ def gpu():
 
 @pytest.mark.parametrize(("row", "case"), CASES)
 def test_a_row_passes_its_cases(row, case, gpu, rng):
-    trial = case.trial(gpu, rng)
-    call = dp.prepare(trial.request)
+    check = case.check(gpu, rng)
+    call = dp.prepare(check.request)
     assert call.row is row
     for _ in range(3):  # the second run of the same addresses is recorded, the third a replay
-        trial.renew()
-        trial.check(call())
-    again = case.trial(gpu, rng)
-    again.check(dp.run(again.request))
+        check.renew()
+        check.verify(call())
+    again = case.check(gpu, rng)
+    again.verify(dp.run(again.request))
 
 
 def test_a_replay_reads_where_the_groups_end_then(gpu, rng):
@@ -40,7 +40,7 @@ def test_a_replay_reads_where_the_groups_end_then(gpu, rng):
     for _ in range(4):
         request.out.copy_from(np.full(request.out.shape, 7.0))
         request.ends.copy_from(np.sort(rng.integers(0, total + 1, request.groups)))
-        GroupedTrial("other ends", request).check(call())
+        GroupedTrial("other ends", request).verify(call())
 
 
 def test_ends_may_be_told_by_the_host(gpu, rng):
@@ -56,10 +56,10 @@ def test_products_are_placed_anew_where_their_memory_is_another(gpu, rng):
     row = next(row for row in ROWS if row.dtypes[0].name == "bf16")
     many = next(case for case in list_cases(row) if case.name == "many")
     for _ in range(3):
-        trial = many.trial(gpu, rng)
-        call = dp.prepare(trial.request)
+        check = many.check(gpu, rng)
+        call = dp.prepare(check.request)
         for _ in range(2):
-            trial.check(call())
+            check.verify(call())
 
 
 def test_outputs_are_made_where_none_are_given(gpu, rng):

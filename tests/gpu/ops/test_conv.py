@@ -38,10 +38,10 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
     skip_unless_for(row, gpu)
     case = next(case for case in cases(row) if case.name == "plain")
-    trial = case.trial(gpu, rng)
+    check = case.check(gpu, rng)
     for _ in range(4):
-        trial.renew()
-        trial.check(dispatch.run(trial.request))
+        check.renew()
+        check.verify(dispatch.run(check.request))
 
 
 def test_tuning_keeps_the_result_and_is_remembered(gpu, rng, tmp_path, monkeypatch):

@@ -32,10 +32,10 @@ def skip_unless_for(row, gpu):
 def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     """Right results from the recorded call and the plain one; or NoRow, with the rule's words or the library's."""
     skip_unless_for(row, gpu)
-    trial = case.trial(gpu, rng)
-    why = tuple(refusals(row, trial.request, trial.request.signature()))
+    check = case.check(gpu, rng)
+    why = tuple(refusals(row, check.request, check.request.signature()))
     try:
-        call = dispatch.prepare(trial.request)
+        call = dispatch.prepare(check.request)
     except NoRow as error:
         assert case.form.name != "plain"
         said = dict(error.refusals)[row.name]
@@ -45,11 +45,11 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     assert (call.row.name == row.name) == (not why)
     result = None
     for _ in range(3):  # the second run of the same addresses is recorded, the third a replay
-        trial.renew(result)
+        check.renew(result)
         result = call()
-        trial.check(result)
-    again = case.trial(gpu, rng)
-    again.check(dispatch.run(again.request))  # the plain call, at other addresses
+        check.verify(result)
+    again = case.check(gpu, rng)
+    again.verify(dispatch.run(again.request))  # the plain call, at other addresses
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -57,7 +57,7 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
     skip_unless_for(row, gpu)
     case = next(case for case in cases(row) if case.form.name == "plain")
-    trial = case.trial(gpu, rng)
+    check = case.check(gpu, rng)
     for _ in range(4):
-        trial.renew()
-        trial.check(dispatch.run(trial.request))
+        check.renew()
+        check.verify(dispatch.run(check.request))

@@ -13,7 +13,7 @@ from dispatch.errors import NoRow
 from dispatch.execute import installed
 from dispatch.keys import HALF, Compute, Epilogue
 from dispatch.ops.matmul import aux_shape, cublaslt
-from dispatch.ops.matmul.bounds import Trial
+from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.exact import ExactPlan
 from dispatch.testing.memory import Mismatch
 
@@ -57,7 +57,7 @@ def trial_of(dev, rng, dtype, epilogue, shape, order, *, with_c=False, **choices
         values = rng.integers(0, 256, (m, strides[0])) if kind == "u8" else rng.standard_normal((m, strides[0]))
         fields["aux"] = dev.array(values, kind)[:, : own[1]]
     request = dp.MatmulRequest(**fields, epilogue=epilogue, **choices)
-    return Trial.of(f"{dtype} {epilogue.name} {shape} {order}", request, Compute.COMPUTE_32F, ())
+    return Check.of(f"{dtype} {epilogue.name} {shape} {order}", request, Compute.COMPUTE_32F, ())
 
 
 @pytest.mark.parametrize("with_c", [False, True], ids=["", "c"])
@@ -65,13 +65,13 @@ def trial_of(dev, rng, dtype, epilogue, shape, order, *, with_c=False, **choices
 @pytest.mark.parametrize("epilogue", E, ids=lambda e: e.name)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_a_product_is_rounded_once(dev, rng, dtype, epilogue, shape, order, with_c):
-    trial = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=with_c)
+    check = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=with_c)
     if epilogue is E.BGRADA and shape[0] == 1:
         with pytest.raises(NoRow, match="cublasLtMatmulAlgoGetHeuristic"):
-            dp.run(trial.request)
+            dp.run(check.request)
         return
     for _ in range(3):  # the plain call, the recorded one, a replay
-        trial.check(dp.run(trial.request))
+        check.verify(dp.run(check.request))
 
 
 @pytest.mark.parametrize("epilogue", [E.NONE, E.BIAS, E.DRELU, E.BGRADB], ids=lambda e: e.name)
@@ -80,15 +80,15 @@ def test_a_product_is_rounded_once(dev, rng, dtype, epilogue, shape, order, with
 def test_a_product_that_is_added_to_d_is_rounded_once(dev, rng, dtype, epilogue, alpha):
     """D += A·B, by the very tensor and by another view of it: the library has kernels that round A·B before."""
     for shape, order in (SHAPES[3], SHAPES[4], SHAPES[0]):
-        trial = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=True, alpha=alpha)
-        kept = trial.request.c.numpy()
+        check = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=True, alpha=alpha)
+        kept = check.request.c.numpy()
         out = dev.array(kept)
         for c in (out, out[:]):
-            request = trial.request.replace(c=c, out=out)
+            request = check.request.replace(c=c, out=out)
             for _ in range(3):
                 out.copy_from(kept)
                 result = dp.run(request)
-                Trial(trial.name, request, trial.expected, trial.allowed, ()).check(result)
+                Check(check.name, request, check.expected, check.allowed, ()).verify(result)
 
 
 @pytest.mark.parametrize(("shape", "order"), [SHAPES[0], SHAPES[1], SHAPES[4]], ids=str)
@@ -101,10 +101,10 @@ def test_what_autotune_takes_is_rounded_once(dev, rng, monkeypatch, tmp_path, dt
     try:
         with dev.stream():
             for reduced in (True, False):
-                trial = trial_of(dev, rng, dtype, epilogue, shape, order, autotune=True, reduced_precision=reduced)
-                trial.check(dp.run(trial.request))
+                check = trial_of(dev, rng, dtype, epilogue, shape, order, autotune=True, reduced_precision=reduced)
+                check.verify(dp.run(check.request))
         with dev.stream():  # an executor without plans, which finds the outcome on disk
-            trial.check(dp.run(trial.request))
+            check.verify(dp.run(check.request))
     finally:
         installed.algorithms.cache_clear()
 
@@ -125,11 +125,11 @@ def test_the_bounds_tell_two_roundings_from_one(dev, rng):
     for dtype in HALF:
         for shape, order in SHAPES[:3]:
             allowed = trial_of(dev, rng, dtype, E.GELU_BIAS, shape, order, reduced_precision=True)
-            strict = Trial.of("strict", dp.MatmulRequest(**_fields(allowed.request)), Compute.COMPUTE_32F, ())
+            strict = Check.of("strict", dp.MatmulRequest(**_fields(allowed.request)), Compute.COMPUTE_32F, ())
             result = dp.run(allowed.request)
-            allowed.check(result)
+            allowed.verify(result)
             try:
-                strict.check(result)
+                strict.verify(result)
             except Mismatch:
                 caught += 1
     assert caught
@@ -146,11 +146,11 @@ def test_the_kernels_of_this_library_do_every_epilogue(dev, rng, monkeypatch, dt
     monkeypatch.setattr(cublaslt, "fuses", lambda _: False)
     for with_c in (False, True):
         for shape, order in SHAPES[:5]:
-            trial = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=with_c)
+            check = trial_of(dev, rng, dtype, epilogue, shape, order, with_c=with_c)
             with dev.stream():
-                assert isinstance(dev.executor().plan(trial.request), ExactPlan)
+                assert isinstance(dev.executor().plan(check.request), ExactPlan)
                 for _ in range(3):
-                    trial.check(dp.run(trial.request))
+                    check.verify(dp.run(check.request))
 
 
 @pytest.mark.parametrize("epilogue", [e for e in E if e.activation == "gelu"], ids=lambda e: e.name)
@@ -158,12 +158,12 @@ def test_the_kernels_of_this_library_do_every_epilogue(dev, rng, monkeypatch, dt
 def test_a_gelu_in_f64_is_of_f64s_precision_and_the_librarys_is_not(dev, rng, epilogue, shape, order):
     f64 = dp.Dtype.of("f64")
     for reduced in (False, True):
-        trial = trial_of(dev, rng, f64, epilogue, shape, order, reduced_precision=reduced)
-        trial = Trial.of(trial.name, trial.request, Compute.COMPUTE_64F, ())
+        check = trial_of(dev, rng, f64, epilogue, shape, order, reduced_precision=reduced)
+        check = Check.of(check.name, check.request, Compute.COMPUTE_64F, ())
         for _ in range(3):
-            result = dp.run(trial.request)
-            trial.check(result)
-        assert dp.prepare(trial.request).row.variant == ("" if reduced else "exact GELU")
+            result = dp.run(check.request)
+            check.verify(result)
+        assert dp.prepare(check.request).row.variant == ("" if reduced else "exact GELU")
 
 
 def test_the_gelu_of_f64_is_off_by_nothing_that_shows(dev):

@@ -36,10 +36,10 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
 def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     """The second run of the same addresses is recorded and the third is a replay; each reads what is there then."""
     skip_unless_for(row, gpu)
-    trial = next(case for case in cases(row) if case.name in ("layer", "group")).trial(gpu, rng)
+    check = next(case for case in cases(row) if case.name in ("layer", "group")).check(gpu, rng)
     for _ in range(4):
-        trial.renew()
-        trial.check(dispatch.run(trial.request))
+        check.renew()
+        check.verify(dispatch.run(check.request))
 
 
 @pytest.mark.parametrize("mode", [NormMode.LAYER_NORM, NormMode.BATCH_NORM, NormMode.GROUP_NORM])
