@@ -20,7 +20,7 @@ from dispatch.row_check import cases_of
 from dispatch.supervise import journal as journal_module
 from dispatch.supervise.journal import read
 from dispatch.supervise.limits import LONGEST
-from dispatch.supervise.request_json import GuardedBuffer, Reader, Writer
+from dispatch.supervise.request_json import Memory, Reader, Writer
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 N = 8
@@ -277,7 +277,7 @@ def test_a_file_that_is_no_journal_is_refused(path, text, why, capsys):
 def rebuilt(request, device):
     """A request, written down and made again on a device."""
     line = json.loads(json.dumps({"define": 1, **Writer().request(request)}, allow_nan=False))
-    return Reader(GuardedBuffer(device, [line], {1: 0}, 0).tensor, device).request(line)
+    return Reader(Memory(device, [line], {1: 0}, 0).tensor, device).request(line)
 
 
 HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and cases_of(row)]
@@ -413,7 +413,7 @@ def test_memory_is_held_only_as_long_as_requests_use_it():
     writer = Writer()
     requests = [dp.MatmulRequest(dev.zeros((N, N)), dev.zeros((N, N))) for _ in range(3)]
     lines = [{"define": number, **writer.request(request)} for number, request in enumerate(requests)]
-    memory = GuardedBuffer(dev, lines, {0: 0, 1: 1, 2: 2}, 0)
+    memory = Memory(dev, lines, {0: 0, 1: 1, 2: 2}, 0)
     reader = Reader(memory.tensor, dev)
     for number, line in enumerate(lines):
         reader.request(line)
@@ -426,7 +426,7 @@ def test_the_data_are_the_seeds():
     dev = dp.device("host")
     line = {"define": 1, **Writer().request(product(dev))}
     one, same, other = (
-        GuardedBuffer(dev, [line], {1: 0}, seed).tensor(line["fields"]["a"]).numpy() for seed in (1, 1, 2)
+        Memory(dev, [line], {1: 0}, seed).tensor(line["fields"]["a"]).numpy() for seed in (1, 1, 2)
     )
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)

@@ -57,6 +57,8 @@ class CtcRequest(OperandRequest):
     A sequence that has no alignment (fewer steps than labels, and one more for each label that repeats the one before)
     has loss 0 and gradient 0. Lengths and labels are read on the device: on a GPU nobody can check them before, and
     ones out of these ranges are an error that may end the process.
+
+    Gives back the losses, with `with_gradient` (losses, gradient).
     """
 
     op: ClassVar[str] = "ctc_loss"

@@ -119,6 +119,9 @@ class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
             2^-24 / (1 - p) of itself, for f64 as well.
         out: y, of x's shape and dtype, laid out like x; it may be x itself.
         reserve: u8, a bit for each element, for the backward pass; what it holds is the library's affair.
+
+    Gives back (y, reserve), and moves `states` on: the same seed gives the same masks in the same order, on one kind of
+    device (cuDNN's and NumPy's differ).
     """
 
     op: ClassVar[str] = "dropout"

@@ -50,6 +50,9 @@ class MatmulRequest(Request):
         autotune: time the candidates once, keep the fastest, and remember it on disk.
         reduced_precision: let the library round to D's dtype before it is done: partial sums, and what an epilogue is
             applied to. Faster for some products; by default all of it is in the compute type, and D is rounded once.
+
+    Gives back D (…, m, n), or (D, aux) or (D, bgrad) for the epilogues that write them. On a GPU the second call with
+    the same layouts and addresses is recorded as a graph, and from then on that graph is launched.
     """
 
     op: ClassVar[str] = "matmul"

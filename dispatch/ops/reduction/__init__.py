@@ -84,6 +84,8 @@ class ReduceRequest(OperandRequest):
         out_dtype: f32 for f16 and bf16 where the sums are to be kept as they are; None for that of x.
         out: of x's shape without the reduced axes.
         index: u32, of the shape of `out`.
+
+    Gives back `out`, with `indices` (out, index).
     """
 
     op: ClassVar[str] = "reduce"

@@ -152,6 +152,9 @@ class RnnRequest(RnnBase):
         out: y, (steps, sequences, output_size), laid out like x.
         hy, cy: the last states, as hx and cx.
         reserve: u8, for the backward passes; what it holds is the library's affair.
+
+    Gives back (y, hy), for an LSTM (y, hy, cy), and with `training` the reserve space for the backward passes behind
+    them.
     """
 
     op: ClassVar[str] = "rnn"
@@ -229,6 +232,8 @@ class RnnBwdDataRequest(RnnBase):
         dhy, dcy: the gradients of the last states; None for zeros.
         out: dx, (steps, sequences, input_size), laid out like y; 0 behind the end of a sequence.
         dhx, dcx: the gradients of the first states.
+
+    Gives back (dx, dhx), for an LSTM (dx, dhx, dcx), and changes the reserve space.
     """
 
     op: ClassVar[str] = "rnn_bwd_data"
