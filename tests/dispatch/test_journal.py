@@ -425,9 +425,7 @@ def test_memory_is_held_only_as_long_as_requests_use_it():
 def test_the_data_are_the_seeds():
     dev = dp.device("host")
     line = {"define": 1, **Writer().request(product(dev))}
-    one, same, other = (
-        Memory(dev, [line], {1: 0}, seed).tensor(line["fields"]["a"]).numpy() for seed in (1, 1, 2)
-    )
+    one, same, other = (Memory(dev, [line], {1: 0}, seed).tensor(line["fields"]["a"]).numpy() for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
