@@ -23,9 +23,9 @@ from dispatch import errors as errors
 from dispatch.bind.prepare import BoundCall as BoundCall
 from dispatch.bind.prepare import prepare as prepare
 from dispatch.bind.prepare import prepare_all as prepare_all
+from dispatch.core.fusion import Fusion as Fusion
 from dispatch.core.request import Request as Request
 from dispatch.core.request import run as run
-from dispatch.core.row import Fusion as Fusion
 from dispatch.core.row import Row as Row
 from dispatch.device.device import Device as Device
 from dispatch.device.external_memory import from_cuda_array_interface as from_cuda_array_interface

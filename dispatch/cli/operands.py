@@ -47,7 +47,7 @@ class Call:
 
     def __init__(self, kind: type[Any], values: dict[str, Any], dtype: Dtype | None) -> None:
         self.kind, self.values, self.dtype = kind, values, dtype
-        self.fields = {field.name: field for field in fields(kind)}
+        self.fields = {field.name: field for field in sorted(fields(kind), key=lambda field: bool(field.kw_only))}
         self.specs: dict[str, Spec] = {}
         for name, value in values.items():
             self._collect(name, value)

@@ -11,12 +11,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import print_aligned, print_json, say
-from dispatch.core.row import NOTHING
+from dispatch.core.fusion import NOTHING
 from dispatch.keys import Arch
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch.core.row import Fusion, Row, Rule
+    from dispatch.core.fusion import Fusion
+    from dispatch.core.row import Row, Rule
     from dispatch.keys import Epilogue
 
 __all__ = ["add_arguments", "architecture", "describe", "rule_text", "run", "version_text"]

@@ -98,6 +98,7 @@ def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
         return numpy_plan(formula, request, executor, row)
 
     call.__module__ = getattr(formula, "__module__", __name__)  # the op's, by which its cases are found
+    call.__name__ = call.__qualname__ = getattr(formula, "__name__", "call")  # what `explain` shows
     return call
 
 

@@ -65,7 +65,7 @@ def _documentation(kind: Any) -> str:
         prose, found, _ = _sections(parent)
         taken = [entry for entry in re.split(r"\n(?=    \w)", found) if _named(entry) & missing]
         if taken:
-            entries, missing = "\n".join([entries, *taken]), missing - _named(found)
+            entries, missing = "\n".join(filter(None, [entries, *taken])), missing - _named(found)
             rest = "\n\n".join(part for part in (rest, prose.partition("\n\n")[2]) if part)
     return "\n\n".join(part for part in (text, f"Args:\n{entries}", rest, ENDING) if part)
 

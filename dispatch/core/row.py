@@ -14,43 +14,22 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import shown
+from dispatch.core.fusion import NOTHING, Fusion
 from dispatch.errors import BadRow, words
-from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from dispatch.core.fusion import Modes
     from dispatch.core.request import Plan, Request, Signature
 
-__all__ = ["ENTRY_POINTS", "Fusion", "Row", "Rule", "Table", "accepts", "refusals"]
+__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
-Modes = tuple[ScaleMode | None, ScaleMode | None]
-
-
-NO_EPILOGUE = (Epilogue.NONE,)
-UNSCALED: tuple[Modes, ...] = ((None, None),)
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """What a library function does beside its product, and with which operands.
-
-    Attributes:
-        epilogue_dtypes: those allowed for the operands that an epilogue adds, in the op's order (matmul: bias, aux of
-            GELU). A place without any is an operand that the function does not take.
-        epilogues: those that it fuses.
-        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
-    """
-
-    epilogue_dtypes: tuple[tuple[Dtype, ...], ...] = ()
-    epilogues: tuple[Epilogue, ...] = NO_EPILOGUE
-    scales: tuple[Modes, ...] = UNSCALED
-
-
-NOTHING = Fusion()
 
 
 @dataclass(frozen=True)
@@ -152,12 +131,17 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     """Raise BadRow for what is no sound row, or repeats another, or comes last and can never be reached."""
     if not isinstance(row, Row):
         raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
-    call: Any = row.call  # a user's may be anything
+    for name, sound in (("rules", callable), ("dtypes", lambda d: isinstance(d, Dtype | None))):
+        given: Any = getattr(row, name)  # a user's may be anything, and so may what is to be called
+        if not isinstance(given, tuple) or not all(map(sound, given)):
+            raise BadRow(f"{name} are a tuple of {'functions' if name == 'rules' else 'Dtypes'}, not {shown(given)}")
+    call: Any = row.call
     if not callable(call) or not row.epilogues or not row.scales:
         raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
     for other in others:
         if other == row:
-            raise BadRow(f"{row.name} stands in the table already")
+            what = row.name if other.name == row.name else f"{row.name} takes what {other.name} takes, which"
+            raise BadRow(f"{what} stands in the table already")
         if last and other.covers(row):
             raise BadRow(f"{row.name} can never be reached: {other.name} before it takes all its requests")
 
@@ -176,8 +160,7 @@ class Table:
     """The rows in order of priority: those that users registered, the latest first, then those of this library.
 
     `modules` names those whose ROWS follow the given ones, in that order, each with its ops; several may have rows of
-    one op. A module is imported when the table is first asked for one of its ops, or for all, so that `import dispatch`
-    and a first product stay quick however many families of ops there are.
+    one op. A module is imported when the table is first asked for one of its ops: `import dispatch` stays quick.
     """
 
     def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
@@ -213,9 +196,10 @@ class Table:
     def unregister(self, row: Row) -> None:
         """Take a row out again; BadRow where it is not in the table."""
         with self.lock:
-            if row not in self._rows:
+            left = tuple(r for r in self._rows if r != row or r.name != row.name)  # its variant is in its name alone
+            if len(left) == len(self._rows):
                 raise BadRow(f"{row.name} is not in the table")
-            self._set(tuple(r for r in self._rows if r != row))
+            self._set(left)
         for watcher in list(self.watchers):
             watcher()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dispatch.core.row import Fusion, Row
+from dispatch.core.fusion import Fusion
+from dispatch.core.row import Row
 from dispatch.keys import (
     BF16,
     C64,

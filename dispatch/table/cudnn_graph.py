@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dispatch.core.fusion import Fusion
 from dispatch.core.layouts import at_16_bytes
 from dispatch.core.nonfinite import stated
-from dispatch.core.row import Fusion, Row
+from dispatch.core.row import Row
 from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute
 from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import (

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dispatch.core.fusion import Fusion
 from dispatch.core.nonfinite import stated
-from dispatch.core.row import Fusion, Row
+from dispatch.core.row import Row
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute
 from dispatch.ops.conv import cutlass_conv, multistage_conv, numpy_tree_conv
 from dispatch.ops.conv import rules as conv

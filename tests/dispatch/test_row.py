@@ -77,6 +77,14 @@ def test_unregister_gives_the_requests_back(product):
         dp.TABLE.unregister(row)
 
 
+def test_unregister_takes_no_row_that_differs_in_its_variant(product):
+    count = len(dp.TABLE)
+    with pytest.raises(BadRow, match="is not in the table"):
+        dp.TABLE.unregister(dataclasses.replace(BUILT_IN, variant="mine"))
+    assert len(dp.TABLE) == count
+    assert answer(product) == 2
+
+
 def test_a_bound_call_keeps_its_row_until_it_is_bound_anew(product):
     call = dp.prepare(product)
     assert call().numpy()[0, 0] == 2
@@ -135,8 +143,15 @@ def test_watchers_are_told():
         (mine(1, fusion=dataclasses.replace(NONE, epilogues=())), "needs a function to call, an epilogue"),
         (mine(1, fusion=dataclasses.replace(NONE, scales=())), "pair of scale modes"),
         (dataclasses.replace(mine(1), call=None), "needs a function to call"),
+        (dataclasses.replace(BUILT_IN, variant="mine"), "takes what .* takes, which stands in the table already"),
+        (dataclasses.replace(mine(1), rules=len), "rules are a tuple of functions"),
+        (dataclasses.replace(mine(1), rules=("needs more",)), "rules are a tuple of functions"),
+        (dataclasses.replace(mine(1), dtypes=("f32",) * 4), "dtypes are a tuple of Dtypes"),
     ],
-    ids=["twice", "no row", "no epilogue", "no scales", "no function"],
+    ids=[
+        *("twice", "no row", "no epilogue", "no scales", "no function"),
+        *("its variant alone is another", "a rule alone", "no rules", "no dtypes"),
+    ],
 )
 def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
     with pytest.raises(BadRow, match=words):

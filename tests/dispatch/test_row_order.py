@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import dispatch as dp
-from dispatch.core.row import Fusion, Row, Table
+from dispatch.core.fusion import Fusion
+from dispatch.core.row import Row, Table
 from dispatch.errors import BadRow, NoRow
 from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
 from dispatch.table.select import select

@@ -117,7 +117,7 @@ class DivisiveNormBwdRequest(LocalNormRequest):
     """dx of `divisive_norm` from x, the gradient dy and the means, which are taken as they are.
 
     Attributes:
-        dy, means: of x's shape, dtype and strides; means None for 0.
+        dy, means: of x's shape, dtype and strides; means None for 0. cuDNN takes odd windows alone here.
     """
 
     op: ClassVar[str] = "divisive_norm_bwd"

@@ -15,7 +15,7 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys import cublasLt as lt
-from dispatch.core.row import Fusion
+from dispatch.core.fusion import Fusion
 from dispatch.device.host import HostDevice
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor

@@ -1,0 +1,37 @@
+"""What a row's function does beside its product: the columns that only rows of products and convolutions have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dispatch.keys import Epilogue
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype, ScaleMode
+
+    Modes = tuple[ScaleMode | None, ScaleMode | None]
+
+__all__ = ["NOTHING", "Fusion"]
+
+NO_EPILOGUE = (Epilogue.NONE,)
+UNSCALED: tuple[Modes, ...] = ((None, None),)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What a library function does beside its product, and with which operands.
+
+    Attributes:
+        epilogue_dtypes: those allowed for the operands that an epilogue adds, in the op's order (matmul: bias, aux of
+            GELU). A place without any is an operand that the function does not take.
+        epilogues: those that it fuses.
+        scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+    """
+
+    epilogue_dtypes: tuple[tuple[Dtype, ...], ...] = ()
+    epilogues: tuple[Epilogue, ...] = NO_EPILOGUE
+    scales: tuple[Modes, ...] = UNSCALED
+
+
+NOTHING = Fusion()  # of a row without one
