@@ -104,25 +104,19 @@ def _spread(name: str, value: object, axes: int, low: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class PoolingRequest(OperandRequest["Tensor"]):
-    """y[…, i] = the largest, or the average, of x[…, i · stride - padding + (0 … window - 1)].
+class WindowedRequest(OperandRequest["Tensor"]):
+    """What pooling and its gradient have in common.
 
     Attributes:
         x: (images, channels, space…), 1 to 3 axes of space; the strides say whether the channels come last. There may
             be no image, but there is a channel and an element of every axis of space.
-        window: the size of a window, one number or one for each axis.
         mode: MAX, AVERAGE_COUNT_INCLUDE_PADDING, AVERAGE_COUNT_EXCLUDE_PADDING or MAX_DETERMINISTIC.
         stride: from window to window; None takes the window's size.
         padding: on both sides of every axis, less than the window; what is there is never the largest.
-        out: y, (images, channels, (space + 2 · padding - window) // stride + 1). Left open, it lies as x does.
     """
 
-    op: ClassVar[str] = "pooling"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
     writes: ClassVar[tuple[str, ...]] = ("out",)
-
     x: Tensor
-    window: Steps
     _: KW_ONLY
     mode: PoolingMode = PoolingMode.MAX
     stride: Steps | None = None
@@ -131,7 +125,8 @@ class PoolingRequest(OperandRequest["Tensor"]):
 
     @cached_property
     def windows(self) -> Windows:
-        return Windows.of(self.x, self.window, self.stride, self.padding)
+        window: Any = getattr(self, "window")  # noqa: B009  # behind x for one, behind dy for the other
+        return Windows.of(self.x, window, self.stride, self.padding)
 
     def check_fields(self) -> None:
         check_enum("mode", self.mode, PoolingMode)
@@ -139,22 +134,36 @@ class PoolingRequest(OperandRequest["Tensor"]):
             raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
         self.windows.shape(self.x.shape)
 
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout, self.windows.shape(self.x.shape))}
-
     def attributes(self) -> tuple[Any, ...]:
         return self.windows, self.mode
 
 
 @dataclass(frozen=True, eq=False)
-class PoolingBwdRequest(OperandRequest["Tensor"]):
-    """dx from dy: the gradient of `PoolingRequest`, added up where windows overlap.
+class PoolingRequest(WindowedRequest):
+    """y[…, i] = the largest, or the average, of x[…, i · stride - padding + (0 … window - 1)].
+
+    Attributes:
+        window: the size of a window, one number or one for each axis.
+        out: y, (images, channels, (space + 2 · padding - window) // stride + 1). Left open, it lies as x does.
+    """
+
+    op: ClassVar[str] = "pooling"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    window: Steps
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": like(self.x.layout, self.windows.shape(self.x.shape))}
+
+
+@dataclass(frozen=True, eq=False)
+class PoolingBwdRequest(WindowedRequest):
+    """dx from dy: the gradient of `pooling`, added up where windows overlap.
 
     Attributes:
         x: what the forward pass read.
         y: what it gave.
         dy: the gradient of y, of y's shape and dtype.
-        window, mode, stride, padding: those of the forward pass.
+        window: that of the forward pass, as are mode, stride and padding.
         out: dx, of x's shape and dtype. Left open, it lies in memory as x does.
 
     Where several elements of a window are the largest, the gradient goes to the first of them.
@@ -162,26 +171,12 @@ class PoolingBwdRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "pooling_bwd"
     reads: ClassVar[tuple[str, ...]] = ("x", "y", "dy")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
-
-    x: Tensor
     y: Tensor
     dy: Tensor
     window: Steps
-    _: KW_ONLY
-    mode: PoolingMode = PoolingMode.MAX
-    stride: Steps | None = None
-    padding: Steps = 0
-    out: Tensor | None = None
-
-    @cached_property
-    def windows(self) -> Windows:
-        return Windows.of(self.x, self.window, self.stride, self.padding)
 
     def check_fields(self) -> None:
-        check_enum("mode", self.mode, PoolingMode)
-        if 0 in self.x.shape[1:]:
-            raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
+        super().check_fields()
         wanted = self.windows.shape(self.x.shape)
         if (self.y.shape, self.y.dtype) != (wanted, self.x.dtype):
             raise BadRequest("y", str(self.y.layout), f"{self.x.dtype}{list(wanted)}, what the forward pass gave")
@@ -189,9 +184,6 @@ class PoolingBwdRequest(OperandRequest["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.windows, self.mode
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
