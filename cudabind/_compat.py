@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudabind import LIBRARIES, Library, _dl
@@ -22,7 +21,7 @@ HINT = (
     "take both from one place: install them together, or set {} and {} to files of one release. If another package has "
     "brought the second into this process, take the first from that place, or use it before that package is imported"
 )
-UNMET = re.compile(r"(/[^:;]*): undefined symbol: ([^\s,;]+)(?:, version ([^\s,;]+))?")
+UNMET = r"(/[^:;]*): undefined symbol: ([^\s,;]+)(?:, version ([^\s,;]+))?"
 
 
 class Opened(NamedTuple):
@@ -42,6 +41,8 @@ def check_parts(row: Library, dll: ctypes.CDLL) -> None:
     """
     if not row.parts:
         return
+    from pathlib import Path  # takes several ms to import, and is needed only where a library is opened
+
     path = _dl.origin(dll)
     beside = sorted(Path(path).parent.glob(row.parts))
     if not beside:
@@ -95,7 +96,7 @@ def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, 
 
 def unmet(row: Library, message: str) -> LibraryMismatch | None:
     """The error where the loader says that a library needs what another one does not have, or None."""
-    found = UNMET.search(message)
+    found = re.search(UNMET, message)
     if found is None:
         return None
     file, symbol, soname = found.groups()

@@ -12,13 +12,16 @@ import ctypes
 import os
 import re
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudabind import EXTRAS, LIBRARIES, Library, _compat, _dl
 from cudabind._compat import Opened
 from cudabind._fork import guard
 from cudabind._version import STYLES
 from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["found_by", "in_short", "install", "open", "open_override", "path", "version"]
 
@@ -146,6 +149,8 @@ def _find(row: Library) -> tuple[ctypes.CDLL, str]:
 
 
 def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
+    from pathlib import Path  # takes several ms to import, and is needed only here
+
     file, shown = Path(override), os.fsencode(override).decode(errors="replace")  # bytes that are no text, too
     if not file.is_absolute():
         raise _not_found(row, [f"{variable}={shown} is not an absolute path"], f"set {variable} to an absolute path")

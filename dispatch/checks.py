@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 NO_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy have among the integers
 MAX_INT = 2**31 - 1
-MAX_FLOAT = int(np.finfo(np.float64).max)
+MAX_FLOAT = int(sys.float_info.max)
 MAX_AXES = 64  # NumPy's
 MAX_BYTES = 2**62  # of one array: addresses and strides within it stay far from the end of 64 bits
 LONGEST = 200  # characters of a value in a message

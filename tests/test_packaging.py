@@ -30,6 +30,12 @@ EXTRAS = {"cu13", "test", "gen", "examples", "dev"}
 IMPORT_LIMIT = 3.0
 IMPORT_TRIES = 5
 
+# Of these packages, and of Python's own modules those that take long to import; what NumPy imports is there anyway.
+MODULES = 80
+AT_FIRST_USE = {"asyncio", "base64", "concurrent", "importlib.metadata", "json", "logging", "multiprocessing", "pathlib"}
+AT_FIRST_USE |= {"random", "shutil", "socket", "subprocess", "tempfile", "urllib"}
+FOLDERS_AT_FIRST_USE = ("dispatch.cli.", "dispatch.supervise.", "dispatch.testing.", "dispatch.libraries.cudnn.")
+
 # Libraries that the driver or the toolkit brings; cuda-python's own extension modules have no "lib" in front.
 CUDA_LIBRARY = re.compile(
     r"/lib(cuda|cudart|cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|cutensor|nccl|nvJitLink|nvrtc|nvidia-)[\w.-]*\.so"
@@ -150,6 +156,17 @@ def test_import_maps_no_cuda_library(module: str) -> None:
 @pytest.mark.parametrize("optional", ["clang", "cupy", "jax", "matplotlib", "scipy", "torch", "tqdm"])
 def test_import_loads_nothing_optional(module: str, optional: str) -> None:
     assert optional not in imported(module)["modules"]
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_import_loads_what_it_needs_and_no_more(module: str) -> None:
+    """The time follows from the modules, whose number does not depend on how busy the machine is."""
+    loaded = set(imported(module)["modules"]) - set(imported("numpy, ml_dtypes")["modules"])
+    assert loaded & AT_FIRST_USE == set()
+    ours = sorted(name for name in loaded if name.split(".")[0] in PACKAGES)
+    assert len(ours) <= MODULES, ours
+    assert not [name for name in ours if name.startswith(FOLDERS_AT_FIRST_USE)]
+    assert {name.split(".")[2] for name in ours if name.startswith("dispatch.ops.")} <= {"matmul"}
 
 
 @pytest.mark.parametrize("module", PACKAGES)

@@ -10,11 +10,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from cudabind import LIBRARIES, _load
-from dispatch.execute.algorithm_cache import AlgorithmCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dispatch.execute.algorithm_cache import AlgorithmCache
 
 __all__ = ["ANY_VERSION", "Versions", "algorithms", "installed"]
 
@@ -52,4 +52,6 @@ installed = _Installed()
 @cache
 def algorithms(gpu: str, library: str, version: str) -> AlgorithmCache:
     """The one cache of this process for a GPU model and a version of a library."""
+    from dispatch.execute.algorithm_cache import AlgorithmCache  # what reads and writes files takes long to import
+
     return AlgorithmCache(gpu, f"{library}-{version}")
