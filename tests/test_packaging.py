@@ -32,7 +32,16 @@ IMPORT_TRIES = 5
 
 # Of these packages, and of Python's own modules those that take long to import; what NumPy imports is there anyway.
 MODULES = 80
-AT_FIRST_USE = {"asyncio", "base64", "concurrent", "importlib.metadata", "json", "logging", "multiprocessing", "pathlib"}
+AT_FIRST_USE = {
+    "asyncio",
+    "base64",
+    "concurrent",
+    "importlib.metadata",
+    "json",
+    "logging",
+    "multiprocessing",
+    "pathlib",
+}
 AT_FIRST_USE |= {"random", "shutil", "socket", "subprocess", "tempfile", "urllib"}
 FOLDERS_AT_FIRST_USE = ("dispatch.cli.", "dispatch.supervise.", "dispatch.testing.", "dispatch.libraries.cudnn.")
 
