@@ -14,7 +14,7 @@ from dispatch.device.stream import Stream, current
 from dispatch.execute import cuda_executor
 from dispatch.keys import F32
 from dispatch.ops.matmul.cublaslt import CublasLtPlan
-from dispatch.ops.rnn import cudnn as rnn
+from dispatch.ops.rnn import descriptors as rnn
 
 SHAPE = (4, 8)
 
@@ -123,15 +123,13 @@ def test_what_a_recurrent_network_has_asked_cudnn_for_is_bounded_and_keeps_no_de
         def executor(self):
             return None
 
-    def described(request, *_):
-        asked.append(request.lengths)
-        return SimpleNamespace(reserve=SimpleNamespace(value=len(request.lengths)))
+    def described(_executor, _mode, _network, _layout, lengths, *_):
+        asked.append(lengths)
+        return SimpleNamespace(reserve=SimpleNamespace(value=len(lengths)))
 
     def ask(lengths):
         layout = SimpleNamespace(device=device, dtype=F32, shape=SHAPE, strides=(8, 1))
-        x = SimpleNamespace(layout=layout)
-        request = SimpleNamespace(device=device, network=None, compute=None, x=x, lengths=lengths, dropout=0.0)
-        return rnn.reserve_bytes(request)
+        return rnn.reserve_bytes(None, layout, lengths, None, 0.0)
 
     monkeypatch.setattr(rnn, "Described", described)
     monkeypatch.setattr(rnn, "MAX_KNOWN", 4)

@@ -2,7 +2,8 @@
 
 `RnnRequest`, `RnnBwdDataRequest` and `RnnBwdWeightsRequest` are the requests over a `Network`; `cudnn_rnn`
 and `numpy_rnn` carry them out, `reference` says what is right on the host, `cases` what is tested. The files: network
-(what it is made of), weights (packing), request, cells and reference (what is right), cudnn, rules, cases.
+(what it is made of), descriptors (what cuDNN is told of it), weights (packing), request, cells and reference (what is
+right), cudnn, rules, cases.
 """
 
 from __future__ import annotations

@@ -15,7 +15,11 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Network", "Part", "RnnBiasMode", "RnnMode"]
+    from dispatch.device.layout import Layout
+
+__all__ = ["Network", "Part", "Places", "RnnBiasMode", "RnnMode", "steps_first"]
+
+Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
 
 
 class RnnMode(IntEnum):
@@ -122,6 +126,14 @@ class Network:
         """The size of the vectors that come out."""
         return self.state_size * self.directions
 
+    def hidden_shape(self, batch: int) -> tuple[int, int, int]:
+        """The shape of the hidden states of so many sequences."""
+        return self.pseudo_layers, batch, self.state_size
+
+    def cell_shape(self, batch: int) -> tuple[int, int, int]:
+        """The shape of the cells of an LSTM."""
+        return self.pseudo_layers, batch, self.hidden_size
+
     def inputs_of(self, layer: int) -> int:
         """The size of what a layer reads."""
         return self.input_size if layer == 0 else self.output_size
@@ -144,3 +156,15 @@ class Network:
     def weight_count(self) -> int:
         """How many numbers all matrices and biases are."""
         return sum(part.rows * part.columns + (part.rows if part.bias else 0) for part in self.parts())
+
+
+def steps_first(layout: Layout) -> bool | None:
+    """Whether sequences lie in memory with the steps first (True) or the sequences first (False); None for neither."""
+    (steps, batch, size), (step, sequence, element) = layout.shape, layout.strides
+    if element != 1 and size > 1:
+        return None
+    if (sequence == size or batch == 1) and (step == batch * size or steps == 1):
+        return True
+    if (step == size or steps == 1) and (sequence == steps * size or batch == 1):
+        return False
+    return None

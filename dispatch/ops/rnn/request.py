@@ -18,7 +18,6 @@ from dispatch.libraries.cudnn.dropout_states import check_states
 from dispatch.ops.rnn.network import Network, RnnMode
 
 if TYPE_CHECKING:
-    from dispatch.device.layout import Layout
     from dispatch.device.tensor import Tensor
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "RnnRequest",
     "host_reserve_bytes",
     "saved_sizes",
-    "steps_first",
 ]
 
 Lengths = tuple[int, ...]
@@ -125,11 +123,11 @@ class RnnBase(OperandRequest[R_co]):
 
     def hidden_shape(self) -> Shape:
         """The shape of the hidden states."""
-        return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.state_size
+        return self.network.hidden_shape(self.sequence()[1].shape[1])
 
     def cell_shape(self) -> Shape:
         """The shape of the cells of an LSTM."""
-        return self.network.pseudo_layers, self.sequence()[1].shape[1], self.network.hidden_size
+        return self.network.cell_shape(self.sequence()[1].shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +208,10 @@ class RnnRequest(RnnBase):
         return made
 
     def bytes_of(self, _: str) -> int:
-        from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
+        from dispatch.ops.rnn.descriptors import reserve_bytes  # at first use: requests bind no library
 
-        return cudnn.reserve_bytes(self)
+        lengths, dropout = self.all_lengths(), float(self.dropout)
+        return reserve_bytes(self.network, self.x.layout, lengths, self.compute, dropout)
 
     def attributes(self) -> tuple[Any, ...]:
         return *super().attributes(), self.training
@@ -313,15 +312,3 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.network.weight_count,), self.x.dtype)}
-
-
-def steps_first(layout: Layout) -> bool | None:
-    """Whether sequences lie in memory with the steps first (True) or the sequences first (False); None for neither."""
-    (steps, batch, size), (step, sequence, element) = layout.shape, layout.strides
-    if element != 1 and size > 1:
-        return None
-    if (sequence == size or batch == 1) and (step == batch * size or steps == 1):
-        return True
-    if (step == size or steps == 1) and (sequence == steps * size or batch == 1):
-        return False
-    return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.ops.rnn.request import steps_first
+from dispatch.ops.rnn.network import steps_first
 
 if TYPE_CHECKING:
     from dispatch.ops.rnn.request import RnnBase

@@ -15,15 +15,13 @@ from dispatch.checks import as_array, check_dtype, check_type, converted
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.ops.rnn.network import Network
+from dispatch.ops.rnn.network import Network, Places
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["Places", "named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
-
-Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
+__all__ = ["named_views", "pack", "pack_weights", "places", "unpack_weights", "weight_shapes"]
 
 
 def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
@@ -40,9 +38,9 @@ def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
 def places(network: Network, dtype: Dtype, device: Device) -> Places:
     """Where the parts of a weight space lie on a device."""
     if not device.is_host:
-        from dispatch.ops.rnn import cudnn  # at first use: requests bind no library
+        from dispatch.ops.rnn import descriptors  # at first use: requests bind no library
 
-        return cudnn.places(network, dtype, device)
+        return descriptors.places(network, dtype, device)
     parts = list(network.parts())
     ends = np.cumsum([0, *(part.rows * part.columns for part in parts)])
     biases = np.cumsum([ends[-1], *(part.rows if part.bias else 0 for part in parts)])

@@ -14,15 +14,19 @@ from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co, Signature
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64, Dtype
-from dispatch.ops.sdpa.packed import RAGGED, check_ragged
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["Diagonal", "SdpaRequest"]
+__all__ = ["OFFSETS", "RAGGED", "Diagonal", "SdpaRequest"]
 
 Shape = tuple[int, ...]
 F32_MAX = (2 - 2.0**-23) * 2.0**127
+# Packed sequences: the offsets of an operand by its name.
+OFFSETS = ("ragged_q", "ragged_k", "ragged_v", "ragged_o")
+RAGGED = dict(zip("qkvo", OFFSETS, strict=True))
+# What lies as another operand does, and so has its offsets.
+RAGGED |= {"out": "ragged_o", "do": "ragged_o", "dq": "ragged_q", "dk": "ragged_k", "dv": "ragged_v"}
 
 
 class Diagonal(IntEnum):
@@ -155,7 +159,32 @@ class SdpaRequest(OperandRequest[R_co]):
         if not self.packed and v.shape[2] != k.shape[2]:
             raise BadRequest("v", str(v.layout), f"a sequence of {k.shape[2]}, as k {k.layout} has")
         self._check_dense("q", "k", "v")
-        check_ragged(self)
+        self._check_ragged()
+
+    def _check_ragged(self) -> None:
+        """Offsets of all four or of none, and with them the longest lengths; no pages."""
+        for name in OFFSETS:
+            tensor: Tensor | None = getattr(self, name)
+            first = self.ragged_q
+            if (tensor is None) != (first is None):
+                given = "nothing" if tensor is None else str(tensor.layout)
+                raise BadRequest(name, given, "offsets of all, or of none")
+            if tensor is None or first is None:
+                continue
+            if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:
+                raise BadRequest(name, str(tensor.layout), "one more offset than sequences, the same number in each")
+            if tensor.dtype not in (I32, I64) or tensor.dtype is not first.dtype:
+                raise BadRequest(name, str(tensor.layout), "offsets in i32, or all of them in i64")
+        for name, operand in (("max_q", self.q), ("max_kv", self.k)):
+            longest = getattr(self, name)
+            if self.packed:
+                check_int(name, longest, 1, operand.shape[0])
+            elif longest is not None:
+                raise BadRequest(name, repr(longest), "None, for the sequences are not packed")
+        if self.packed and not self.padded:
+            raise BadRequest("seq_len_q", "nothing", "lengths of queries and keys, for the sequences are packed")
+        if self.packed and self.pages is not None:
+            raise BadRequest("page_table_k", "tables of pages", "none with packed sequences")
 
     def _check_dense(self, *names: str) -> None:
         for name in names:

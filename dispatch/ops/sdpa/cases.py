@@ -13,7 +13,8 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT, values
 from dispatch.keys import F32, Dtype
-from dispatch.ops.sdpa.packed import OFFSETS, packed, ragged_offsets
+from dispatch.ops.sdpa.base import OFFSETS
+from dispatch.ops.sdpa.packed import packed, ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.ops.sdpa.rules import packed_alone, padded_alone

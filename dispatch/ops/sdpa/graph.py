@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dispatch.device.layout import c_strides
 from dispatch.keys import F32, I32, I64
 from dispatch.libraries.cudnn.graph import Builder, Graph
-from dispatch.ops.sdpa.packed import RAGGED
+from dispatch.ops.sdpa.base import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Packed sequences of attention: which offsets belong to which operand, what they must be, and where they lead.
+"""Packed sequences of attention: where their offsets lead.
 
-`base.py` checks with it, `graph.py` asks whose offsets an operand has, `reference.py` takes sequences apart and
-puts results together on the host. `ragged_offsets` is for users. It calls no library.
+`reference.py` takes sequences apart and puts results together on the host, `request.py` compares layouts that share
+offsets; which operand has which stands in `base.py`. `ragged_offsets` is for users. It calls no library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.checks import check_int, check_type, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import I32, I64
+from dispatch.ops.sdpa.base import RAGGED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.sdpa.base import SdpaRequest
 
-__all__ = ["OFFSETS", "RAGGED", "check_alike", "check_ragged", "packed", "ragged_offsets", "unpacked"]
+__all__ = ["check_alike", "packed", "ragged_offsets", "unpacked"]
 
-OFFSETS = ("ragged_q", "ragged_k", "ragged_v", "ragged_o")
-RAGGED = dict(zip("qkvo", OFFSETS, strict=True))
-# What lies as another operand does, and so has its offsets.
-RAGGED |= {"out": "ragged_o", "do": "ragged_o", "dq": "ragged_q", "dk": "ragged_k", "dv": "ragged_v"}
 KEYS = ("ragged_k", "ragged_v")
 FOR_I32 = 2**31 - 1
 
@@ -51,31 +47,6 @@ def ragged_offsets(lengths: Sequence[int], tensor: Tensor) -> Tensor:
 
 
 # -- checks -------------------------------------------------------------------------------------------------------
-def check_ragged(request: SdpaRequest) -> None:
-    """Offsets of all four or of none, and with them the longest lengths; no pages."""
-    for name in OFFSETS:
-        tensor: Tensor | None = getattr(request, name)
-        first = request.ragged_q
-        if (tensor is None) != (first is None):
-            raise BadRequest(name, "nothing" if tensor is None else str(tensor.layout), "offsets of all, or of none")
-        if tensor is None or first is None:
-            continue
-        if tensor.ndim != 1 or tensor.size < 2 or tensor.shape != first.shape or not tensor.layout.is_contiguous:
-            raise BadRequest(name, str(tensor.layout), "one more offset than sequences, the same number in each")
-        if tensor.dtype not in (I32, I64) or tensor.dtype is not first.dtype:
-            raise BadRequest(name, str(tensor.layout), "offsets in i32, or all of them in i64")
-    for name, operand in (("max_q", request.q), ("max_kv", request.k)):
-        longest = getattr(request, name)
-        if request.packed:
-            check_int(name, longest, 1, operand.shape[0])
-        elif longest is not None:
-            raise BadRequest(name, repr(longest), "None, for the sequences are not packed")
-    if request.packed and not request.padded:
-        raise BadRequest("seq_len_q", "nothing", "lengths of queries and keys, for the sequences are packed")
-    if request.packed and request.pages is not None:
-        raise BadRequest("page_table_k", "tables of pages", "none with packed sequences")
-
-
 def check_alike(request: SdpaRequest, *pairs: tuple[str, str]) -> None:
     """Packed operands that share offsets have one layout."""
     for name, other in pairs:

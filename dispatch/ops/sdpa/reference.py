@@ -11,7 +11,8 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT, largest, values
 from dispatch.errors import BadRequest
-from dispatch.ops.sdpa.packed import RAGGED, packed, unpacked
+from dispatch.ops.sdpa.base import RAGGED
+from dispatch.ops.sdpa.packed import packed, unpacked
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:

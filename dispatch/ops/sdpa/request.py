@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dispatch.core.operands import Output, dense, like, same_as
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32
-from dispatch.ops.sdpa.base import Diagonal, SdpaRequest
-from dispatch.ops.sdpa.packed import OFFSETS, check_alike
+from dispatch.ops.sdpa.base import OFFSETS, Diagonal, SdpaRequest
+from dispatch.ops.sdpa.packed import check_alike
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.core.layouts import ALIGNED
-from dispatch.ops.sdpa.packed import RAGGED
+from dispatch.ops.sdpa.base import RAGGED
 from dispatch.ops.sdpa.request import Diagonal
 
 if TYPE_CHECKING:

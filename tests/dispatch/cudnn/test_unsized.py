@@ -9,7 +9,7 @@ from dispatch.core.operands import UNSIZED
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn import dropout_states
 from dispatch.ops.dropout import DropoutRequest, DropoutStatesRequest
-from dispatch.ops.rnn import RnnRequest
+from dispatch.ops.rnn import RnnRequest, descriptors
 from dispatch.ops.rnn import cudnn as rnn
 
 NETWORK = dp.Network(dp.RnnMode.LSTM, 4, 8)
@@ -24,14 +24,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         questions.append("states")
         return 64
 
-    def reserve_bytes(_: Any) -> int:
+    def reserve_bytes(*_: Any) -> int:
         questions.append("reserve")
         return 320
 
     monkeypatch.setattr(type(dp.device("host")), "is_host", False)
     for module in (dropout_states, dp.ops.dropout):
         monkeypatch.setattr(module, "states_bytes", states_bytes)
-    monkeypatch.setattr(rnn, "reserve_bytes", reserve_bytes)
+    monkeypatch.setattr(descriptors, "reserve_bytes", reserve_bytes)
     return questions
 
 

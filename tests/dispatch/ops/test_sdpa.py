@@ -12,9 +12,10 @@ from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import F32, HOST, Arch
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, ragged_offsets
+from dispatch.ops.sdpa.base import OFFSETS
 from dispatch.ops.sdpa.cases import cases
 from dispatch.ops.sdpa.graph import composed
-from dispatch.ops.sdpa.packed import OFFSETS, unpacked
+from dispatch.ops.sdpa.packed import unpacked
 from dispatch.ops.sdpa.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
