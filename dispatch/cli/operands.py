@@ -7,6 +7,7 @@ operands; the command line may always say otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "tensor_of"]
 
 Shape = tuple[int, ...]
+OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one where the host may know the numbers
 
 
 def tensor_of(spec: Spec) -> Tensor:
@@ -52,7 +54,7 @@ class Call:
         for name, value in values.items():
             self._collect(name, value)
         found = hints(kind)
-        self.operands = [name for name in self.fields if found[name] in (Tensor, Tensor | None)]
+        self.operands = [name for name in self.fields if found[name] in OPERANDS]
         self.required = [name for name in self.operands if self.fields[name].default is MISSING]
         self.open: list[str] = []  # operands whose dtype the rows may choose
 

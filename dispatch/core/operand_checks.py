@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int
+from dispatch.checks import check_int, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dispatch.core.overlap import Shape
     from dispatch.device.tensor import Tensor
 
-__all__ = ["MAX_EXTENT", "check_extents", "check_opaque", "check_probability", "each"]
+__all__ = ["MAX_EXTENT", "check_extents", "check_library", "check_opaque", "check_probability", "each"]
 
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
@@ -37,6 +37,12 @@ def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, 
         raise BadRequest(name, str(layout), f"dense u8[{'…' if wanted is None else wanted}]", hint)
     if layout.size and layout.alignment < alignment:
         raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
+
+
+def check_library(name: str, library: object) -> None:
+    """BadRequest unless it may be the name of a library, or None; which of them have rows the table knows."""
+    if library is not None and type(library) is not str:
+        raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
 
 
 MAX_EXTENT = 2**31 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from dispatch.core.request import run
 
@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Request
 
-__all__ = ["request_function"]
+__all__ = ["OfEither", "request_function", "request_function_of_either"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
+R_co = TypeVar("R_co", covariant=True)
+S_co = TypeVar("S_co", covariant=True)
 
 ENDING = """\
 It is enqueued on the current stream of the calling thread, and nothing is waited for. An output that is left out is
@@ -39,6 +43,31 @@ def request_function(
     function.__annotations__ = {field.name: field.type for field in fields(kind)} | {"return": _result(kind)}
     function.__doc__ = _documentation(kind)
     return cast("Callable[P, R]", function)
+
+
+class OfEither(Protocol[P, R_co, Q, S_co]):
+    """A function with the parameters of one class or of another, each with the result of its own."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> S_co: ...
+
+
+def request_function_of_either(
+    first: Callable[P, Request[R]], second: Callable[Q, Request[S]], name: str, call: Callable[..., Any]
+) -> OfEither[P, R, Q, S]:
+    """The request function of two classes, of which `call` takes the one that its arguments are for.
+
+    Type checkers see both; the signature and the documentation are the first one's, and name what the second has
+    otherwise.
+    """
+    function: Any = request_function(first, name, call)
+    parameters = inspect.signature(first).parameters.values()
+    function.__signature__ = inspect.Signature(list(parameters), return_annotation=_result(first))
+    text, entries, _ = _sections(second)
+    function.__doc__ = f"{function.__doc__}\n\nOr: {text}\n\nArgs:\n{entries}"
+    return cast("OfEither[P, R, Q, S]", function)
 
 
 def _made(kind: Any, name: str) -> Any:

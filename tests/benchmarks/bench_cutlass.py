@@ -195,7 +195,7 @@ def grouped(groups: int, rows: int, n: int, k: int, rounds: int) -> dict[str, An
     runs: dict[str, Any] = {}
     for config in GROUPED_CONFIGS:
         enqueue = [
-            ours(dp.GroupedMatmulRequest(*map(foreign, (a[i], b[i], ends, out[i])), config=config))
+            ours(dp.GroupedMatmulRequest(*map(foreign, (a[i], b[i], ends)), out=foreign(out[i]), config=config))
             for i in range(count)
         ]
         runs[str(config)] = lambda i, enqueue=enqueue: enqueue[i]()

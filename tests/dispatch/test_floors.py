@@ -50,10 +50,10 @@ def test_folders_import_in_no_circle():
 
 
 def test_modules_import_in_no_circle_but_what_a_device_makes_and_is_made_of():
-    """Not yet of ops: there some families still have two files that import one another."""
+    """Not yet of two families, which still have files that import one another."""
     arrows = {}
     for one in draw.imports():
-        if not one.source.startswith("ops.") and one.source != one.target:
+        if not one.source.startswith(("ops.matmul.", "ops.cutlass_gemm.")) and one.source != one.target:
             arrows.setdefault(one.source, set()).add(one.target)
     left, again = set(arrows), True
     while again:  # what imports nothing that is left, or is imported by nothing, is in no circle

@@ -22,7 +22,7 @@ CLASSES = {
     for name in dir(dp)
     if isinstance(found := getattr(dp, name), type) and issubclass(found, Request) and found is not Request
 }
-OWN = ("cutlass_gemm", "grouped_matmul")  # made by hand: they take more than one class of requests
+OWN = ("cutlass_gemm",)  # made by hand: it takes more than one class of requests
 FUNCTIONS = [op for op in CLASSES if hasattr(dp, op) and op not in OWN]
 
 RIGHT = """
@@ -41,6 +41,8 @@ gradient: Tensor = dp.dropout_bwd(kept, reserve, 0.25)
 product = dp.matmul(x, x, epilogue=dp.Epilogue.RELU)
 request = dp.SoftmaxRequest(x, axis=1)
 again: Tensor = dp.run(request)
+rows: Tensor = dp.grouped_matmul(x, x, [2, 6], alpha=2.0)
+several: tuple[Tensor, ...] = dp.grouped_matmul([x], [x], out_dtype="f32")
 """
 WRONG = {  # a line, and what both checkers must find in it
     "dp.mat_mul(x, x)": "mat_mul",
@@ -52,6 +54,9 @@ WRONG = {  # a line, and what both checkers must find in it
     "n: int = dp.softmax(x)": "int",
     "dp.conv_fwd(x, w, activation='relu')": "activation|str",
     "m: int = dp.run(request)": "int",
+    "dp.grouped_matmul(x, x, [2, 6], alpha='2')": "alpha|str",
+    "k: int = dp.grouped_matmul([x], [x])": "int",
+    "dp.grouped_matmul(x, x, 'ends', config=7)": "config|ends|int|str",
 }
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS, shown
+from dispatch.checks import NO_NUMBERS
 from dispatch.core.layouts import dense_strides
+from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output
 from dispatch.core.request import R_co
 from dispatch.device.layout import c_strides
@@ -68,9 +69,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
     result_dtype: Dtype | cached_property[Any]
 
     def __post_init__(self) -> None:
-        library: object = self.library
-        if library is not None and type(library) is not str:
-            raise BadRequest("library", shown(library), "the name of a library, such as 'cutlass', or None")
+        check_library("library", self.library)
         check_tree(self.epilogue, self.config)
         object.__setattr__(self, "operands", pairs_of(self.operands))
         if self.beta is None:

@@ -158,7 +158,7 @@ class ListCase:
         request = GroupedMatmulListRequest(
             tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
             tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
-            tuple(memory.view for memory in memories),
+            out=tuple(memory.view for memory in memories),
             alpha=-0.5,
         )
         return ListTrial(self.id, request, memories)

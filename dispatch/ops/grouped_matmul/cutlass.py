@@ -50,7 +50,7 @@ def plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
 
 def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
     """The kernel of a request, which is the same for both."""
-    a, b = (x[0] if isinstance(x, tuple) else x for x in (request.a, request.b))
+    a, b = request.first("a"), request.first("b")
     return GroupedSpec(
         arch=arch,
         a=a.dtype,

@@ -5,49 +5,46 @@ Each rule gives the reason in the words "needs …, has …", or "" where the re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cutlass.layout import lines_by_16, order_of
 
 if TYPE_CHECKING:
-    from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
-    from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
-
-    Requests = GroupedMatmulRequest | GroupedMatmulListRequest
+    from dispatch.ops.grouped_matmul.base import GroupedBase
 
 __all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_order", "rows_dense", "some_elements"]
 
 
-def by_16_bytes(request: Requests) -> str:
+def by_16_bytes(request: GroupedBase[Any]) -> str:
     """Each group of each matrix starts at a multiple of 16 bytes, and so does each line."""
     wrong = [reason for name, tensor in request.matrices if (reason := lines_by_16(name, tensor))]
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def rows_dense(request: Requests) -> str:
+def rows_dense(request: GroupedBase[Any]) -> str:
     """A group is some rows of A and D."""
     wrong = [name for name, tensor in request.matrices if name[0] != "b" and order_of(tensor) != "row"]
     return f"needs dense rows, has {' and '.join(wrong)} with dense columns" if wrong else ""
 
 
-def k_dense(request: Requests) -> str:
+def k_dense(request: GroupedBase[Any]) -> str:
     """Hopper's tensor cores read fp8 along k only."""
     wrong = [name for name, tensor in request.matrices if name[0] == "b" and order_of(tensor) != "column"]
     return f"needs b column-major (k dense), has {' and '.join(wrong)} with rows" if wrong else ""
 
 
-def one_order(request: Requests) -> str:
+def one_order(request: GroupedBase[Any]) -> str:
     """A kernel is made for B with dense rows or for one with dense columns."""
     orders = {order_of(tensor) for name, tensor in request.matrices if name[0] == "b"}
     return "needs b of one order, has some with dense rows and some with dense columns" if len(orders) > 1 else ""
 
 
-def some_elements(request: Requests) -> str:
+def some_elements(request: GroupedBase[Any]) -> str:
     """Nothing is launched for nothing; a single group may be empty, as only the device knows."""
     fine = all(all(tensor.shape) for _, tensor in request.matrices) and request.groups
     return "" if fine else "needs extents of 1 or more, has none"
 
 
-def no_fast_accum(request: Requests) -> str:
+def no_fast_accum(request: GroupedBase[Any]) -> str:
     """Fast accumulation is a choice of fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""

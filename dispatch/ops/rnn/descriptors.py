@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["INFERENCE", "TRAINING", "Described", "NetworkDescriptor", "places", "reserve_bytes"]
 
+Lengths = tuple[int, ...]
+
 INFERENCE = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_INFERENCE
 TRAINING = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_TRAINING
 LAYOUT = cudnn.cudnnRNNDataLayout_t
 MATH = cudnn.cudnnMathType_t
 _known: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
 MAX_KNOWN = 4096  # answers of cuDNN on one device; the oldest goes first
-
-Lengths = tuple[int, ...]
 
 
 class NetworkDescriptor:

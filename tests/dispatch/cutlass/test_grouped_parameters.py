@@ -94,7 +94,7 @@ def test_products_are_placed_as_the_host_says(host, entries):
     asked = GroupedMatmulListRequest(
         tuple(host.zeros((m, k), "bf16") for m, _, k in shape),
         tuple(host.zeros((n, k), "bf16").T for _, n, k in shape),
-        tuple(host.zeros((m, n), "f32") for m, n, _ in shape),
+        out=tuple(host.zeros((m, n), "f32") for m, n, _ in shape),
     )
     matrices = [[np.asarray(x) for x in tensors] for tensors in (asked.a, asked.b, asked.out)]
     a, b, out = matrices

@@ -220,7 +220,7 @@ def test_products_of_any_extents_write_nothing_beside_their_outputs(host, execut
     request = GroupedMatmulListRequest(
         tuple(host.array(rng.standard_normal((m, k)), "bf16") for m, _, k in extents),
         tuple(host.array(rng.standard_normal((n, k)), "bf16").mT for _, n, k in extents),
-        tuple(memory.view for memory in memories),
+        out=tuple(memory.view for memory in memories),
     )
 
     def act(_):

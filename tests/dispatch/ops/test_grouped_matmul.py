@@ -1,5 +1,7 @@
 """grouped_matmul on the host: every row through its cases; what is refused, by whom and why."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from dispatch.ops.grouped_matmul.cases import cases
 from dispatch.ops.grouped_matmul.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
 from dispatch.ops.grouped_matmul.cutlass import chunks, spec_of
 from dispatch.ops.grouped_matmul.reference import reference
+from dispatch.table.select import select
 
 ROWS = [row for row in dp.TABLE.of("grouped_matmul") if row.min_arch == HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
@@ -73,7 +76,10 @@ def small(dev, **options):
         (lambda d: {"b": apart(d, (2, 16, 2**31), (0, 1, 16))}, "b: .*; expected extents up to 2147483647"),
         (lambda d: {"ends": d.array([2, 6], "i64")}, "where each group ends"),
         (lambda d: {"ends": d.array([2, 4, 6], "i32")}, "where each group ends"),
-        (lambda _: {"ends": [2, 6]}, "a dispatch Tensor"),
+        (lambda _: {"ends": [2, 4, 6]}, "where each group ends"),
+        (lambda _: {"ends": "26"}, "ends: .*; expected"),
+        (lambda _: {"b": [[2, 6]]}, "a dispatch Tensor"),
+        (lambda _: {"library": 7}, "library: got 7; expected the name of a library"),
         (lambda d: {"out": d.zeros((6, 7), "bf16")}, r"shape \(6, 8\)"),
         (lambda d: {"alpha": d.zeros(2)}, "one element"),
         (lambda d: {"alpha": d.zeros(1, "f64")}, "an f32 tensor of one element"),
@@ -143,6 +149,21 @@ def test_ends_may_be_numbers_of_the_host(dev):
     a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((2, 16, 8)), "bf16")
     for ends in ([2, 6], np.array([2, 6]), (2, 6)):
         assert (grouped_matmul(a, b, ends).numpy().astype(float) == 16).all()
+        request = GroupedMatmulRequest(a, b, ends)
+        assert request.key() == GroupedMatmulRequest(a, b, dev.array([2, 6], "i32")).key()
+        assert (dp.run(request).numpy().astype(float) == 16).all()
+
+
+def test_a_library_may_be_named(dev, rng):
+    a, b = pairs(dev, rng, (8, 16, 8), (16, 8, 24))
+    for of in (partial(small, dev), partial(GroupedMatmulListRequest, a, b)):
+        assert select(of(library="numpy"), HOST).library == "numpy"
+        assert select(of(library="cutlass"), Arch(90)).library == select(of(), Arch(90)).library == "cutlass"
+        assert of().key() != of(library="numpy").key()
+        with pytest.raises(NoRow, match=r"needs library .*, has cublasLt"):
+            dp.run(of(library="cublasLt"))
+    with pytest.raises(BadRequest, match="library: got 7"):
+        grouped_matmul(a, b, library=7)
 
 
 @pytest.mark.parametrize("ends", [[4, 2], [2, 7], [-1, 6], [2.0, 6.0], [[2, 6]], None], ids=str)
@@ -228,22 +249,22 @@ def test_the_host_tells_of_each_group_extents_addresses_and_steps():
 def test_bad_products_say_what_is_wrong(change, message, dev, rng):
     a, b, out = change(*pairs(dev, rng, (3, 8, 16), (5, 24, 32)), dev)
     with pytest.raises(BadRequest, match=message):
-        GroupedMatmulListRequest(tuple(a), tuple(b), out)
+        GroupedMatmulListRequest(tuple(a), tuple(b), out=out)
 
 
 def test_one_memory_for_two_outputs_is_refused(dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
     whole = dev.zeros((6, 8), "bf16")
     with pytest.raises(BadRequest, match=r"overlaps out\[1\]"):
-        GroupedMatmulListRequest(tuple(a), tuple(b), (whole[:4], whole[2:]))
+        GroupedMatmulListRequest(tuple(a), tuple(b), out=(whole[:4], whole[2:]))
 
 
 def test_a_tensor_is_no_output_twice_and_no_operand_besides(dev, rng):
     a, b = pairs(dev, rng, (4, 16, 16), (4, 16, 16))
     with pytest.raises(BadRequest, match=r"out\[0\].*overlaps out\[1\]"):
-        GroupedMatmulListRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"),) * 2)
+        GroupedMatmulListRequest(tuple(a), tuple(b), out=(dev.zeros((4, 16), "bf16"),) * 2)
     with pytest.raises(BadRequest, match=r"out\[1\].*overlaps a\[0\]"):
-        GroupedMatmulListRequest(tuple(a), tuple(b), (dev.zeros((4, 16), "bf16"), a[0]))
+        GroupedMatmulListRequest(tuple(a), tuple(b), out=(dev.zeros((4, 16), "bf16"), a[0]))
 
 
 def test_products_with_b_in_two_orders_are_refused(dev, rng):

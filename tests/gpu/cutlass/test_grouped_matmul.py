@@ -48,7 +48,7 @@ def test_ends_may_be_told_by_the_host(gpu, rng):
     request = cases(row)[0].request(gpu, rng)
     ends = request.ends.numpy().tolist()
     got = grouped_matmul(request.a, request.b, ends, alpha=request.alpha, out=request.out)
-    GroupedTrial("ends of the host", request).check(got)
+    GroupedTrial("ends of the host", request).verify(got)
 
 
 def test_products_are_placed_anew_where_their_memory_is_another(gpu, rng):

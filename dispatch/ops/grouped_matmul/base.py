@@ -1,0 +1,210 @@
+"""What the two requests of grouped products have in common: all but which matrices there are, and where.
+
+`request.py` and `request_lists.py` derive from it. Making a request validates what the host can know. This file calls
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from cudabind._cached import cached_property
+from dispatch.checks import NO_NUMBERS, check_kinds, shown
+from dispatch.core.operand_checks import check_library
+from dispatch.core.overlap import overlap
+from dispatch.core.request import R_co, Request, Signature
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import BF16, F32, FP8, Dtype
+from dispatch.libraries.cutlass.evt import accumulator, scalar
+from dispatch.libraries.cutlass.evt_operands import check_tree
+from dispatch.libraries.cutlass.visitors import operands_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.core.request import Argument, Use
+    from dispatch.device.device import Device
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
+
+__all__ = ["GroupedBase"]
+
+Shape = tuple[int, ...]
+F32_MAX = (2 - 2.0**-23) * 2.0**127
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedBase(Request[R_co]):
+    """Products in groups by one kernel.
+
+    Attributes:
+        epilogue: a tree of `dispatch.evt` over the accumulator and alpha; None for alpha · A · B.
+        alpha: a number, or an f32 tensor of one element.
+        out_dtype: the dtype of D; None for that of `out`, else A's, bf16 for fp8.
+        fast_accum: fp8 only; sums in the tensor cores' own precision.
+        config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
+        library: the one whose rows alone are asked, such as "cutlass"; None asks all in the table's order.
+    """
+
+    op: ClassVar[str] = "grouped_matmul"
+    _: KW_ONLY
+    epilogue: Node | None = None
+    alpha: Tensor | float = 1.0
+    out_dtype: Any = None
+    fast_accum: bool = False
+    config: Config | None = None
+    library: str | None = None
+
+    # -- what a subclass says -------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def operands(self) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor given but alpha, by its name, in the order of the plans' addresses."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> int:
+        """How many products there are."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """The rows of all products together, at most."""
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """The most columns that a product has."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of each output by its name."""
+
+    @abstractmethod
+    def first(self, name: str) -> Tensor:
+        """The tensor of a field, the first one where it has several."""
+
+    # -- what follows from it -------------------------------------------------------------------------------------
+    @property
+    def matrices(self) -> Iterator[tuple[str, Tensor]]:
+        """Each matrix given, by its name."""
+        return ((name, tensor) for name, tensor in self.operands if name != "ends")
+
+    @cached_property
+    def given_out(self) -> dict[str, Tensor]:
+        """The outputs given, by their names: all or none."""
+        return {name: tensor for name, tensor in self.operands if name.startswith("out")}
+
+    @cached_property
+    def tree(self) -> Node:
+        """The epilogue, which scales by alpha where none was given."""
+        return self.epilogue if self.epilogue is not None else scalar("alpha") * accumulator()
+
+    @cached_property
+    def d_dtype(self) -> Dtype:
+        """The dtype of D: that of `out`, `out_dtype`, or A's (bf16 for fp8)."""
+        if self.given_out:
+            return self.first("out").dtype
+        if self.out_dtype is not None:
+            return Dtype.of(self.out_dtype)
+        a = self.first("a").dtype
+        return BF16 if a in FP8 else a
+
+    @property
+    def device(self) -> Device:
+        return self.first("a").device
+
+    def signature(self) -> Signature:
+        dtypes = (self.first("a").dtype, self.first("b").dtype, self.d_dtype, self.d_dtype)
+        return Signature(dtypes, library=self.library)
+
+    def key(self) -> tuple[Any, ...]:
+        layouts = tuple(tensor.layout for _, tensor in self.operands)
+        alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
+        choices = (self.tree, self.d_dtype.cuda, self.fast_accum, self.config, self.library)
+        return (self.groups, layouts, alpha, *choices)
+
+    @property
+    def alpha_argument(self) -> Argument:
+        """Alpha as a plan takes it: its address, or the number."""
+        return self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # of -0.0, too
+
+    def tensors(self) -> tuple[Use, ...]:
+        uses = tuple((name, tensor, name in self.given_out) for name, tensor in self.operands)
+        return (*uses, ("alpha", self.alpha, False)) if isinstance(self.alpha, Tensor) else uses
+
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        if self.given_out:
+            return {}
+        return {name: _padded(shape, self.d_dtype) for name, shape in self.shapes.items()}
+
+    @property
+    def choices(self) -> str:
+        """The choices for `describe`."""
+        fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
+        return f"epilogue {self.tree}{fast}"
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def check_choices(self) -> None:
+        """Raise BadRequest for fields beside the matrices that are not what they must be."""
+        check_library("library", self.library)
+        self._check_tree()
+        self._check_alpha()
+        check_kinds(self)
+        if self.out_dtype is not None and Dtype.of(self.out_dtype) is not self.d_dtype:
+            raise BadRequest("out_dtype", shown(self.out_dtype), f"{self.d_dtype}, the dtype of out, or None")
+
+    def _check_tree(self) -> None:
+        """The epilogue reads and writes nothing but the accumulator and alpha."""
+        check_tree(self.epilogue, self.config)
+        try:
+            others = [name for name in operands_of(self.tree) if name != "alpha"]
+        except Refused as refused:
+            raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
+        if others:
+            raise BadRequest("epilogue", f"operands {', '.join(others)}", "a tree over the accumulator and alpha")
+
+    def _check_alpha(self) -> None:
+        """Alpha is a number or lies on the device as the kernel reads it, and the tree reads it where it is not 1."""
+        alpha: object = self.alpha
+        if isinstance(alpha, Tensor):
+            if alpha.size != 1 or alpha.dtype is not F32:
+                raise BadRequest("alpha", str(alpha.layout), "a number, or an f32 tensor of one element")
+        elif isinstance(alpha, NO_NUMBERS) or not isinstance(alpha, (int, float, np.integer, np.floating)):
+            raise BadRequest("alpha", repr(alpha), "a number, or an f32 tensor of one element")
+        elif F32_MAX < abs(alpha if isinstance(alpha, int) else float(alpha)) < math.inf:
+            raise BadRequest("alpha", repr(alpha), f"a number that f32 holds, up to {F32_MAX:.4g}")
+        if (isinstance(alpha, Tensor) or alpha != 1) and "alpha" not in operands_of(self.tree):
+            given = str(alpha.layout) if isinstance(alpha, Tensor) else repr(alpha)
+            hint = "multiply by evt.scalar('alpha') in the epilogue"
+            raise BadRequest("alpha", given, "1, for the epilogue reads no alpha", hint)
+
+    def check_memory(self) -> None:
+        """All is on one device; each output has its shape, and memory of its own."""
+        uses = self.tensors()
+        self.device.check(*(tensor for _, tensor, _ in uses))
+        for name, tensor, _ in uses:
+            if tensor.device is not self.device:
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}, as a is")
+        for name, out in self.given_out.items():
+            shape = self.shapes[name]
+            if out.shape != shape or out.layout.readonly or out.layout.meets_itself:
+                wanted = f"shape {shape} in memory that may be written, its own for each element"
+                raise BadRequest(name, str(out.layout), wanted)
+        for name, out in self.given_out.items():
+            for other_name, other, _ in uses:
+                if other_name != name and overlap(out, other):
+                    raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")
+
+
+def _padded(shape: Shape, dtype: Dtype) -> tuple[Shape, Shape, Dtype]:
+    """A matrix to be made, its rows at multiples of 16 bytes, as tensor maps need them."""
+    step = 128 // dtype.bits
+    return shape, (-(-shape[1] // step) * step, 1), dtype
