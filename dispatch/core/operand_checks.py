@@ -11,8 +11,17 @@ from dispatch.keys import U8
 if TYPE_CHECKING:
     from dispatch.core.overlap import Shape
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
-__all__ = ["MAX_EXTENT", "check_extents", "check_library", "check_opaque", "check_probability", "each"]
+__all__ = [
+    "MAX_EXTENT",
+    "check_extents",
+    "check_library",
+    "check_opaque",
+    "check_probability",
+    "check_tensor",
+    "each",
+]
 
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
@@ -27,6 +36,20 @@ def check_probability(name: str, p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise BadRequest(name, repr(p), "a number from 0 to below 1")
+
+
+def check_tensor(
+    name: str, tensor: Tensor | None, dtype: Dtype, shape: Shape, said: str = "", hint: str = "", *, dense: bool = False
+) -> None:
+    """BadRequest unless a tensor, where there is one, has a dtype and a shape and, where asked, is dense.
+
+    What is `said` stands behind these in the message.
+    """
+    if tensor is None or (
+        (tensor.shape, tensor.dtype) == (shape, dtype) and (tensor.layout.is_contiguous or not dense)
+    ):
+        return
+    raise BadRequest(name, str(tensor.layout), f"{dtype}{list(shape)}{', dense' if dense else ''}{said}", hint)
 
 
 def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, hint: str) -> None:

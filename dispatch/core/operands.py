@@ -81,17 +81,18 @@ class OperandRequest(Request[R_co]):
         self._check_outputs()
 
     # -- what a subclass says -------------------------------------------------------------------------------------
-    @abstractmethod
     def outputs(self) -> dict[str, Output]:
-        """The outputs of this request, in the order in which it gives them back."""
+        """The outputs of this request, in the order in which it gives them back; unless said, one like the first."""
+        first: Tensor = getattr(self, self.reads[0])
+        return {self.writes[0]: like(first.layout)}
 
     @abstractmethod
     def check_fields(self) -> None:
         """Raise BadRequest for fields that do not fit each other; the tensors are live and on one device."""
 
-    @abstractmethod
     def attributes(self) -> tuple[Any, ...]:
-        """What of the key is no layout."""
+        """What of the key is no layout: unless said, all fields but the tensors."""
+        return tuple(getattr(self, name) for name in _choices(type(self)))
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ class OperandRequest(Request[R_co]):
         return first.dtype, next(iter(self._outputs.values())).dtype
 
     def signature(self) -> Signature:
-        return Signature(self.dtypes)
+        return Signature(self.dtypes, getattr(self, "compute", None), library=getattr(self, "library", None))
 
     def key(self) -> tuple[Any, ...]:
         tensors = (getattr(self, name) for name in (*self.reads, *self.writes))
@@ -246,6 +247,11 @@ class OperandRequest(Request[R_co]):
 @functools.cache
 def _without_default(kind: type[OperandRequest]) -> tuple[str, ...]:
     return tuple(name for name in kind.reads if not hasattr(kind, name))
+
+
+@functools.cache
+def _choices(kind: type[OperandRequest]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in (*kind.reads, *kind.writes))  # type: ignore[arg-type]
 
 
 def _word(value: Any) -> str:

@@ -18,7 +18,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum
 from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
-from dispatch.core.operands import OperandRequest, Output, like, same_as
+from dispatch.core.operands import OperandRequest, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -60,34 +60,16 @@ class ActivationMode(IntEnum):
 WITH_COEF = (ActivationMode.CLIPPED_RELU, ActivationMode.ELU, ActivationMode.SWISH)
 
 
-def check_mode(mode: object, coef: object) -> None:
-    """BadRequest for what is no mode, or a coefficient that it has no use for."""
-    check_enum("mode", mode, ActivationMode)
-    if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
-        raise BadRequest("coef", repr(coef), "a finite number")
-    if coef != 1 and mode not in WITH_COEF:
-        takers = ", ".join(taker.name for taker in WITH_COEF)
-        raise BadRequest("coef", repr(coef), f"1, for {getattr(mode, 'name', mode)} has none", f"{takers} have one")
-    if coef < 0:
-        raise BadRequest("coef", repr(coef), "0 or more")
-
-
 @dataclass(frozen=True, eq=False)
-class ActivationRequest(OperandRequest["Tensor"]):
-    """y = f(x), element by element.
+class ElementwiseRequest(OperandRequest["Tensor"]):
+    """What activations and their gradients have in common.
 
     Attributes:
-        x: any shape, any strides above 0; without elements it gives a y without elements.
         mode: the function.
         coef: the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of SWISH.
-        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
     """
 
-    op: ClassVar[str] = "activation"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
     writes: ClassVar[tuple[str, ...]] = ("out",)
-    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
-
     x: Tensor
     _: KW_ONLY
     mode: ActivationMode = ActivationMode.RELU
@@ -95,17 +77,34 @@ class ActivationRequest(OperandRequest["Tensor"]):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_mode(self.mode, self.coef)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.mode, float(self.coef)
+        check_enum("mode", self.mode, ActivationMode)
+        if not math.isfinite(self.coef):
+            raise BadRequest("coef", repr(self.coef), "a finite number")
+        if self.coef != 1 and self.mode not in WITH_COEF:
+            takers = ", ".join(taker.name for taker in WITH_COEF)
+            raise BadRequest("coef", repr(self.coef), f"1, for {self.mode.name} has none", f"{takers} have one")
+        if self.coef < 0:
+            raise BadRequest("coef", repr(self.coef), "0 or more")
+        for name in self.reads[1:]:
+            same_as(name, getattr(self, name), "x", self.x)
 
 
 @dataclass(frozen=True, eq=False)
-class ActivationBwdRequest(OperandRequest["Tensor"]):
+class ActivationRequest(ElementwiseRequest):
+    """y = f(x), element by element.
+
+    Attributes:
+        x: any shape, any strides above 0; without elements it gives a y without elements.
+        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
+    """
+
+    op: ClassVar[str] = "activation"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationBwdRequest(ElementwiseRequest):
     """dx = dy · f'(x), element by element: the gradient of `ActivationRequest`.
 
     Attributes:
@@ -118,27 +117,9 @@ class ActivationBwdRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "activation_bwd"
     reads: ClassVar[tuple[str, ...]] = ("x", "y", "dy")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
-
-    x: Tensor
     y: Tensor
     dy: Tensor
-    _: KW_ONLY
-    mode: ActivationMode = ActivationMode.RELU
-    coef: float = 1.0
-    out: Tensor | None = None
-
-    def check_fields(self) -> None:
-        check_mode(self.mode, self.coef)
-        same_as("y", self.y, "x", self.x)
-        same_as("dy", self.dy, "x", self.x)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.mode, float(self.coef)
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -150,7 +131,7 @@ def axes_of(layouts: Sequence[Layout]) -> list[Axis]:
     return merge(layouts, [0] * len(layouts[0].shape))
 
 
-def five_axes(request: ActivationRequest | ActivationBwdRequest) -> str:
+def five_axes(request: ElementwiseRequest) -> str:
     """Strides above 0, and no more than five axes once merged."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):
@@ -172,7 +153,7 @@ def one_layout(request: ActivationBwdRequest) -> str:
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
-def evaluate(request: ActivationRequest | ActivationBwdRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: ElementwiseRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     x, coef = values(request.x, work), work.type(request.coef)
     if isinstance(request, ActivationBwdRequest):
@@ -217,7 +198,7 @@ def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
     return np.asarray(gate * (1 + coef * x * (1 - gate)))
 
 
-def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
+def reference(request: ElementwiseRequest) -> Results:
     """The output of a request in float64, by name."""
     return evaluate(request, EXACT)
 
@@ -226,7 +207,7 @@ def reference(request: ActivationRequest | ActivationBwdRequest) -> Results:
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
+def cudnn_activation(request: ElementwiseRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.x.size == 0:
         return NoOpPlan(row)
@@ -235,7 +216,7 @@ def cudnn_activation(request: ActivationRequest | ActivationBwdRequest, executor
     axes = axes_of(layouts)
     extents = [axis.extent for axis in axes]
     described = [tensor(dtype, extents, [axis.strides[i] for axis in axes]) for i in range(len(layouts))]
-    one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, request.coef)
+    one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, float(request.coef))
     if isinstance(request, ActivationBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))

@@ -7,16 +7,17 @@ Making one validates it; this file calls nothing.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_int
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
-from dispatch.core.request import R_co, Signature
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import Compute, Dtype
+from dispatch.keys import Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
 from dispatch.ops.conv.trees import TreedConvRequest
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from dispatch.core.operands import Output
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Compute
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = ["Activation", "ConvRequest", "Padding"]
 
@@ -47,6 +51,7 @@ class Activation(IntEnum):
     GELU_APPROX_TANH_FWD = 107
 
 
+@dataclass(frozen=True, eq=False)
 class ConvRequest(TreedConvRequest[R_co]):
     """What the three have in common: steps, groups, and the numbers that results are scaled with.
 
@@ -63,10 +68,23 @@ class ConvRequest(TreedConvRequest[R_co]):
     """
 
     advice: ClassVar[str] = "dense operands with channels last, multiples of 8 channels, and fewer limits on engines"
-    pad: Padding
-    stride: int | tuple[int, ...]
-    dilation: int | tuple[int, ...]
-    out_dtype: Any
+    _: KW_ONLY
+    z: Tensor | None = None
+    out: Tensor | None = None
+    pad: Padding = 0
+    stride: int | tuple[int, ...] = 1
+    dilation: int | tuple[int, ...] = 1
+    alpha: float = 1.0
+    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
+    compute: Compute | None = None
+    out_dtype: Any = None
+    deterministic: bool = False
+    workspace: int | None = None
+    autotune: bool = False
+    epilogue: Node | None = None
+    operands: Any = ()
+    config: Config | None = None
+    library: str | None = None
 
     @property
     @abstractmethod
@@ -124,9 +142,9 @@ class ConvRequest(TreedConvRequest[R_co]):
         return not self.accumulates and super().repeatable
 
     @property
-    @abstractmethod
     def own_choice(self) -> Any:
-        """What an operation has beside the choices of all three."""
+        """What an operation has beside the choices of all three: a gradient, what its shape leaves open."""
+        return self.result_shape
 
     def outputs(self) -> dict[str, Output]:
         out = self.image(self.result_dtype, last=self.treed or self.channels_last)
@@ -142,9 +160,6 @@ class ConvRequest(TreedConvRequest[R_co]):
                 return wanted
         return strides
 
-    def signature(self) -> Signature:
-        return Signature(self.dtypes, self.compute, library=self.library)
-
     def attributes(self) -> tuple[Any, ...]:
         if self.treed:
             return (*self.steps, *self.tree_choices())
@@ -154,23 +169,11 @@ class ConvRequest(TreedConvRequest[R_co]):
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_choices(self) -> None:
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise BadRequest(name, repr(value), "a number")
-        if self.compute is not None:
-            check_enum("compute", self.compute, Compute)
-        for name in ("deterministic", "autotune"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadRequest(name, repr(getattr(self, name)), "True or False")
         if self.workspace is not None:
             check_int("workspace", self.workspace, 0, 1 << 40)
-        if self.out_dtype is not None:
-            try:
-                wanted = Dtype.of(self.out_dtype)
-            except TypeError as error:
-                raise BadRequest("out_dtype", repr(self.out_dtype), "a dtype", str(error)) from None
-            if self.out is not None and self.out.dtype is not wanted:
+        if self.out_dtype is not None and self.out is not None:
+            wanted = Dtype.of(self.out_dtype)
+            if self.out.dtype is not wanted:
                 raise BadRequest("out_dtype", str(wanted), f"{self.out.dtype}, the dtype of out, or None")
         if self.accumulates and self.out is None:
             raise BadRequest("beta", repr(self.beta), "0, for there is no out to be scaled", "pass out=…")

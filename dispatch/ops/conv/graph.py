@@ -78,7 +78,7 @@ class _Drawing:
 
     def _gradient(self, kind: str, names: tuple[str, str], result: str) -> None:
         ins = {name: self._tensor(field) for name, field in zip(names, self._request.reads, strict=True)}
-        self._node(kind, ins, result, self._tensor("out"), BETA=float(self._request.beta))
+        self._node(kind, ins, result, self._tensor("out"), BETA=float(self._request.beta or 0))
 
     def _fused(self, request: ConvFwdRequest) -> None:
         """Convolution, scaling, residual, bias, activation: the order that cuDNN has kernels of its own for."""

@@ -17,9 +17,7 @@ from dispatch.ops.conv.base import Activation, ConvRequest, Padding
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
-    from dispatch.keys import Compute, Dtype
-    from dispatch.libraries.cutlass.config import Config
-    from dispatch.libraries.cutlass.evt import Node
+    from dispatch.keys import Dtype
 
 __all__ = ["Activation", "ConvBwdDataRequest", "ConvBwdFilterRequest", "ConvFwdRequest", "ConvRequest", "Padding"]
 
@@ -48,23 +46,7 @@ class ConvFwdRequest(ConvRequest[Any]):
     w: Tensor
     _: KW_ONLY
     bias: Tensor | None = None
-    z: Tensor | None = None
-    out: Tensor | None = None
-    pad: Padding = 0
-    stride: int | tuple[int, ...] = 1
-    dilation: int | tuple[int, ...] = 1
     activation: Activation = Activation.IDENTITY
-    alpha: float = 1.0
-    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
-    compute: Compute | None = None
-    out_dtype: Any = None
-    deterministic: bool = False
-    workspace: int | None = None
-    autotune: bool = False
-    epilogue: Node | None = None
-    operands: Any = ()
-    config: Config | None = None
-    library: str | None = None
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -138,24 +120,8 @@ class ConvBwdDataRequest(ConvRequest[Any]):
     dy: Tensor
     w: Tensor
     _: KW_ONLY
-    z: Tensor | None = None
-    out: Tensor | None = None
     x_extents: tuple[int, ...] | None = None
     group_count: int = 1
-    pad: Padding = 0
-    stride: int | tuple[int, ...] = 1
-    dilation: int | tuple[int, ...] = 1
-    alpha: float = 1.0
-    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
-    compute: Compute | None = None
-    out_dtype: Any = None
-    deterministic: bool = False
-    workspace: int | None = None
-    autotune: bool = False
-    epilogue: Node | None = None
-    operands: Any = ()
-    config: Config | None = None
-    library: str | None = None
 
     @cached_property
     def x_shape(self) -> Shape:
@@ -181,10 +147,6 @@ class ConvBwdDataRequest(ConvRequest[Any]):
 
     @property
     def result_shape(self) -> Shape:
-        return self.x_shape
-
-    @property
-    def own_choice(self) -> Any:
         return self.x_shape
 
     def check_fields(self) -> None:
@@ -223,24 +185,8 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     dy: Tensor
     x: Tensor
     _: KW_ONLY
-    z: Tensor | None = None
-    out: Tensor | None = None
     w_extents: tuple[int, ...] | None = None
     group_count: int = 1
-    pad: Padding = 0
-    stride: int | tuple[int, ...] = 1
-    dilation: int | tuple[int, ...] = 1
-    alpha: float = 1.0
-    beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
-    compute: Compute | None = None
-    out_dtype: Any = None
-    deterministic: bool = False
-    workspace: int | None = None
-    autotune: bool = False
-    epilogue: Node | None = None
-    operands: Any = ()
-    config: Config | None = None
-    library: str | None = None
 
     @property
     def x_shape(self) -> Shape:
@@ -258,10 +204,6 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
 
     @property
     def result_shape(self) -> Shape:
-        return self.w_shape
-
-    @property
-    def own_choice(self) -> Any:
         return self.w_shape
 
     def check_fields(self) -> None:

@@ -92,9 +92,6 @@ class CtcRequest(OperandRequest):
                 )
             if name != "labels" and tensor.shape[0] != self.logits.shape[1]:
                 raise BadRequest(name, str(tensor.layout), f"i32[{self.logits.shape[1]}], one for each sequence")
-        for name in ("with_gradient", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadRequest(name, repr(getattr(self, name)), "a bool")
         check_int("max_label_length", self.max_label_length, 1)
 
     def outputs(self) -> dict[str, Output]:
@@ -102,9 +99,6 @@ class CtcRequest(OperandRequest):
         if self.with_gradient:
             made["gradient"] = dense(self.logits.shape, self.logits.dtype)
         return made
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.max_label_length, self.with_gradient, self.deterministic
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------

@@ -146,9 +146,6 @@ class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
     def outputs(self) -> dict[str, Output]:
         return {"out": like(self.x.layout), "reserve": dense((reserve_bytes(self.x.size),), U8)}
 
-    def attributes(self) -> tuple[Any, ...]:
-        return (float(self.p),)
-
 
 @dataclass(frozen=True, eq=False)
 class DropoutBwdRequest(OperandRequest["Tensor"]):
@@ -176,12 +173,6 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
         check_probability("p", self.p)
         hint = "pass on the one that the forward pass gave"
         check_opaque("reserve", self.reserve, reserve_bytes(self.dy.size), RESERVE_ALIGNMENT, hint)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.dy.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return (float(self.p),)
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------

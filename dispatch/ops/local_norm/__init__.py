@@ -19,7 +19,7 @@ from dispatch.checks import check_int, check_number
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, numpy_call, values
 from dispatch.core.layouts import dense_strides, lies_dense
-from dispatch.core.operands import OperandRequest, Output, like, same_as
+from dispatch.core.operands import OperandRequest, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -68,12 +68,6 @@ class LocalNormRequest(OperandRequest["Tensor"]):
             )
         for name, given, _ in self.tensors():
             same_as(name, given, "x", self.x)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.window, float(self.alpha), float(self.beta), float(self.k)
 
 
 @dataclass(frozen=True, eq=False)

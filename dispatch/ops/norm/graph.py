@@ -130,7 +130,9 @@ class _Drawing:
         """Pointwise, for no norm operation takes statistics: (x - mean) / √(variance + epsilon) · scale + bias."""
         builder = self.builder
         x = self.data("x")
-        spread = builder.pointwise("ADD", self.statistic("running_var"), builder.scalar(request.epsilon, self._rank))
+        spread = builder.pointwise(
+            "ADD", self.statistic("running_var"), builder.scalar(float(request.epsilon), self._rank)
+        )
         inverse = builder.pointwise("RSQRT", spread)
         value = x
         steps = [("SUB", self.statistic("running_mean")), ("MUL", inverse), ("MUL", self.parameter("scale"))]

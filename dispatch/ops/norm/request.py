@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_enum, check_int, check_number
+from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as
-from dispatch.core.request import R_co, Signature
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, Dtype
+from dispatch.keys import F32
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 __all__ = ["NormBwdRequest", "NormFwdRequest", "NormMode", "NormRequest"]
 
@@ -95,11 +97,9 @@ class NormRequest(OperandRequest[R_co]):
     def has_mean(self) -> bool:
         return self.mode is not NormMode.RMS_NORM
 
-    def signature(self) -> Signature:
-        return Signature(self.dtypes)
-
-    def attributes(self) -> tuple[Any, ...]:
-        return (self.mode, self.epsilon, self.workspace, self.autotune, self.groups)
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return (self.x.dtype, self.x.dtype, self.scale.dtype)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_parameters(self, *names: str) -> None:
@@ -128,17 +128,12 @@ class NormRequest(OperandRequest[R_co]):
             raise BadRequest("groups", str(self.groups), f"a divisor of the {x.shape[1]} channels of x {x.layout}")
         if not self.by_group and self.groups != 1:
             raise BadRequest("groups", str(self.groups), f"1: {self.mode.name} has no groups")
-        epsilon: object = self.epsilon
-        if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon > 0:
-            raise BadRequest("epsilon", repr(epsilon), "a number above 0")
+        if not self.epsilon > 0:
+            raise BadRequest("epsilon", repr(self.epsilon), "a number above 0")
 
     def _check_statistics(self, *names: str) -> None:
         for name in names:
-            tensor: Tensor | None = getattr(self, name)
-            if tensor is not None and (
-                (tensor.shape, tensor.dtype) != (self.statistics_shape, F32) or not tensor.layout.is_contiguous
-            ):
-                raise BadRequest(name, str(tensor.layout), f"f32{list(self.statistics_shape)}, dense")
+            check_tensor(name, getattr(self, name), F32, self.statistics_shape, dense=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +159,6 @@ class NormFwdRequest(NormRequest):
     op: ClassVar[str] = "norm_fwd"
     reads: ClassVar[tuple[str, ...]] = ("x", "scale", "bias", "running_mean", "running_var")
     writes: ClassVar[tuple[str, ...]] = ("out", "mean_out", "inv_variance_out", "running_mean_out", "running_var_out")
-    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     x: Tensor
     scale: Tensor
     bias: Tensor | None = None
@@ -185,10 +179,6 @@ class NormFwdRequest(NormRequest):
     groups: int = 1
 
     @property
-    def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.x.dtype, self.x.dtype, self.scale.dtype)
-
-    @property
     def by_running(self) -> bool:
         """Whether x is normalized with statistics that are given."""
         return self.mode is NormMode.BATCH_NORM and not self.training
@@ -204,16 +194,9 @@ class NormFwdRequest(NormRequest):
                 found["running_mean_out"] = found["running_var_out"] = statistics
         return found
 
-    def attributes(self) -> tuple[Any, ...]:
-        return (*super().attributes(), self.momentum, self.training)
-
     def check_fields(self) -> None:
         self._check_parameters("bias")
-        if not isinstance(self.training, bool):
-            raise BadRequest("training", repr(self.training), "True or False")
-        momentum: object = self.momentum
-        if not isinstance(momentum, (int, float)) or not 0 <= momentum <= 1:
-            raise BadRequest("momentum", repr(momentum), "a number from 0 to 1")
+        check_number("momentum", self.momentum, low=0, high=1)
         if (self.running_mean is None) != (self.running_var is None):
             missing = "running_mean" if self.running_mean is None else "running_var"
             raise BadRequest(missing, "nothing", "both running statistics, or neither")
@@ -255,24 +238,15 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     autotune: bool = False
     groups: int = 1
 
-    @property
-    def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.x.dtype, self.x.dtype, self.scale.dtype)
-
     def outputs(self) -> dict[str, Output]:
         found = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}
         if self.bias:
             found["dbias"] = found["dscale"]
         return found
 
-    def attributes(self) -> tuple[Any, ...]:
-        return (*super().attributes(), self.bias)
-
     def check_fields(self) -> None:
         self._check_parameters()
         same_as("dy", self.dy, "x", self.x)
-        if not isinstance(self.bias, bool):
-            raise BadRequest("bias", repr(self.bias), "True or False")
         if not self.bias and self.mode is not NormMode.RMS_NORM:
             raise BadRequest("bias", "False", f"True: {self.mode.name} has a bias")
         if self.has_mean != (self.mean is not None):

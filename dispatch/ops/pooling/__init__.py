@@ -21,6 +21,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
+from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -178,12 +179,8 @@ class PoolingBwdRequest(WindowedRequest):
     def check_fields(self) -> None:
         super().check_fields()
         wanted = self.windows.shape(self.x.shape)
-        if (self.y.shape, self.y.dtype) != (wanted, self.x.dtype):
-            raise BadRequest("y", str(self.y.layout), f"{self.x.dtype}{list(wanted)}, what the forward pass gave")
+        check_tensor("y", self.y, self.x.dtype, wanted, ", what the forward pass gave")
         same_as("dy", self.dy, "y", self.y)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout)}
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -192,7 +189,7 @@ def whole_max(request: PoolingRequest) -> str:
     return "" if request.mode.is_max else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {request.mode.name}"
 
 
-def images(request: PoolingRequest | PoolingBwdRequest) -> str:
+def images(request: WindowedRequest) -> str:
     """Strides above 0."""
     return describable(*(request.layout_of(name) for name in (*request.reads, *request.writes)))
 
@@ -203,7 +200,7 @@ def pairs(request: PoolingBwdRequest) -> str:
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
-def evaluate(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) -> Results:
+def evaluate(request: WindowedRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype."""
     if request.x.size == 0:
         return {"out": np.zeros(request.layout_of("out").shape, work)}
@@ -221,7 +218,7 @@ def _cut(x: Array, windows: Windows, fill: float) -> Array:
     return np.asarray(cut[steps])
 
 
-def _counts(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) -> Array:
+def _counts(request: WindowedRequest, work: np.dtype[Any]) -> Array:
     """What the averages divide by, for every place: the window's size, or its elements that are in the image."""
     windows = request.windows
     if request.mode is PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING:
@@ -231,7 +228,7 @@ def _counts(request: PoolingRequest | PoolingBwdRequest, work: np.dtype[Any]) ->
     return np.asarray(_cut(inside, windows, 0.0).sum(axis=space))
 
 
-def forward(request: PoolingRequest, work: np.dtype[Any]) -> Array:
+def forward(request: WindowedRequest, work: np.dtype[Any]) -> Array:
     """y."""
     x = values(request.x, work)
     space = tuple(range(-len(request.windows.window), 0))
@@ -278,7 +275,7 @@ def _places(windows: Windows, shape: tuple[int, ...]) -> Iterator[tuple[Any, ...
         yield (..., *(slice(first, first + (count - 1) * step + 1, step) for first, step, count in steps))
 
 
-def reference(request: PoolingRequest | PoolingBwdRequest) -> Results:
+def reference(request: WindowedRequest) -> Results:
     """The output of a request in float64, by name."""
     return evaluate(request, EXACT)
 
@@ -287,7 +284,7 @@ def reference(request: PoolingRequest | PoolingBwdRequest) -> Results:
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
 
-def cudnn_pooling(request: PoolingRequest | PoolingBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
+def cudnn_pooling(request: WindowedRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no image."""
     if request.x.size == 0:
         return NoOpPlan(row)

@@ -6,12 +6,12 @@ Making a request validates it, so that a bad one never comes near a library. Thi
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_int
-from dispatch.core.operand_checks import check_probability
+from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as, unsized
-from dispatch.core.request import R_co, Signature
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import F64, U8, Compute
 from dispatch.libraries.cudnn.dropout_states import check_states
@@ -71,12 +71,6 @@ class RnnBase(OperandRequest[R_co]):
         name = self.reads[0]
         return name, getattr(self, name)
 
-    def signature(self) -> Signature:
-        return Signature(self.dtypes, self.compute)
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.network, self.lengths, self.compute, float(self.dropout)
-
     def all_lengths(self) -> Lengths:
         """How many steps each sequence has."""
         _, tensor = self.sequence()
@@ -86,8 +80,6 @@ class RnnBase(OperandRequest[R_co]):
         """The network, the sequences of vectors of a size, and their lengths."""
         if not isinstance(self.network, Network):
             raise BadRequest("network", repr(self.network), "a Network")
-        if self.compute is not None and not isinstance(self.compute, Compute):
-            raise BadRequest("compute", repr(self.compute), "a Compute or None")
         check_probability("dropout", self.dropout)
         name, tensor = self.sequence()
         if tensor.ndim != 3 or tensor.size == 0 or tensor.shape[2] != size:
@@ -103,12 +95,8 @@ class RnnBase(OperandRequest[R_co]):
 
     def check_operand(self, name: str, shape: Shape) -> None:
         """An operand, where it is there, is dense, of a shape and of the sequences' dtype."""
-        tensor: Tensor | None = getattr(self, name)
         first, sequence = self.sequence()
-        if tensor is None:
-            return
-        if (tensor.shape, tensor.dtype) != (shape, sequence.dtype):
-            raise BadRequest(name, str(tensor.layout), f"{sequence.dtype}{list(shape)}, by network and {first}")
+        check_tensor(name, getattr(self, name), sequence.dtype, shape, f", by network and {first}")
 
     def check_cells(self, *names: str) -> None:
         """States of cells are for LSTMs alone."""
@@ -178,8 +166,6 @@ class RnnRequest(RnnBase):
 
     def check_fields(self) -> None:
         self.check_common(getattr(self.network, "input_size", 0))
-        if not isinstance(self.training, bool):
-            raise BadRequest("training", repr(self.training), "a bool")
         self.check_cells("cx", "cy")
         self.check_operand("weights", (self.network.weight_count,))
         self.check_operand("hx", self.hidden_shape())
@@ -212,9 +198,6 @@ class RnnRequest(RnnBase):
 
         lengths, dropout = self.all_lengths(), float(self.dropout)
         return reserve_bytes(self.network, self.x.layout, lengths, self.compute, dropout)
-
-    def attributes(self) -> tuple[Any, ...]:
-        return *super().attributes(), self.training
 
 
 @dataclass(frozen=True, eq=False)

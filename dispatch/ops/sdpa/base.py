@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_enum, check_int
+from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest
-from dispatch.core.request import R_co, Signature
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64, Dtype
 
@@ -36,6 +38,7 @@ class Diagonal(IntEnum):
     BOTTOM_RIGHT = 1
 
 
+@dataclass(frozen=True, eq=False)
 class SdpaRequest(OperandRequest[R_co]):
     """What forward and backward have in common: Q, K, V, and what is done to the scores before the softmax.
 
@@ -69,32 +72,30 @@ class SdpaRequest(OperandRequest[R_co]):
     q: Tensor
     k: Tensor
     v: Tensor
-    bias: Tensor | None
-    seq_len_q: Tensor | None
-    seq_len_kv: Tensor | None
-    scale: float | None
-    left_bound: int | None
-    right_bound: int | None
-    diagonal: Diagonal
-    dropout: float
-    seed: Tensor | None
-    offset: Tensor | None
-    ragged_q: Tensor | None
-    ragged_k: Tensor | None
-    ragged_v: Tensor | None
-    ragged_o: Tensor | None
-    max_q: int | None
-    max_kv: int | None
-    workspace: int | None
-    autotune: bool
+    _: KW_ONLY
+    bias: Tensor | None = None
+    seq_len_q: Tensor | None = None
+    seq_len_kv: Tensor | None = None
+    scale: float | None = None
+    left_bound: int | None = None
+    right_bound: int | None = None
+    diagonal: Diagonal = Diagonal.TOP_LEFT
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    offset: Tensor | None = None
+    ragged_q: Tensor | None = None
+    ragged_k: Tensor | None = None
+    ragged_v: Tensor | None = None
+    ragged_o: Tensor | None = None
+    max_q: int | None = None
+    max_kv: int | None = None
+    workspace: int | None = None
+    autotune: bool = False
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
         """Of Q, K and the result, and of the bias."""
         return (self.q.dtype, self.k.dtype, self.q.dtype, None if self.bias is None else self.bias.dtype)
-
-    def signature(self) -> Signature:
-        return Signature(self.dtypes)
 
     @property
     def factor(self) -> float:
@@ -134,10 +135,6 @@ class SdpaRequest(OperandRequest[R_co]):
     def pages(self) -> Tensor | None:
         """The table of the pages of K, where K and V are kept in pages."""
         return None
-
-    def attributes(self) -> tuple[Any, ...]:
-        bounds = (self.left_bound, self.right_bound, self.diagonal)
-        return (self.factor, *bounds, self.dropout, self.max_q, self.max_kv, self.workspace, self.autotune)
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_operands(self) -> None:
@@ -197,11 +194,8 @@ class SdpaRequest(OperandRequest[R_co]):
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
     def _check_scores(self) -> None:
-        if self.scale is not None:
-            if isinstance(self.scale, bool) or not isinstance(self.scale, (int, float)):
-                raise BadRequest("scale", repr(self.scale), "a number, or None for 1/√D")
-            if not abs(self.scale) <= F32_MAX:
-                raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
+        if self.scale is not None and not abs(self.scale) <= F32_MAX:
+            raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, 1 << 40)
@@ -216,19 +210,16 @@ class SdpaRequest(OperandRequest[R_co]):
             missing = "seq_len_q" if self.seq_len_q is None else "seq_len_kv"
             raise BadRequest(missing, "nothing", "lengths of both queries and keys, or of neither")
         for name in ("seq_len_q", "seq_len_kv"):
-            tensor: Tensor | None = getattr(self, name)
-            if tensor is not None and (tensor.shape != (b,) or tensor.dtype is not I32):
-                raise BadRequest(name, str(tensor.layout), f"i32[{b}], the length of each sequence of the batch")
-        self._check_dropout()
+            check_tensor(name, getattr(self, name), I32, (b,), ", the length of each sequence of the batch")
+        check_probability("dropout", self.dropout)
+        self._check_single(("seed", "offset"), I64, self.dropout > 0, "none without dropout")
 
-    def _check_dropout(self) -> None:
-        dropout: object = self.dropout
-        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-            raise BadRequest("dropout", repr(dropout), "a probability from 0 to below 1")
-        for name in ("seed", "offset"):
+    def _check_single(self, names: tuple[str, ...], dtype: Dtype, wanted: bool, otherwise: str) -> None:
+        """Tensors of one element where they are wanted, and none where not."""
+        for name in names:
             tensor: Tensor | None = getattr(self, name)
-            if (tensor is not None) != (dropout > 0):
+            if (tensor is not None) != wanted:
                 given = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, given, "an i64 tensor of one element" if dropout else "none without dropout")
-            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not I64):
-                raise BadRequest(name, str(tensor.layout), "an i64 tensor of one element")
+                raise BadRequest(name, given, f"an {dtype} tensor of one element" if wanted else otherwise)
+            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not dtype):
+                raise BadRequest(name, str(tensor.layout), f"an {dtype} tensor of one element")

@@ -24,7 +24,7 @@ named = made
 
 def _wrong(request: SdpaRequest, **fields: Any) -> Results:
     with np.errstate(all="ignore"):
-        wrong: Any = replace(request, **fields)  # type: ignore[type-var]  # every request is a dataclass
+        wrong: Any = replace(request, **fields)
         return evaluate(wrong, EXACT)
 
 

@@ -8,8 +8,9 @@ one behind the other without padding: `SdpaRequest` says how. This file calls no
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import Output, dense, like, same_as
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32
@@ -55,36 +56,13 @@ class SdpaFwdRequest(SdpaRequest):
 
     op: ClassVar[str] = "sdpa_fwd"
     reads: ClassVar[tuple[str, ...]] = (
-        "q",
-        "k",
-        "v",
-        "bias",
-        "seq_len_q",
-        "seq_len_kv",
-        "seed",
-        "offset",
-        *PAGES,
-        *FACTORS,
-        *OFFSETS,
+        *("q", "k", "v", "bias", "seq_len_q", "seq_len_kv", "seed", "offset", *PAGES, *FACTORS, *OFFSETS),
     )
     writes: ClassVar[tuple[str, ...]] = ("out", "stats_out", "mask_out", "amax_s", "amax_o")
-    q: Tensor
-    k: Tensor
-    v: Tensor
     _: KW_ONLY
-    bias: Tensor | None = None
-    seq_len_q: Tensor | None = None
-    seq_len_kv: Tensor | None = None
     out: Tensor | None = None
     stats_out: Tensor | None = None
     mask_out: Tensor | None = None
-    scale: float | None = None
-    left_bound: int | None = None
-    right_bound: int | None = None
-    diagonal: Diagonal = Diagonal.TOP_LEFT
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    offset: Tensor | None = None
     page_table_k: Tensor | None = None
     page_table_v: Tensor | None = None
     descale_q: Tensor | None = None
@@ -95,17 +73,9 @@ class SdpaFwdRequest(SdpaRequest):
     scale_o: Tensor | None = None
     amax_s: Tensor | None = None
     amax_o: Tensor | None = None
-    ragged_q: Tensor | None = None
-    ragged_k: Tensor | None = None
-    ragged_v: Tensor | None = None
-    ragged_o: Tensor | None = None
-    max_q: int | None = None
-    max_kv: int | None = None
     stats: bool = False
     mask: bool = False
     amax: bool = False
-    workspace: int | None = None
-    autotune: bool = False
 
     @property
     def pages(self) -> Tensor | None:
@@ -127,9 +97,6 @@ class SdpaFwdRequest(SdpaRequest):
             found["amax_s"] = found["amax_o"] = dense((1,), F32)
         return found
 
-    def attributes(self) -> tuple[Any, ...]:
-        return (*super().attributes(), self.stats, self.mask, self.amax)
-
     def check_fields(self) -> None:
         self._check_operands()
         self._check_pages()
@@ -145,13 +112,7 @@ class SdpaFwdRequest(SdpaRequest):
 
     def _check_factors(self) -> None:
         fp8 = self.q.dtype.is_fp8
-        for name in FACTORS:
-            tensor: Tensor | None = getattr(self, name)
-            if (tensor is not None) != fp8:
-                given = "nothing" if tensor is None else str(tensor.layout)
-                raise BadRequest(name, given, "an f32 tensor of one element" if fp8 else f"none with {self.q.dtype}")
-            if tensor is not None and (tensor.size != 1 or tensor.ndim > 1 or tensor.dtype is not F32):
-                raise BadRequest(name, str(tensor.layout), "an f32 tensor of one element")
+        self._check_single(FACTORS, F32, fp8, f"none with {self.q.dtype}")
         if self.amax and not fp8:
             raise BadRequest("amax", "True", f"False with {self.q.dtype}")
 
@@ -190,37 +151,16 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
         *("q", "k", "v", "o", "do", "stats", "bias", "seq_len_q", "seq_len_kv", "seed", "offset", *OFFSETS),
     )
     writes: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv", "dbias")
-    q: Tensor
-    k: Tensor
-    v: Tensor
     o: Tensor
     do: Tensor
     stats: Tensor
     _: KW_ONLY
-    bias: Tensor | None = None
-    seq_len_q: Tensor | None = None
-    seq_len_kv: Tensor | None = None
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
     dbias: Tensor | None = None
-    scale: float | None = None
-    left_bound: int | None = None
-    right_bound: int | None = None
-    diagonal: Diagonal = Diagonal.TOP_LEFT
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    offset: Tensor | None = None
-    ragged_q: Tensor | None = None
-    ragged_k: Tensor | None = None
-    ragged_v: Tensor | None = None
-    ragged_o: Tensor | None = None
-    max_q: int | None = None
-    max_kv: int | None = None
     bias_gradient: bool = False
     deterministic: bool = False
-    workspace: int | None = None
-    autotune: bool = False
 
     def outputs(self) -> dict[str, Output]:
         layouts = {f"d{name}": getattr(self, name).layout for name in ("q", "k", "v")}
@@ -231,22 +171,15 @@ class SdpaBwdRequest(SdpaRequest["tuple[Tensor, ...]"]):
             found["dbias"] = dense(self.bias.shape, self.bias.dtype)
         return found
 
-    def attributes(self) -> tuple[Any, ...]:
-        return (*super().attributes(), self.bias_gradient, self.deterministic)
-
     def check_fields(self) -> None:
         self._check_operands()
         self._check_scores()
-        wanted = (*self.q.shape[:-1], self.v.shape[-1])
-        if (self.o.shape, self.o.dtype) != (wanted, self.q.dtype):
-            raise BadRequest("o", str(self.o.layout), f"{self.q.dtype}{list(wanted)}")
+        check_tensor("o", self.o, self.q.dtype, (*self.q.shape[:-1], self.v.shape[-1]))
         same_as("do", self.do, "o", self.o)
         self._check_dense("o", "do", "dq", "dk", "dv")
         if self.packed:
             check_alike(self, ("do", "o"), ("dq", "q"), ("dk", "k"), ("dv", "v"))
-        stats = (*self.scores[:3], 1)
-        if (self.stats.shape, self.stats.dtype) != (stats, F32) or not self.stats.layout.is_contiguous:
-            hint = "pass on what sdpa_fwd(…, stats=True) gave back"
-            raise BadRequest("stats", str(self.stats.layout), f"f32{list(stats)}, dense", hint)
+        hint = "pass on what sdpa_fwd(…, stats=True) gave back"
+        check_tensor("stats", self.stats, F32, (*self.scores[:3], 1), hint=hint, dense=True)
         if self.bias_gradient and self.bias is None:
             raise BadRequest("bias_gradient", "True", "False, for there is no bias")

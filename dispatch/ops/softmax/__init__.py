@@ -17,7 +17,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, values
-from dispatch.core.operands import OperandRequest, Output, like, same_as
+from dispatch.core.operands import OperandRequest, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -50,48 +50,55 @@ class SoftmaxAlgorithm(IntEnum):
     LOG = 2
 
 
-def check_axis(axis: object, tensor: Tensor, name: str) -> None:
-    """BadRequest unless a tensor has an axis of this number."""
-    if tensor.ndim == 0:
-        raise BadRequest(name, str(tensor.layout), "one axis or more", "x[None] adds one")
-    check_int("axis", axis, -tensor.ndim, tensor.ndim - 1)
-
-
 @dataclass(frozen=True, eq=False)
-class SoftmaxRequest(OperandRequest["Tensor"]):
-    """y = softmax(x) or log(softmax(x)) along one axis.
+class AlongAxisRequest(OperandRequest["Tensor"]):
+    """What softmax and its gradient have in common.
 
     Attributes:
-        x: any shape of one axis or more, any strides above 0; without elements it gives a y without elements.
         axis: the axis that sums to 1.
         algorithm: ACCURATE, FAST or LOG.
-        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
     """
 
-    op: ClassVar[str] = "softmax"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
     writes: ClassVar[tuple[str, ...]] = ("out",)
-    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
-
-    x: Tensor
     _: KW_ONLY
     axis: int = -1
     algorithm: SoftmaxAlgorithm = SoftmaxAlgorithm.ACCURATE
     out: Tensor | None = None
 
+    @property
+    def first(self) -> Tensor:
+        """The first operand, whose axis it is."""
+        found: Tensor = getattr(self, self.reads[0])
+        return found
+
     def check_fields(self) -> None:
-        check_axis(self.axis, self.x, "x")
+        first, rank = self.first, self.first.ndim
+        if rank == 0:
+            raise BadRequest(self.reads[0], str(first.layout), "one axis or more", "x[None] adds one")
+        check_int("axis", self.axis, -rank, rank - 1)
         check_enum("algorithm", self.algorithm, SoftmaxAlgorithm)
 
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.x.layout)}
-
     def attributes(self) -> tuple[Any, ...]:
-        return self.axis % self.x.ndim, self.algorithm
+        return self.axis % self.first.ndim, self.algorithm
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxBwdRequest(OperandRequest["Tensor"]):
+class SoftmaxRequest(AlongAxisRequest):
+    """y = softmax(x) or log(softmax(x)) along one axis.
+
+    Attributes:
+        x: any shape of one axis or more, any strides above 0; without elements it gives a y without elements.
+        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
+    """
+
+    op: ClassVar[str] = "softmax"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+    x: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxBwdRequest(AlongAxisRequest):
     """dx from y = softmax(x) (or its logarithm) and dy: the gradient of `SoftmaxRequest`.
 
     Attributes:
@@ -103,26 +110,13 @@ class SoftmaxBwdRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "softmax_bwd"
     reads: ClassVar[tuple[str, ...]] = ("y", "dy")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
-
     y: Tensor
     dy: Tensor
-    _: KW_ONLY
-    axis: int = -1
-    algorithm: SoftmaxAlgorithm = SoftmaxAlgorithm.ACCURATE
-    out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_axis(self.axis, self.y, "y")
+        super().check_fields()
         same_as("dy", self.dy, "y", self.y)
-        check_enum("algorithm", self.algorithm, SoftmaxAlgorithm)
-
-    def outputs(self) -> dict[str, Output]:
-        return {"out": like(self.y.layout)}
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.axis % self.y.ndim, self.algorithm
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -137,7 +131,7 @@ def axes_of(layouts: Sequence[Layout], axis: int) -> tuple[Axis, list[Axis]]:
     return summed, [found for found in axes if not found.group]
 
 
-def four_axes(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
+def four_axes(request: AlongAxisRequest) -> str:
     """Strides above 0, and no more than four axes beside the one that sums to 1, once merged."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):
@@ -148,7 +142,7 @@ def four_axes(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
     return ""
 
 
-def one_dense_layout(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
+def one_dense_layout(request: AlongAxisRequest) -> str:
     """All operands without gaps and laid out alike, their axes in any order.
 
     cuDNN takes others and goes by the strides of one of them, or by none (seen on an H200, 9.19: wrong numbers).
@@ -160,34 +154,27 @@ def one_dense_layout(request: SoftmaxRequest | SoftmaxBwdRequest) -> str:
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
-def evaluate(request: SoftmaxRequest | SoftmaxBwdRequest, work: np.dtype[Any]) -> Results:
-    """The output of a request by name, computed in a working dtype."""
-    return backward(request, work) if isinstance(request, SoftmaxBwdRequest) else forward(request, work)
+def evaluate(request: AlongAxisRequest, work: np.dtype[Any]) -> Results:
+    """The output of a request by name, computed in a working dtype.
 
-
-def forward(request: SoftmaxRequest, work: np.dtype[Any]) -> Results:
-    """y along the axis; the largest is subtracted first unless the algorithm is FAST."""
-    x, axis = values(request.x, work), request.axis
-    if request.x.size == 0:
+    y along the axis, the largest subtracted first unless the algorithm is FAST; dx = y · (dy - Σ y · dy), or
+    dy - exp(y) · Σ dy for the logarithm.
+    """
+    x, axis, log = values(request.first, work), request.axis, request.algorithm is SoftmaxAlgorithm.LOG
+    if isinstance(request, SoftmaxBwdRequest):
+        y, dy = x, values(request.dy, work)
+        total = (dy if log else y * dy).sum(axis=axis, keepdims=True)
+        return {"out": dy - np.exp(y) * total if log else y * (dy - total)}
+    if x.size == 0:
         return {"out": x}
     if request.algorithm is not SoftmaxAlgorithm.FAST:
         x = x - x.max(axis=axis, keepdims=True)
     powers = np.exp(x)
     total = powers.sum(axis=axis, keepdims=True)
-    if request.algorithm is SoftmaxAlgorithm.LOG:
-        return {"out": x - np.log(total)}
-    return {"out": powers / total}
+    return {"out": x - np.log(total) if log else powers / total}
 
 
-def backward(request: SoftmaxBwdRequest, work: np.dtype[Any]) -> Results:
-    """dx = y · (dy - Σ y · dy), or dy - exp(y) · Σ dy for the logarithm."""
-    y, dy, axis = values(request.y, work), values(request.dy, work), request.axis
-    if request.algorithm is SoftmaxAlgorithm.LOG:
-        return {"out": dy - np.exp(y) * dy.sum(axis=axis, keepdims=True)}
-    return {"out": y * (dy - (y * dy).sum(axis=axis, keepdims=True))}
-
-
-def reference(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results:
+def reference(request: AlongAxisRequest) -> Results:
     """The output of a request in float64, by name."""
     return evaluate(request, EXACT)
 
@@ -198,31 +185,21 @@ INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 CHANNEL = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_CHANNEL
 
 
-def cudnn_softmax(request: SoftmaxRequest | SoftmaxBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
+def cudnn_softmax(request: AlongAxisRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
-    if request.layout_of("out").size == 0:
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    if layouts[0].size == 0:
         return NoOpPlan(row)
-    if isinstance(request, SoftmaxBwdRequest):
-        return _backward(request, executor, row)
-    return _forward(request, executor, row)
-
-
-def _forward(request: SoftmaxRequest, executor: CudaExecutor, row: Row) -> Plan:
-    mode, (x, y) = _describe((request.x.layout, request.layout_of("out")), request.axis)
-    dtype = request.x.dtype
-    arguments = (int(request.algorithm), mode, number(1, dtype), x, Operand(0), number(0, dtype), y, Operand(1))
-    return CallPlan(executor, row, cudnn.cudnnSoftmaxForward, arguments)
-
-
-def _backward(request: SoftmaxBwdRequest, executor: CudaExecutor, row: Row) -> Plan:
-    layouts = (request.y.layout, request.dy.layout, request.layout_of("out"))
-    mode, (y, dy, dx) = _describe(layouts, request.axis)
-    dtype = request.y.dtype
+    mode, (*inputs, output) = _describe(layouts, request.axis)
+    dtype = request.first.dtype
+    given = [part for place, made in enumerate(inputs) for part in (made, Operand(place))]
+    backward = isinstance(request, SoftmaxBwdRequest)
     arguments = (
-        *(int(request.algorithm), mode, number(1, dtype), y, Operand(0), dy, Operand(1)),
-        *(number(0, dtype), dx, Operand(2)),
+        *(int(request.algorithm), mode, number(1, dtype), *given),
+        *(number(0, dtype), output, Operand(len(inputs))),
     )
-    return CallPlan(executor, row, cudnn.cudnnSoftmaxBackward, arguments)
+    function = cudnn.cudnnSoftmaxBackward if backward else cudnn.cudnnSoftmaxForward
+    return CallPlan(executor, row, function, arguments)
 
 
 def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descriptor]]:
