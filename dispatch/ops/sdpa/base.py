@@ -194,7 +194,7 @@ class SdpaRequest(OperandRequest[R_co]):
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
     def _check_scores(self) -> None:
-        if self.scale is not None and not abs(self.scale) <= F32_MAX:
+        if self.scale is not None and not abs(float(self.scale)) <= F32_MAX:
             raise BadRequest("scale", repr(self.scale), f"a finite number that f32 holds, up to {F32_MAX:.4g}")
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
