@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.device.layout import Layout
 
-__all__ = ["ALIGNED", "at_16_bytes", "dense_strides", "lies_dense"]
+__all__ = ["ALIGNED", "at_16_bytes", "dense_image", "dense_strides", "lies_dense"]
 
 Shape = tuple[int, ...]
 ALIGNED = 16  # bytes: of what engines load at once
@@ -34,6 +34,12 @@ def lies_dense(layout: Layout, *, last: bool) -> bool:
     """Whether a tensor is dense, with its channels last or first; axes of extent 1 lie either way."""
     wanted = dense_strides(layout.shape, last=last)
     return all(e == 1 or s == t for e, s, t in zip(layout.shape, layout.strides, wanted, strict=True))
+
+
+def dense_image(name: str, layout: Layout) -> str:
+    """A rule's words where an image is not dense with its channels first or last, or "" where it is."""
+    is_dense = lies_dense(layout, last=False) or lies_dense(layout, last=True)
+    return "" if is_dense else f"needs {name} dense with channels first or last, has {layout}"
 
 
 def at_16_bytes(request: Request) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_EXTENT",
     "check_extents",
+    "check_image",
     "check_library",
     "check_opaque",
     "check_probability",
@@ -60,6 +61,13 @@ def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, 
         raise BadRequest(name, str(layout), f"dense u8[{'…' if wanted is None else wanted}]", hint)
     if layout.size and layout.alignment < alignment:
         raise BadRequest(name, f"an address at a multiple of {layout.alignment} bytes", f"one of {alignment}", hint)
+
+
+def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
+    """BadRequest unless a tensor is images with so many axes of space."""
+    if not low <= tensor.ndim - 2 <= high:
+        wanted, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
+        raise BadRequest(name, str(tensor.layout), wanted, hint)
 
 
 def check_library(name: str, library: object) -> None:

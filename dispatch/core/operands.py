@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
-__all__ = ["OperandRequest", "Output", "dense", "like", "same_as", "unsized"]
+__all__ = ["OperandRequest", "Output", "dense", "like", "same_as", "same_as_first", "unsized"]
 
 Shape = tuple[int, ...]
 
@@ -258,7 +258,16 @@ def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-# -- a check that subclasses ask for ---------------------------------------------------------------------------------
+# -- checks that subclasses ask for ----------------------------------------------------------------------------------
+def same_as_first(request: OperandRequest) -> None:
+    """BadRequest unless all operands given have the shape and dtype of the first."""
+    first, *others = request.reads
+    for name in others:
+        tensor: Tensor | None = getattr(request, name)
+        if tensor is not None:
+            same_as(name, tensor, first, getattr(request, first))
+
+
 def same_as(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """BadRequest unless two operands have one shape and one dtype."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from dispatch.core.host_plan import EXACT
 from dispatch.device.tensor import Tensor
 from dispatch.keys import F64, Dtype
 from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import ROUNDOFF, by_numpy, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from dispatch.core.host_plan import Results
+    from dispatch.core.host_plan import Formula, Results
     from dispatch.core.operands import OperandRequest
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
@@ -29,12 +30,15 @@ __all__ = [
     "Case",
     "Check",
     "GuardedBuffer",
+    "MadeCase",
     "Mismatch",
     "by_numpy",
+    "check_of",
     "distinct",
     "normal",
     "place",
     "poison",
+    "result_of",
     "rounded",
     "unit",
 ]
@@ -52,6 +56,18 @@ class Case(Protocol):
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
+
+
+@dataclass(frozen=True)
+class MadeCase:
+    """A case that is no more than its name and what makes its check, which is called with the name."""
+
+    id: str
+    make: Callable[[str, Device, np.random.Generator], Check]
+
+    def check(self, device: Device, rng: np.random.Generator) -> Check:
+        """The case with fresh operands."""
+        return self.make(self.id, device, rng)
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,35 @@ class Check:
                 f"{self.name}: {name} is {share / size:+.4%} of itself off as a whole, within {limit / size:.4%}"
                 f" ({self.request.describe()})"
             )
+
+
+def check_of(
+    name: str,
+    kind: Callable[..., OperandRequest],
+    drawn: Mapping[str, Array],
+    lay: Callable[[Array], GuardedBuffer],
+    formula: Formula,
+    bound: Callable[[Any, Array], Array],
+    in_place: str = "",
+    **fields: Any,
+) -> Check:
+    """The check of a request with one output against its op's formula in float64.
+
+    `lay` puts the drawn operands on a device, and poison where the output will be; with `in_place` the output takes the
+    memory of that operand. `bound` says of a request and what is expected how far off each element may be.
+    """
+    given = {operand: lay(values) for operand, values in drawn.items()}
+    request = kind(**{operand: memory.view for operand, memory in given.items()}, **fields)
+    out = request.outputs()["out"]
+    written = given[in_place] if in_place else lay(poison(out.dtype, out.shape))
+    request = request.replace(out=written.view)
+    expected = formula(request, EXACT)
+    return Check(name, request, expected, {"out": bound(request, expected["out"])}, (written,))
+
+
+def result_of(formula: Formula, request: OperandRequest) -> Array:
+    """What comes out of a request with one output, as an operand of another: exact, and rounded to its dtype."""
+    return formula(request, EXACT)["out"].astype(request.outputs()["out"].dtype.numpy)
 
 
 # -- operands -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ operands in which a fault does not show.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dispatch.core.host_plan import EXACT
 from dispatch.core.precision import FP8_MAX
 from dispatch.device.tensor import Tensor
 from dispatch.testing.memory import Mismatch, poison
@@ -19,6 +21,7 @@ from dispatch.testing.memory import Mismatch, poison
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from dispatch.core.host_plan import Formula
     from dispatch.core.request import Operands
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
@@ -37,9 +40,11 @@ __all__ = [
     "shared",
     "typical",
     "verdicts",
+    "with_fields",
 ]
 
 FEW = 32  # elements, of which none need be near where its rounding turns
+NEXT_TO_NONE = 16  # elements, none of which need be where the results of two requests differ
 
 
 class Verdict(NamedTuple):
@@ -177,6 +182,18 @@ def changed(tensor: Tensor, values: Array) -> Tensor:
     view = Tensor(whole.storage, whole.ptr + start, layout)
     view.copy_from(np.ascontiguousarray(values).astype(tensor.dtype.numpy))
     return view
+
+
+def with_fields(formula: Formula, **changes: Callable[[Any], Any]) -> Mutation:
+    """The results of requests with other fields, each made from the request; None where there is nothing to change."""
+
+    def mutation(request: Any) -> Results | None:
+        fields = {name: change(request) for name, change in changes.items()}
+        if None in fields.values() or getattr(request, request.reads[0]).size < NEXT_TO_NONE:
+            return None
+        return formula(replace(request, **fields), EXACT)
+
+    return mutation
 
 
 def lines_out(tensor: Tensor, axis: int) -> Array:

@@ -13,7 +13,7 @@ import dispatch
 from dispatch import TABLE
 from dispatch.ops.cutlass_gemm.cases import quantized_cases, tree_cases
 from dispatch.row_check import cases_of
-from dispatch.testing.mutations import verdicts
+from dispatch.testing.mutations import made, verdicts
 from dispatch.testing.roundoff import as_on_a_gpu
 
 ELSEWHERE = {
@@ -54,7 +54,7 @@ def judge(module, cases, rng):
     def look(case, wanted):
         with as_on_a_gpu():
             check = case.check(dispatch.device("host"), rng)
-        for mutation, rejected in verdicts(check, module.named, module.MUTATIONS, wanted):
+        for mutation, rejected in verdicts(check, getattr(module, "named", made), module.MUTATIONS, wanted):
             if mutation == "none":
                 assert rejected is False, f"{case.id} rejects the rounded reference"
                 continue

@@ -5,24 +5,23 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
 from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, normal, place, poison, rounded, unit
-from dispatch.testing.mutations import made
+from dispatch.testing.check import ROUNDOFF, Check, check_of, normal, place, result_of, rounded, unit
+from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
-    from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "ActivationCase", "cases", "named"]
+__all__ = ["MUTATIONS", "ActivationCase", "cases"]
 
 COEF = 1.43  # no 16-bit float, so that no input is at the ceiling itself
 # Name, shape, order of the axes in memory, gap behind every axis, and whether the output is the input's memory.
@@ -61,42 +60,35 @@ class ActivationCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands, on both sides of 0 and into the flat ends."""
-        coef = COEF if self.mode in WITH_COEF else 1.0
-        x = self._lay(device, normal(rng, self.dtype, self.shape, 3.0))
-        source = ActivationRequest(x.view, mode=self.mode, coef=coef)
+        fields: dict[str, Any] = {"mode": self.mode, "coef": COEF if self.mode in WITH_COEF else 1.0}
+        lay = partial(place, device, order=self.order, gap=self.gap)
+        drawn = {"x": normal(rng, self.dtype, self.shape, 3.0)}
         if not self.backward:
-            memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-            request = ActivationRequest(x.view, mode=self.mode, coef=coef, out=memory.view)
-            expected = evaluate(request, EXACT)
-            return Check(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
-        y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
-        dy = self._lay(device, normal(rng, self.dtype, self.shape))
-        memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = ActivationBwdRequest(x.view, y.view, dy.view, mode=self.mode, coef=coef, out=memory.view)
-        expected = evaluate(gradient, EXACT)
-        return Check(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
-
-    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
-        return place(device, values, self.order, self.gap)
+            in_place = "x" if self.in_place else ""
+            return check_of(self.id, ActivationRequest, drawn, lay, evaluate, bound_forward, in_place, **fields)
+        drawn["y"] = result_of(evaluate, ActivationRequest(lay(drawn["x"]).view, **fields))
+        drawn["dy"] = normal(rng, self.dtype, self.shape)
+        in_place = "dy" if self.in_place else ""
+        return check_of(self.id, ActivationBwdRequest, drawn, lay, evaluate, bound_backward, in_place, **fields)
 
 
-def bound_forward(request: ActivationRequest, expected: Results) -> Array:
+def bound_forward(request: ActivationRequest, y: Array) -> Array:
     """How far y may be off: by a power of e, of error (4 + 2 |argument|) · u, and a few operations after it."""
     x = np.abs(np.asarray(request.x).astype(np.float64))
-    y, dtype = expected["out"], request.x.dtype
+    dtype = request.x.dtype
     if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
         return rounded(unit(dtype) * np.abs(y), y, dtype)
     return rounded((8 + 4 * x) * unit(dtype) * np.maximum(np.abs(y), 1), y, dtype)
 
 
-def bound_backward(request: ActivationBwdRequest, expected: Results) -> Array:
+def bound_backward(request: ActivationBwdRequest, dx: Array) -> Array:
     """How far dx may be off: by the slope's error, as above, times dy.
 
     Which of x and y the slope is taken from is the library's choice; y was rounded to its dtype, by w, and the slope
     passes that on by at most 2 w |y|.
     """
     x, y, dy = (np.abs(np.asarray(tensor).astype(np.float64)) for tensor in (request.x, request.y, request.dy))
-    dx, dtype = expected["out"], request.x.dtype
+    dtype = request.x.dtype
     if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
         return rounded(unit(dtype) * np.abs(dx), dx, dtype)
     slope = (16 + 8 * x) * unit(dtype) * (1 + x) + 2 * ROUNDOFF[dtype][0] * y
@@ -115,26 +107,25 @@ def cases(row: Row) -> list[ActivationCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-named = made
 
 
-FEW = 16  # elements, none of which need be where the two differ
-
-
-def other(request: ActivationRequest | ActivationBwdRequest) -> Results | None:
-    """The next of the activations, with this one's coefficient where it has one."""
-    if request.x.size < FEW:
-        return None
+def following(request: ActivationRequest | ActivationBwdRequest) -> ActivationMode:
+    """The next of the activations."""
     modes = list(ActivationMode)
-    mode = modes[(modes.index(request.mode) + 1) % len(modes)]
-    return evaluate(replace(request, mode=mode, coef=request.coef if mode in WITH_COEF else 1.0), EXACT)
+    return modes[(modes.index(request.mode) + 1) % len(modes)]
 
 
-def coefficient(request: ActivationRequest | ActivationBwdRequest) -> Results | None:
+def its_coef(request: ActivationRequest | ActivationBwdRequest) -> float:
+    """This one's coefficient for the next, where that has one."""
+    return request.coef if following(request) in WITH_COEF else 1.0
+
+
+def larger_coef(request: ActivationRequest | ActivationBwdRequest) -> float | None:
     """The coefficient a tenth too large."""
-    if request.mode not in WITH_COEF or request.x.size < FEW:
-        return None
-    return evaluate(replace(request, coef=request.coef * 1.1), EXACT)
+    return request.coef * 1.1 if request.mode in WITH_COEF else None
 
 
-MUTATIONS = {"another activation": other, "coefficient off": coefficient}
+MUTATIONS = {
+    "another activation": with_fields(evaluate, mode=following, coef=its_coef),
+    "coefficient off": with_fields(evaluate, coef=larger_coef),
+}

@@ -12,7 +12,7 @@ from dispatch.libraries.cutlass.evt import Leaf, Reduce, Store, walk
 from dispatch.libraries.cutlass.mutations import node_out
 from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import Activation, ConvFwdRequest
-from dispatch.testing.mutations import changed, lines_out, made, neighbour, typical
+from dispatch.testing.mutations import changed, lines_out, neighbour, typical
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     Results = dict[str, Array]
 
-__all__ = ["MUTATIONS", "named"]
-
-named = made
+__all__ = ["MUTATIONS"]
 
 
 def _axis_of_sum(request: Any) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.ctc import CtcRequest, evaluate
 from dispatch.testing.check import Check, normal, place, poison, rounded, unit
-from dispatch.testing.mutations import changed, made
+from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "CtcCase", "cases", "named"]
+__all__ = ["MUTATIONS", "CtcCase", "cases"]
 
 # Name, steps, classes, labels of each sequence, steps of each sequence, the longest sequence of labels that may be.
 # fmt: off
@@ -106,7 +106,6 @@ def cases(row: Row) -> list[CtcCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-named = made
 
 
 def blank(request: CtcRequest) -> Results | None:

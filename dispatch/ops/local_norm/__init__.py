@@ -18,10 +18,10 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_int, check_number
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, numpy_call, values
-from dispatch.core.layouts import dense_strides, lies_dense
-from dispatch.core.operands import OperandRequest, same_as
+from dispatch.core.layouts import dense_image, dense_strides, lies_dense
+from dispatch.core.operand_checks import check_image
+from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
-from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
@@ -62,12 +62,8 @@ class LocalNormRequest(OperandRequest["Tensor"]):
         check_int("window", self.window, 1, 16)
         for name, low in (("alpha", 0.0), ("beta", 0.01), ("k", 1e-5)):
             check_number(name, getattr(self, name), low=low, high=1e30)
-        if not 2 + 2 * self.over_space <= self.x.ndim <= 5:
-            raise BadRequest(
-                "x", str(self.x.layout), f"(images, channels, space…), {2 + 2 * self.over_space} to 5 axes"
-            )
-        for name, given, _ in self.tensors():
-            same_as(name, given, "x", self.x)
+        check_image("x", self.x, 2 if self.over_space else 0, 3)
+        same_as_first(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +146,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 def dense_alike(request: LocalNormRequest) -> str:
     """Rule: all operands of one layout, without gaps, channels first or last."""
     x, names = request.x.layout, [name for name, _, _ in request.tensors()]
-    is_dense = lies_dense(x, last=False) or lies_dense(x, last=True)
-    dense = "" if is_dense else f"needs x dense with channels first or last, has {x}"
-    return describable(x) or dense or strides_apart(request, "x", *names, "out")
+    return describable(x) or dense_image("x", x) or strides_apart(request, "x", *names, "out")
 
 
 def odd_window(request: LocalNormRequest) -> str:

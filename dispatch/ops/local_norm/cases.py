@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
 from dispatch.ops import local_norm as ops
-from dispatch.testing.check import ROUNDOFF, Check, normal, place, poison, rounded, unit
-from dispatch.testing.mutations import made as named
+from dispatch.testing.check import ROUNDOFF, Check, MadeCase, check_of, normal, place, result_of, rounded, unit
+from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "cases", "named"]
+__all__ = ["MUTATIONS", "cases"]
 
-KINDS = (ops.LrnRequest, ops.LrnBwdRequest, ops.DivisiveNormRequest, ops.DivisiveNormBwdRequest)
+REQUESTS = (ops.LrnRequest, ops.LrnBwdRequest, ops.DivisiveNormRequest, ops.DivisiveNormBwdRequest)
+KINDS: dict[str, Any] = {kind.op: kind for kind in REQUESTS}
 FIRST, LAST, CUBES = (0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 3, 4, 1)
 FORMS = (  # shape, order in memory, window, alpha, beta, k, whether there are means
     ((2, 6, 5, 7), FIRST, 3, 0.7, 0.6, 1.3, True), ((2, 6, 5, 7), LAST, 5, 0.9, 0.75, 1.0, False),
@@ -28,54 +30,39 @@ FORMS = (  # shape, order in memory, window, alpha, beta, k, whether there are m
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LocalNormCase:
-    """One request of a form."""
-
-    id: str
-    op: str
-    dtype: Any
-    form: tuple[Any, ...]
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """Fresh operands; sums of up to an image's elements, and what is kept between two kernels in 16 bits."""
-        shape, order, *choices, has_means = self.form
-        kind: Any = next(kind for kind in KINDS if kind.op == self.op)
-        fields: dict[str, Any] = dict(zip(("window", "alpha", "beta", "k"), choices, strict=True))
-        given = {name: place(device, normal(rng, self.dtype, shape), order).view for name in kind.reads}
-        if not has_means:
-            given.pop("means", None)
-        if "y" in given:
-            y = ops.evaluate(ops.LrnRequest(given["x"], **fields), EXACT)["out"].astype(self.dtype.numpy)
-            given["y"] = place(device, y, order).view
-        memory = place(device, poison(self.dtype, shape), order)
-        request = kind(**given, **fields, out=memory.view)
-        expected = ops.evaluate(request, EXACT)
-        x, dy = (sum(np.abs(np.asarray(given[n]).astype(float)) for n in names) for names in _terms(given))
-        axes = range(2, len(shape)) if kind.over_space else range(1, 2)
-        share = 2 * request.alpha * request.beta / request.window ** len(axes) / request.k
-        size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected["out"])
-        w = ROUNDOFF[self.dtype][0] if self.dtype.bits == 16 else 0.0
-        error = (64 + 8 * np.prod(shape[2:])) * unit(self.dtype) * size + 4 * w * size
-        return Check(self.id, request, expected, {"out": rounded(error, expected["out"], self.dtype)}, (memory,))
+def check(op: str, dtype: Dtype, form: Any, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands."""
+    shape, order, *choices, has_means = form
+    fields: dict[str, Any] = dict(zip(("window", "alpha", "beta", "k"), choices, strict=True))
+    kind, lay = KINDS[op], partial(place, device, order=order)
+    drawn = {each: normal(rng, dtype, shape) for each in kind.reads if has_means or each != "means"}
+    if "y" in drawn:
+        drawn["y"] = result_of(ops.evaluate, ops.LrnRequest(lay(drawn["x"]).view, **fields))
+    return check_of(name, kind, drawn, lay, ops.evaluate, bound, **fields)
 
 
-def _terms(given: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The operands whose magnitudes a window's terms are of, and those that these are multiplied with."""
-    return [n for n in ("x", "means") if n in given], ["dy" if "dy" in given else "x"]
+def bound(request: ops.LocalNormRequest, expected: Array) -> Array:
+    """How far a result may be: sums of up to an image's elements, and what is kept between two kernels in 16 bits."""
+    dtype, axes = request.x.dtype, range(2, request.x.ndim) if request.over_space else range(1, 2)
+    given = {name: np.abs(np.asarray(tensor).astype(float)) for name, tensor, _ in request.tensors()}
+    x, dy = given["x"] + given.get("means", 0), given.get("dy", given["x"])
+    share = 2 * request.alpha * request.beta / request.window ** len(axes) / request.k
+    size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected)
+    kept = ROUNDOFF[dtype][0] if dtype.bits == 16 else 0.0
+    error = (64 + 8 * np.prod(request.x.shape[2:])) * unit(dtype) * size + 4 * kept * size
+    return rounded(error, expected, dtype)
 
 
-def cases(row: Row) -> list[LocalNormCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form."""
-    return [LocalNormCase(f"{row.dtypes[0]}-{n}", row.op, row.dtypes[0], form) for n, form in enumerate(FORMS)]
+    dtype = row.dtypes[0]
+    return [MadeCase(f"{dtype}-{number}", partial(check, row.op, dtype, form)) for number, form in enumerate(FORMS)]
 
 
-def _other(**changes: Any) -> Any:
-    """The wrong result of a request with other fields, where there is something to be normalized."""
-    return lambda r: ops.evaluate(replace(r, **{n: f(r) for n, f in changes.items()}), EXACT) if r.x.size > 9 else None
-
-
+_other = partial(with_fields, ops.evaluate)
 MUTATIONS = {
-    "a wider window": _other(window=lambda r: r.window + 2), "another power": _other(beta=lambda r: r.beta + 0.1),
-    "neighbours count more": _other(alpha=lambda r: 1.5 * r.alpha), "another k": _other(k=lambda r: 1.1 * r.k),
-}  # fmt: skip
+    "a wider window": _other(window=lambda r: r.window + 2),
+    "another power": _other(beta=lambda r: r.beta + 0.1),
+    "neighbours count more": _other(alpha=lambda r: 1.5 * r.alpha),
+    "another k": _other(k=lambda r: 1.1 * r.k),
+}

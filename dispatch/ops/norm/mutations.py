@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.norm.reference import evaluate
 from dispatch.ops.norm.request import NormFwdRequest, NormMode
-from dispatch.testing.mutations import changed, made, neighbour
+from dispatch.testing.mutations import changed, neighbour
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     Results = dict[str, Array]
 
-__all__ = ["MUTATIONS", "named"]
-
-named = made
+__all__ = ["MUTATIONS"]
 
 
 def epsilon(request: NormRequest) -> Results | None:

@@ -21,7 +21,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
-from dispatch.core.operand_checks import check_tensor
+from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -77,9 +77,8 @@ class Windows:
     @classmethod
     def of(cls, x: Tensor, window: Steps, stride: Steps | None, padding: Steps) -> Windows:
         """The windows over an image, or BadRequest where they do not fit it."""
+        check_image("x", x, 1, 3)
         axes = x.ndim - 2
-        if not 1 <= axes <= 3:
-            raise BadRequest("x", str(x.layout), "(images, channels, 1 to 3 axes of space)", "x[None] adds an axis")
         windows = _spread("window", window, axes, 1)
         strides = windows if stride is None else _spread("stride", stride, axes, 1)
         pads = _spread("padding", padding, axes, 0)

@@ -6,6 +6,7 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,14 +19,15 @@ from dispatch.testing.check import (
     Check,
     GuardedBuffer,
     by_numpy,
+    check_of,
     distinct,
     normal,
     place,
-    poison,
+    result_of,
     rounded,
     unit,
 )
-from dispatch.testing.mutations import changed, made
+from dispatch.testing.mutations import changed, with_fields
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "PoolingCase", "cases", "named"]
+__all__ = ["MUTATIONS", "PoolingCase", "cases"]
 
 Form = tuple[str, tuple[int, ...], Steps, Steps | None, Steps, bool, int]
 # Name, shape, window, stride, padding, whether the channels come last, and the gap behind every axis.
@@ -84,21 +86,13 @@ class PoolingCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
-        x = self._lay(device, distinct(rng, self.dtype, self.shape))
         fields: dict[str, Any] = {"mode": self.mode, "stride": self.stride, "padding": self.padding}
-        source = PoolingRequest(x.view, self.window, **fields)
-        shape = source.outputs()["out"].shape
+        lay, drawn = partial(self._lay, device), {"x": distinct(rng, self.dtype, self.shape)}
         if not self.backward:
-            memory = self._lay(device, poison(self.dtype, shape))
-            request = PoolingRequest(x.view, self.window, out=memory.view, **fields)
-            expected = evaluate(request, EXACT)
-            return Check(self.id, request, expected, {"out": self._bound(request, expected["out"])}, (memory,))
-        y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
-        dy = self._lay(device, normal(rng, self.dtype, shape))
-        memory = self._lay(device, poison(self.dtype, self.shape))
-        gradient = PoolingBwdRequest(x.view, y.view, dy.view, self.window, out=memory.view, **fields)
-        expected = evaluate(gradient, EXACT)
-        return Check(self.id, gradient, expected, {"out": self._bound(gradient, expected["out"])}, (memory,))
+            return check_of(self.id, PoolingRequest, drawn, lay, evaluate, self._bound, window=self.window, **fields)
+        y = result_of(evaluate, PoolingRequest(lay(drawn["x"]).view, self.window, **fields))
+        drawn |= {"y": y, "dy": normal(rng, self.dtype, y.shape)}
+        return check_of(self.id, PoolingBwdRequest, drawn, lay, evaluate, self._bound, window=self.window, **fields)
 
     def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         order = (0, *range(2, values.ndim), 1) if self.last else None
@@ -138,7 +132,6 @@ def cases(row: Row) -> list[PoolingCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-named = made
 
 
 def tap(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
@@ -158,12 +151,9 @@ def tap(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
     return evaluate(replace(request, x=changed(tensor, values)), EXACT)
 
 
-def counting(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
-    """An average with the padding counted where it is not to be, and the other way round."""
-    kinds = (PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING)
-    if request.mode not in kinds or not request.x.size:
-        return None
-    return evaluate(replace(request, mode=kinds[request.mode is kinds[0]]), EXACT)
-
-
-MUTATIONS = {"one element left out": tap, "padding counted otherwise": counting}
+INCLUDE, EXCLUDE = PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING
+OTHER_COUNT = {INCLUDE: EXCLUDE, EXCLUDE: INCLUDE}
+MUTATIONS = {
+    "one element left out": tap,
+    "padding counted otherwise": with_fields(evaluate, mode=lambda request: OTHER_COUNT.get(request.mode)),
+}

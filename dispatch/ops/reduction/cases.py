@@ -14,7 +14,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8, U32
 from dispatch.ops.reduction import SUMS, WITH_INDICES, ReduceOp, ReduceRequest, evaluate, rows_of, sums
 from dispatch.testing.check import Check, distinct, place, poison, rounded, unit
-from dispatch.testing.mutations import changed, made, typical
+from dispatch.testing.mutations import changed, typical
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "ReduceCase", "cases", "named"]
+__all__ = ["MUTATIONS", "ReduceCase", "cases"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | int | None, tuple[int, ...] | None, int, bool]
 # Name, shape, axes, order of the axes in memory, gap behind every axis, and keepdims.
@@ -130,7 +130,6 @@ def cases(row: Row) -> list[ReduceCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-named = made
 
 
 def element(request: ReduceRequest) -> Results | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.sdpa.reference import evaluate
-from dispatch.testing.mutations import changed, made
+from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     Results = dict[str, Array]
 
-__all__ = ["MUTATIONS", "named"]
-
-named = made
+__all__ = ["MUTATIONS"]
 
 
 def _wrong(request: SdpaRequest, **fields: Any) -> Results:

@@ -6,15 +6,28 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import HALF
 from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, by_numpy, normal, place, poison, rounded, unit
-from dispatch.testing.mutations import changed, made
+from dispatch.testing.check import (
+    ROUNDOFF,
+    Check,
+    GuardedBuffer,
+    by_numpy,
+    check_of,
+    normal,
+    place,
+    poison,
+    result_of,
+    rounded,
+    unit,
+)
+from dispatch.testing.mutations import changed, with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -23,7 +36,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "SoftmaxCase", "cases", "named"]
+__all__ = ["MUTATIONS", "SoftmaxCase", "cases"]
 
 # Name, shape, axis, order of the axes in memory, the guard around it, and whether the output is the input's memory.
 # fmt: off
@@ -71,19 +84,14 @@ class SoftmaxCase:
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
         spread = 1.0 if self.algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
-        x = self._lay(device, normal(rng, self.dtype, self.shape, spread))
+        fields: dict[str, Any] = {"axis": self.axis, "algorithm": self.algorithm}
+        lay, x = partial(self._lay, device), normal(rng, self.dtype, self.shape, spread)
         if not self.backward:
-            memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-            request = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
-            expected = evaluate(request, EXACT)
-            return Check(self.id, request, expected, {"out": bound_forward(request, expected)}, (memory,))
-        source = SoftmaxRequest(x.view, axis=self.axis, algorithm=self.algorithm)
-        y = self._lay(device, evaluate(source, EXACT)["out"].astype(self.dtype.numpy))
-        dy = self._lay(device, normal(rng, self.dtype, self.shape))
-        memory = dy if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        gradient = SoftmaxBwdRequest(y.view, dy.view, axis=self.axis, algorithm=self.algorithm, out=memory.view)
-        expected = evaluate(gradient, EXACT)
-        return Check(self.id, gradient, expected, {"out": bound_backward(gradient, expected)}, (memory,))
+            in_place = "x" if self.in_place else ""
+            return check_of(self.id, SoftmaxRequest, {"x": x}, lay, evaluate, bound_forward, in_place, **fields)
+        y = result_of(evaluate, SoftmaxRequest(lay(x).view, **fields))
+        drawn, in_place = {"y": y, "dy": normal(rng, self.dtype, self.shape)}, "dy" if self.in_place else ""
+        return check_of(self.id, SoftmaxBwdRequest, drawn, lay, evaluate, bound_backward, in_place, **fields)
 
     def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         """Dense, for cuDNN gets gaps wrong; with `guard` poisoned elements before and behind, and so at an odd one."""
@@ -96,7 +104,7 @@ class SoftmaxCase:
         return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
 
 
-def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
+def bound_forward(request: SoftmaxRequest, y: Array) -> Array:
     """How far y may be off.
 
     A power of e is off by the rounding of its argument, |x - largest| · u and as much again in the exponent's scaling,
@@ -104,7 +112,6 @@ def bound_forward(request: SoftmaxRequest, expected: Results) -> Array:
     axis is not the last in memory, cuDNN 9.19 keeps e^x in y's own dtype between its two passes: a rounding more.
     """
     x = np.asarray(request.x).astype(np.float64)
-    y = expected["out"]
     if not x.size:
         return np.zeros(())
     u = unit(request.x.dtype)
@@ -123,10 +130,9 @@ def _one(request: SoftmaxRequest) -> bool:
     return request.x.shape[request.axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
 
 
-def bound_backward(request: SoftmaxBwdRequest, expected: Results) -> Array:
+def bound_backward(request: SoftmaxBwdRequest, dx: Array) -> Array:
     """How far dx may be off: a sum of n products walks like √n; then a product and a difference."""
     y, dy = (np.asarray(tensor).astype(np.float64) for tensor in (request.y, request.dy))
-    dx = expected["out"]
     if not y.size:
         return np.zeros(())
     u = unit(request.y.dtype)
@@ -152,7 +158,6 @@ def cases(row: Row) -> list[SoftmaxCase]:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-named = made
 
 
 def element(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
@@ -174,13 +179,10 @@ def element(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
     return {"out": right - np.log1p(-share) if log else right / (1 - share)}
 
 
-def axis(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
-    """Along the axis beside."""
-    first = request.reads[0]
-    rank = len(getattr(request, first).shape)
-    if rank < 2 or not getattr(request, first).size:
-        return None
-    return evaluate(replace(request, axis=(request.axis + 1) % rank), EXACT)
+def beside(request: SoftmaxRequest | SoftmaxBwdRequest) -> int | None:
+    """The axis beside, where there is one."""
+    rank = len(request.layout_of("out").shape)
+    return (request.axis + 1) % rank if rank > 1 else None
 
 
-MUTATIONS = {"one element left out": element, "another axis": axis}
+MUTATIONS = {"one element left out": element, "another axis": with_fields(evaluate, axis=beside)}
