@@ -70,7 +70,7 @@ class OperandRequest(Request[R_co]):
     """
 
     reads: ClassVar[tuple[str, ...]]
-    writes: ClassVar[tuple[str, ...]]
+    writes: ClassVar[tuple[str, ...]] = ("out",)
     updates: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 

@@ -7,6 +7,7 @@ file chooses no shapes and calls no library.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.host_plan import Formula, Results
     from dispatch.core.operands import OperandRequest
+    from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
 
@@ -64,6 +66,12 @@ class MadeCase:
 
     id: str
     make: Callable[[str, Device, np.random.Generator], Check]
+
+    @classmethod
+    def each(cls, row: Row, forms: Sequence[Any], make: Callable[..., Check]) -> list[MadeCase]:
+        """A case for each form; `make` is called with the row's op and first dtype, the form, and as above."""
+        op, dtype = row.op, row.dtypes[0]
+        return [cls(f"{dtype}-{number}", partial(make, op, dtype, form)) for number, form in enumerate(forms)]
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""

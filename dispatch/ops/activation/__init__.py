@@ -18,7 +18,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum
 from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
-from dispatch.core.operands import OperandRequest, same_as
+from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -69,7 +69,6 @@ class ElementwiseRequest(OperandRequest["Tensor"]):
         coef: the ceiling of CLIPPED_RELU, the alpha of ELU, the beta of SWISH.
     """
 
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     x: Tensor
     _: KW_ONLY
     mode: ActivationMode = ActivationMode.RELU
@@ -85,8 +84,7 @@ class ElementwiseRequest(OperandRequest["Tensor"]):
             raise BadRequest("coef", repr(self.coef), f"1, for {self.mode.name} has none", f"{takers} have one")
         if self.coef < 0:
             raise BadRequest("coef", repr(self.coef), "0 or more")
-        for name in self.reads[1:]:
-            same_as(name, getattr(self, name), "x", self.x)
+        same_as_first(self)
 
 
 @dataclass(frozen=True, eq=False)

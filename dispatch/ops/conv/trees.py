@@ -51,7 +51,6 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         library: the one whose rows alone are asked, such as "cudnn" or "cutlass"; None asks all in the table's order.
     """
 
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     mode: ClassVar[str]  # as in ConvSpec
     operand_names: ClassVar[tuple[str, ...]]  # what is convolved, by name
     z: Tensor | None

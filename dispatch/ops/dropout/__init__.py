@@ -68,7 +68,6 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "dropout_states"
     reads: ClassVar[tuple[str, ...]] = ()
-    writes: ClassVar[tuple[str, ...]] = ("out",)
 
     on: Device
     seed: int
@@ -160,7 +159,6 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "dropout_bwd"
     reads: ClassVar[tuple[str, ...]] = ("dy", "reserve")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
 
     dy: Tensor

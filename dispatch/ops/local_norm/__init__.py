@@ -48,7 +48,6 @@ class LocalNormRequest(OperandRequest["Tensor"]):
         out: y or dx, of x's shape and dtype. Left open, it lies in memory as x does.
     """
 
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     over_space: ClassVar[bool] = False
     x: Tensor
     _: KW_ONLY

@@ -55,8 +55,7 @@ def bound(request: ops.LocalNormRequest, expected: Array) -> Array:
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form."""
-    dtype = row.dtypes[0]
-    return [MadeCase(f"{dtype}-{number}", partial(check, row.op, dtype, form)) for number, form in enumerate(FORMS)]
+    return MadeCase.each(row, FORMS, check)
 
 
 _other = partial(with_fields, ops.evaluate)

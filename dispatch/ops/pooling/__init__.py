@@ -115,7 +115,6 @@ class WindowedRequest(OperandRequest["Tensor"]):
         padding: on both sides of every axis, less than the window; what is there is never the largest.
     """
 
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     x: Tensor
     _: KW_ONLY
     mode: PoolingMode = PoolingMode.MAX

@@ -273,7 +273,6 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
 
     op: ClassVar[str] = "rnn_bwd_weights"
     reads: ClassVar[tuple[str, ...]] = ("x", "y", "reserve", "hx")
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     updates: ClassVar[tuple[str, ...]] = ("reserve",)
 
     x: Tensor

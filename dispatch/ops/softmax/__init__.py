@@ -17,7 +17,7 @@ from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
 from dispatch.core.host_plan import EXACT, Results, numpy_call, values
-from dispatch.core.operands import OperandRequest, same_as
+from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
@@ -59,7 +59,6 @@ class AlongAxisRequest(OperandRequest["Tensor"]):
         algorithm: ACCURATE, FAST or LOG.
     """
 
-    writes: ClassVar[tuple[str, ...]] = ("out",)
     _: KW_ONLY
     axis: int = -1
     algorithm: SoftmaxAlgorithm = SoftmaxAlgorithm.ACCURATE
@@ -77,6 +76,7 @@ class AlongAxisRequest(OperandRequest["Tensor"]):
             raise BadRequest(self.reads[0], str(first.layout), "one axis or more", "x[None] adds one")
         check_int("axis", self.axis, -rank, rank - 1)
         check_enum("algorithm", self.algorithm, SoftmaxAlgorithm)
+        same_as_first(self)
 
     def attributes(self) -> tuple[Any, ...]:
         return self.axis % self.first.ndim, self.algorithm
@@ -113,10 +113,6 @@ class SoftmaxBwdRequest(AlongAxisRequest):
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
     y: Tensor
     dy: Tensor
-
-    def check_fields(self) -> None:
-        super().check_fields()
-        same_as("dy", self.dy, "y", self.y)
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
