@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import ROUNDOFF, by_numpy, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from dispatch.core.host_plan import Formula, Results
     from dispatch.core.operands import OperandRequest
@@ -35,17 +35,21 @@ __all__ = [
     "MadeCase",
     "Mismatch",
     "by_numpy",
-    "check_of",
+    "checked",
     "distinct",
+    "in_turn",
     "normal",
     "place",
     "poison",
     "result_of",
     "rounded",
     "unit",
+    "with_outputs",
 ]
 
-
+Q = TypeVar("Q", bound="OperandRequest")
+F = TypeVar("F", bound="tuple[Any, ...]")
+C = TypeVar("C")
 TOGETHER = 2.5  # times what bounds allow all elements together if each is off by chance: some errors are of several
 
 
@@ -150,28 +154,38 @@ class Check:
             )
 
 
-def check_of(
-    name: str,
-    kind: Callable[..., OperandRequest],
-    drawn: Mapping[str, Array],
-    lay: Callable[[Array], GuardedBuffer],
-    formula: Formula,
-    bound: Callable[[Any, Array], Array],
-    in_place: str = "",
-    **fields: Any,
-) -> Check:
-    """The check of a request with one output against its op's formula in float64.
+def with_outputs(
+    request: Q, lay: Callable[[Array], GuardedBuffer], **by_name: Callable[[Array], GuardedBuffer]
+) -> tuple[Q, tuple[GuardedBuffer, ...]]:
+    """A request with memory for each of its outputs: poison, put on the device by `lay`, or by what its name has."""
+    made = {name: poison(output.dtype, output.shape) for name, output in request.outputs().items()}
+    memories = {name: by_name.get(name, lay)(values) for name, values in made.items()}
+    given: Any = request.replace(**{name: memory.view for name, memory in memories.items()})
+    return given, tuple(memories.values())
 
-    `lay` puts the drawn operands on a device, and poison where the output will be; with `in_place` the output takes the
-    memory of that operand. `bound` says of a request and what is expected how far off each element may be.
-    """
-    given = {operand: lay(values) for operand, values in drawn.items()}
-    request = kind(**{operand: memory.view for operand, memory in given.items()}, **fields)
-    out = request.outputs()["out"]
-    written = given[in_place] if in_place else lay(poison(out.dtype, out.shape))
-    request = request.replace(out=written.view)
-    expected = formula(request, EXACT)
-    return Check(name, request, expected, {"out": bound(request, expected["out"])}, (written,))
+
+def checked(
+    name: str,
+    drawn: tuple[OperandRequest, tuple[GuardedBuffer, ...]],
+    evaluate: Formula,
+    bounds: Callable[[Any, Results], Results],
+    *,
+    by_chance: bool = False,
+) -> Check:
+    """The check of a request with memory that is watched: what its formula gives in float64, within its bounds."""
+    request, written = drawn
+    expected = evaluate(request, EXACT)
+    return Check(name, request, expected, bounds(request, expected), written, by_chance)
+
+
+def in_turn(forms: Sequence[F], choices: Sequence[C], plain: Container[str]) -> list[tuple[F, C]]:
+    """Each form with one of the choices, by turns, and the plain ones, by their names, which come first, with all."""
+    return [
+        (form, choice)
+        for number, form in enumerate(forms)
+        for turn, choice in enumerate(choices)
+        if form[0] in plain or turn == number % len(choices)
+    ]
 
 
 def result_of(formula: Formula, request: OperandRequest) -> Array:

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Verdict",
+    "altered",
     "changed",
     "host_array",
     "lines_out",
     "made",
     "neighbour",
+    "of_operand",
     "shared",
     "typical",
     "verdicts",
@@ -44,7 +46,6 @@ __all__ = [
 ]
 
 FEW = 32  # elements, of which none need be near where its rounding turns
-NEXT_TO_NONE = 16  # elements, none of which need be where the results of two requests differ
 
 
 class Verdict(NamedTuple):
@@ -120,6 +121,39 @@ def made(request: Any, result: Any) -> dict[str, Tensor]:
     return dict(zip(request.outputs(), given, strict=True))
 
 
+def altered(evaluate: Formula, request: Any, **fields: Any) -> dict[str, Array]:
+    """The outputs of a request with other fields in float64; an array is put into memory that lies as the operand's."""
+    others = {n: changed(getattr(request, n), v) if isinstance(v, np.ndarray) else v for n, v in fields.items()}
+    with np.errstate(all="ignore"):
+        return evaluate(replace(request, **others), EXACT)
+
+
+def with_fields(formula: Formula, least: int = 0, /, **changes: Callable[[Any], Any]) -> Mutation:
+    """The results of requests with other fields, each made from the request.
+
+    None where one is to become None, for there is no such thing, or the first operand has fewer elements than `least`.
+    """
+
+    def mutation(request: Any) -> Results | None:
+        if getattr(request, request.reads[0]).size < least:
+            return None
+        fields = {name: change(request) for name, change in changes.items()}
+        return None if any(value is None for value in fields.values()) else altered(formula, request, **fields)
+
+    return mutation
+
+
+def of_operand(evaluate: Formula, name: str, change: Callable[[Array], Array | None]) -> Mutation:
+    """The mutation that changes the values of an operand, a copy of which its function gets, where it is there."""
+
+    def mutate(request: Any) -> Results | None:
+        tensor = getattr(request, name, None)
+        values = change(np.array(tensor)) if isinstance(tensor, Tensor) and tensor.size else None
+        return None if values is None else altered(evaluate, request, **{name: values})
+
+    return mutate
+
+
 def shared(
     expected: Results, tensors: Mapping[str, Tensor], free: Results | None = None
 ) -> Iterator[tuple[str, Results]]:
@@ -182,18 +216,6 @@ def changed(tensor: Tensor, values: Array) -> Tensor:
     view = Tensor(whole.storage, whole.ptr + start, layout)
     view.copy_from(np.ascontiguousarray(values).astype(tensor.dtype.numpy))
     return view
-
-
-def with_fields(formula: Formula, **changes: Callable[[Any], Any]) -> Mutation:
-    """The results of requests with other fields, each made from the request; None where there is nothing to change."""
-
-    def mutation(request: Any) -> Results | None:
-        fields = {name: change(request) for name, change in changes.items()}
-        if None in fields.values() or getattr(request, request.reads[0]).size < NEXT_TO_NONE:
-            return None
-        return formula(replace(request, **fields), EXACT)
-
-    return mutation
 
 
 def lines_out(tensor: Tensor, axis: int) -> Array:

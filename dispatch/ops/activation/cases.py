@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, Check, check_of, normal, place, result_of, rounded, unit
+from dispatch.testing.check import ROUNDOFF, checked, in_turn, normal, place, result_of, rounded, unit, with_outputs
 from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
+    from dispatch.ops.activation import ElementwiseRequest
+    from dispatch.testing.check import Check
 
 __all__ = ["MUTATIONS", "ActivationCase", "cases"]
 
@@ -60,72 +62,63 @@ class ActivationCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands, on both sides of 0 and into the flat ends."""
-        fields: dict[str, Any] = {"mode": self.mode, "coef": COEF if self.mode in WITH_COEF else 1.0}
+        chosen: dict[str, Any] = {"mode": self.mode, "coef": COEF if self.mode in WITH_COEF else 1.0}
         lay = partial(place, device, order=self.order, gap=self.gap)
-        drawn = {"x": normal(rng, self.dtype, self.shape, 3.0)}
-        if not self.backward:
-            in_place = "x" if self.in_place else ""
-            return check_of(self.id, ActivationRequest, drawn, lay, evaluate, bound_forward, in_place, **fields)
-        drawn["y"] = result_of(evaluate, ActivationRequest(lay(drawn["x"]).view, **fields))
-        drawn["dy"] = normal(rng, self.dtype, self.shape)
-        in_place = "dy" if self.in_place else ""
-        return check_of(self.id, ActivationBwdRequest, drawn, lay, evaluate, bound_backward, in_place, **fields)
+        x = last = lay(normal(rng, self.dtype, self.shape, 3.0))
+        request: ElementwiseRequest = ActivationRequest(x.view, **chosen)
+        if self.backward:
+            y = lay(result_of(evaluate, request))
+            last = lay(normal(rng, self.dtype, self.shape))
+            request = ActivationBwdRequest(x.view, y.view, last.view, **chosen)
+        drawn = with_outputs(request, (lambda _: last) if self.in_place else lay)
+        return checked(self.id, drawn, evaluate, bounds)
 
 
-def bound_forward(request: ActivationRequest, y: Array) -> Array:
-    """How far y may be off: by a power of e, of error (4 + 2 |argument|) · u, and a few operations after it."""
-    x = np.abs(np.asarray(request.x).astype(np.float64))
-    dtype = request.x.dtype
-    if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
-        return rounded(unit(dtype) * np.abs(y), y, dtype)
-    return rounded((8 + 4 * x) * unit(dtype) * np.maximum(np.abs(y), 1), y, dtype)
+def bounds(request: ElementwiseRequest, expected: Results) -> Results:
+    """How far y or dx may be off.
 
-
-def bound_backward(request: ActivationBwdRequest, dx: Array) -> Array:
-    """How far dx may be off: by the slope's error, as above, times dy.
-
-    Which of x and y the slope is taken from is the library's choice; y was rounded to its dtype, by w, and the slope
-    passes that on by at most 2 w |y|.
+    y by a power of e, of error (4 + 2 |argument|) · u, and a few operations after it; dx by the slope's error, as that,
+    times dy. Which of x and y the slope is taken from is the library's choice; y was rounded to its dtype, by w, and
+    the slope passes that on by at most 2 w |y|.
     """
-    x, y, dy = (np.abs(np.asarray(tensor).astype(np.float64)) for tensor in (request.x, request.y, request.dy))
-    dtype = request.x.dtype
+    x, y, dy = (np.abs(np.asarray(getattr(request, name, 0)).astype(np.float64)) for name in ("x", "y", "dy"))
+    out, dtype = expected["out"], request.x.dtype
     if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):
-        return rounded(unit(dtype) * np.abs(dx), dx, dtype)
-    slope = (16 + 8 * x) * unit(dtype) * (1 + x) + 2 * ROUNDOFF[dtype][0] * y
-    return rounded(slope * dy, dx, dtype)
+        error = unit(dtype) * np.abs(out)
+    elif isinstance(request, ActivationBwdRequest):
+        error = ((16 + 8 * x) * unit(dtype) * (1 + x) + 2 * ROUNDOFF[dtype][0] * y) * dy
+    else:
+        error = (8 + 4 * x) * unit(dtype) * np.maximum(np.abs(out), 1)
+    return {"out": rounded(error, out, dtype)}
 
 
 def cases(row: Row) -> list[ActivationCase]:
     """Every form in turn with the modes, and the plain one with all of them."""
-    modes = list(ActivationMode)
-    found = []
-    for number, form in enumerate(FORMS):
-        for turn, mode in enumerate(modes):
-            if form[0] == "primes" or turn == number % len(modes):
-                found.append(ActivationCase(*form, row.dtypes[0], mode, row.op == "activation_bwd"))
-    return found
+    chosen = in_turn(FORMS, list(ActivationMode), plain=("primes",))
+    return [ActivationCase(*form, row.dtypes[0], mode, row.op == "activation_bwd") for form, mode in chosen]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
+FEW = 16  # elements, none of which need be where the two differ
 
 
-def following(request: ActivationRequest | ActivationBwdRequest) -> ActivationMode:
+def following(request: ElementwiseRequest) -> ActivationMode:
     """The next of the activations."""
     modes = list(ActivationMode)
     return modes[(modes.index(request.mode) + 1) % len(modes)]
 
 
-def its_coef(request: ActivationRequest | ActivationBwdRequest) -> float:
+def its_coef(request: ElementwiseRequest) -> float:
     """This one's coefficient for the next, where that has one."""
     return request.coef if following(request) in WITH_COEF else 1.0
 
 
-def larger_coef(request: ActivationRequest | ActivationBwdRequest) -> float | None:
+def larger_coef(request: ElementwiseRequest) -> float | None:
     """The coefficient a tenth too large."""
     return request.coef * 1.1 if request.mode in WITH_COEF else None
 
 
 MUTATIONS = {
-    "another activation": with_fields(evaluate, mode=following, coef=its_coef),
-    "coefficient off": with_fields(evaluate, coef=larger_coef),
+    "another activation": with_fields(evaluate, FEW, mode=following, coef=its_coef),
+    "coefficient off": with_fields(evaluate, FEW, coef=larger_coef),
 }

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
 from dispatch.libraries.cutlass.evt import Leaf, Reduce, Store, walk
 from dispatch.libraries.cutlass.mutations import node_out
 from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import Activation, ConvFwdRequest
-from dispatch.testing.mutations import changed, lines_out, neighbour, typical
+from dispatch.testing.mutations import altered, changed, lines_out, neighbour, of_operand, typical, with_fields
 
 if TYPE_CHECKING:
-    from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
-
-    Results = dict[str, Array]
+    from dispatch.core.host_plan import Results
 
 __all__ = ["MUTATIONS"]
 
@@ -30,26 +26,21 @@ def _axis_of_sum(request: Any) -> tuple[str, int]:
     return ("w", 0) if request.op.endswith("bwd_data") else ("dy", 0)
 
 
-def _wrong(request: Any, **fields: Any) -> Results:
-    return evaluate(replace(request, **fields), EXACT)
-
-
 def channel(request: Any) -> Results | None:
     """One channel, filter or image left out of the sum."""
     name, axis = _axis_of_sum(request)
-    return _wrong(request, **{name: changed(getattr(request, name), lines_out(getattr(request, name), axis))})
+    return altered(evaluate, request, **{name: lines_out(getattr(request, name), axis)})
 
 
 def tap(request: Any) -> Results | None:
     """One tap left out; of a filter's gradient, one pixel of the images."""
     name = "w" if "w" in request.reads else request.reads[0]
-    tensor: Tensor = getattr(request, name)
-    values = np.asarray(tensor).copy()
+    values = np.array(getattr(request, name))
     flat = np.abs(values.astype(np.float64)).sum(axis=(0, 1))
     place = np.unravel_index(typical(flat.ravel()), flat.shape)
     index: Any = (slice(None), slice(None), *place)
     values[index] = 0
-    return _wrong(request, **{name: changed(tensor, values)})
+    return altered(evaluate, request, **{name: values})
 
 
 def group(request: Any) -> Results | None:
@@ -57,42 +48,28 @@ def group(request: Any) -> Results | None:
     if request.groups < 2:
         return None
     name = request.reads[0]
-    tensor: Tensor = getattr(request, name)
-    values = np.roll(np.asarray(tensor), tensor.shape[1] // request.groups, axis=1)
-    return _wrong(request, **{name: changed(tensor, values)})
+    values = np.asarray(getattr(request, name))
+    return altered(evaluate, request, **{name: np.roll(values, values.shape[1] // request.groups, axis=1)})
 
 
-def alpha(request: Any) -> Results | None:
+def alpha(request: Any) -> float | None:
     """alpha 2% too large; of whole numbers, twice what it is."""
-    if request.epilogue is not None:
-        return None
-    return _wrong(request, alpha=request.alpha * (2 if request.dtypes[0].numpy.kind == "i" else 1.02))
+    whole = request.dtypes[0].numpy.kind == "i"
+    return None if request.epilogue is not None else request.alpha * (2 if whole else 1.02)
 
 
 def added(request: Any) -> Results | None:
     """What is scaled by beta left out."""
     if request.z is not None:
-        return _wrong(request, z=changed(request.z, np.zeros(request.z.shape)))
+        return altered(evaluate, request, z=np.zeros(request.z.shape))
     has_beta = not request.op.endswith("_fwd") and bool(request.beta)
-    return _wrong(request, beta=0.0) if has_beta else None
+    return altered(evaluate, request, beta=0.0) if has_beta else None
 
 
-def bias(request: Any) -> Results | None:
-    """Each channel with its neighbour's bias."""
-    tensor = getattr(request, "bias", None)
-    return None if tensor is None else _wrong(request, bias=changed(tensor, neighbour(tensor, 0)))
-
-
-def no_bias(request: Any) -> Results | None:
-    """The bias left out."""
-    tensor = getattr(request, "bias", None)
-    return None if tensor is None else _wrong(request, bias=changed(tensor, np.zeros(tensor.shape)))
-
-
-def activation(request: Any) -> Results | None:
+def activation(request: Any) -> Activation | None:
     """The activation left out."""
     fused = isinstance(request, ConvFwdRequest) and request.activation is not Activation.IDENTITY
-    return _wrong(request, activation=Activation.IDENTITY) if fused else None
+    return Activation.IDENTITY if fused else None
 
 
 def _operand(kind: str) -> Any:
@@ -101,7 +78,9 @@ def _operand(kind: str) -> Any:
         for name, value in request.operands:
             if request.kinds.get(name) == kind and name not in request.produced:
                 other = changed(value, lines_out(value, -1))
-                return _wrong(request, operands=[(n, other if n == name else v) for n, v in request.operands])
+                return altered(
+                    evaluate, request, operands=[(n, other if n == name else v) for n, v in request.operands]
+                )
         return None
 
     return wrong
@@ -114,18 +93,18 @@ def one_node(request: Any) -> Results | None:
     nodes = [node for node in walk(request.epilogue) if not isinstance(node, (Leaf, Store, Reduce))]
     tree = node_out(request.epilogue, nodes[-1])
     kept = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.produced)
-    return _wrong(request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in kept])
+    return altered(evaluate, request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in kept])
 
 
 MUTATIONS = {
     "one channel left out": channel,
     "one tap left out": tap,
     "groups exchanged": group,
-    "alpha off": alpha,
+    "alpha off": with_fields(evaluate, alpha=alpha),
     "what beta scales left out": added,
-    "bias of the channel beside": bias,
-    "bias left out": no_bias,
-    "activation left out": activation,
+    "bias of the channel beside": of_operand(evaluate, "bias", partial(neighbour, axis=0)),
+    "bias left out": of_operand(evaluate, "bias", np.zeros_like),
+    "activation left out": with_fields(evaluate, activation=activation),
     **{f"a {kind} of the tree off": _operand(kind) for kind in ("row", "col", "load")},
     "a node of the tree left out": one_node,
 }

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops import local_norm as ops
-from dispatch.testing.check import ROUNDOFF, Check, MadeCase, check_of, normal, place, result_of, rounded, unit
+from dispatch.testing.check import ROUNDOFF, MadeCase, checked, normal, place, result_of, rounded, unit, with_outputs
 from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.layout import Array
-    from dispatch.keys import Dtype
+    from dispatch.testing.check import Check
 
 __all__ = ["MUTATIONS", "cases"]
 
@@ -30,7 +29,7 @@ FORMS = (  # shape, order in memory, window, alpha, beta, k, whether there are m
 )  # fmt: skip
 
 
-def check(op: str, dtype: Dtype, form: Any, name: str, device: Device, rng: np.random.Generator) -> Check:
+def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands."""
     shape, order, *choices, has_means = form
     fields: dict[str, Any] = dict(zip(("window", "alpha", "beta", "k"), choices, strict=True))
@@ -38,19 +37,20 @@ def check(op: str, dtype: Dtype, form: Any, name: str, device: Device, rng: np.r
     drawn = {each: normal(rng, dtype, shape) for each in kind.reads if has_means or each != "means"}
     if "y" in drawn:
         drawn["y"] = result_of(ops.evaluate, ops.LrnRequest(lay(drawn["x"]).view, **fields))
-    return check_of(name, kind, drawn, lay, ops.evaluate, bound, **fields)
+    request = kind(**{each: lay(values).view for each, values in drawn.items()}, **fields)
+    return checked(name, with_outputs(request, lay), ops.evaluate, bounds)
 
 
-def bound(request: ops.LocalNormRequest, expected: Array) -> Array:
+def bounds(request: ops.LocalNormRequest, expected: dict[str, Any]) -> dict[str, Any]:
     """How far a result may be: sums of up to an image's elements, and what is kept between two kernels in 16 bits."""
     dtype, axes = request.x.dtype, range(2, request.x.ndim) if request.over_space else range(1, 2)
     given = {name: np.abs(np.asarray(tensor).astype(float)) for name, tensor, _ in request.tensors()}
     x, dy = given["x"] + given.get("means", 0), given.get("dy", given["x"])
     share = 2 * request.alpha * request.beta / request.window ** len(axes) / request.k
-    size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected)
+    size = dy + share * x * ops.window_sum(x * dy, request.window, axes, turned=True) + np.abs(expected["out"])
     kept = ROUNDOFF[dtype][0] if dtype.bits == 16 else 0.0
     error = (64 + 8 * np.prod(request.x.shape[2:])) * unit(dtype) * size + 4 * kept * size
-    return rounded(error, expected, dtype)
+    return {"out": rounded(error, expected["out"], dtype)}
 
 
 def cases(row: Row) -> list[MadeCase]:
@@ -58,7 +58,7 @@ def cases(row: Row) -> list[MadeCase]:
     return MadeCase.each(row, FORMS, check)
 
 
-_other = partial(with_fields, ops.evaluate)
+_other = partial(with_fields, ops.evaluate, 16)
 MUTATIONS = {
     "a wider window": _other(window=lambda r: r.window + 2),
     "another power": _other(beta=lambda r: r.beta + 0.1),

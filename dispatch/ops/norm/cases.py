@@ -6,7 +6,8 @@ library happens to give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dispatch.keys import F32
 from dispatch.ops.norm.reference import averaged, compact, evaluate, spread, statistics
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 from dispatch.ops.norm.rules import grouped, ungrouped
-from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison, rounded, unit
+from dispatch.testing.check import checked, normal, place, rounded, unit, with_outputs
 from dispatch.testing.roundoff import ROUNDOFF
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
     from dispatch.ops.norm.request import NormRequest
+    from dispatch.testing.check import Check, GuardedBuffer
 
 __all__ = ["Form", "NormCase", "bounds_of", "cases"]
 
@@ -104,25 +106,19 @@ class NormCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs; x has a mean and a spread of its own."""
-        request, written = self._request(device, rng)
-        expected = evaluate(request, EXACT)
-        return Check(self.id, request, expected, bounds_of(request, expected), written)
+        return checked(self.id, self._request(device, rng), evaluate, bounds_of)
 
     def request(self, device: Device, rng: np.random.Generator) -> NormRequest:
         """The request alone."""
         return self._request(device, rng)[0]
 
     def _request(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[GuardedBuffer, ...]]:
-        request = self._backward(device, rng) if self.op == "norm_bwd" else self._forward(device, rng)
-        memories = [self._memory(device, name, made.shape, made.dtype) for name, made in request.outputs().items()]
-        outputs: dict[str, Any] = {name: m.view for name, m in zip(request.outputs(), memories, strict=True)}
-        return replace(request, **outputs), tuple(memories)
+        request: NormRequest = self._backward(device, rng) if self.op == "norm_bwd" else self._forward(device, rng)
+        image = partial(place, device, order=self._order())
+        return with_outputs(request, partial(place, device), out=image, dx=image)
 
     def _order(self) -> tuple[int, ...] | None:
         return (0, *range(2, len(self.form.shape)), 1) if self.form.last else None
-
-    def _memory(self, device: Device, name: str, shape: tuple[int, ...], dtype: Dtype) -> GuardedBuffer:
-        return place(device, poison(dtype, shape), self._order() if name in ("out", "dx") else None)
 
     def _x(self, rng: np.random.Generator) -> Array:
         return (normal(rng, F32, self.form.shape) * 1.5 + 0.5).astype(self.dtype.numpy)
@@ -194,6 +190,10 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
         if request.running_mean is not None:
             errors["running_mean_out"] = off_mean.reshape(shape) + 4 * u * np.abs(expected["running_mean_out"])
             errors["running_var_out"] = 2 * walk * squares.reshape(shape) + 8 * u * expected["running_var_out"]
+    return _stored(request, errors, expected)
+
+
+def _stored(request: NormRequest, errors: Results, expected: Results) -> Results:
     dtypes = {name: made.dtype for name, made in request.outputs().items()}
     return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
 
@@ -222,8 +222,7 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
         stored = w * scaled + tiny
         means = averaged(request, stored) + size * averaged(request, stored * size)
         errors["dx"] = errors["dx"] + inverse * (stored + means)
-    dtypes = {name: made.dtype for name, made in request.outputs().items()}
-    return {name: rounded(errors[name], expected[name], dtypes[name]) for name in expected}
+    return _stored(request, errors, expected)
 
 
 def cases(row: Row) -> list[NormCase]:

@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
 from dispatch.ops.norm.reference import evaluate
 from dispatch.ops.norm.request import NormFwdRequest, NormMode
-from dispatch.testing.mutations import changed, neighbour
+from dispatch.testing.mutations import altered, neighbour, of_operand, with_fields
 
 if TYPE_CHECKING:
-    from dispatch.device.layout import Array
+    from dispatch.core.host_plan import Results
     from dispatch.ops.norm.request import NormRequest
-
-    Results = dict[str, Array]
 
 __all__ = ["MUTATIONS"]
 
 
-def epsilon(request: NormRequest) -> Results | None:
+def epsilon(request: NormRequest) -> float | None:
     """A hundred times epsilon."""
-    if not isinstance(request, NormFwdRequest):
-        return None
-    return evaluate(replace(request, epsilon=request.epsilon * 100), EXACT)
+    return request.epsilon * 100 if isinstance(request, NormFwdRequest) else None
 
 
 def mean(request: NormRequest) -> Results | None:
     """No mean subtracted."""
     if not isinstance(request, NormFwdRequest) or request.mode is not NormMode.LAYER_NORM:
         return None
-    wrong = evaluate(replace(request, mode=NormMode.RMS_NORM, mean_out=None), EXACT)
-    return {"out": wrong["out"]}
+    return {"out": altered(evaluate, request, mode=NormMode.RMS_NORM, mean_out=None)["out"]}
 
 
-def _changed(name: str, *, left_out: bool) -> Any:
-    def wrong(request: NormRequest) -> Results | None:
-        tensor: Any = getattr(request, name, None)
-        if tensor is None or isinstance(tensor, bool) or tensor.size < 2:
-            return None
-        values = np.zeros(tensor.shape) if left_out else neighbour(tensor, -1)
-        return evaluate(request.replace(**{name: changed(tensor, values)}), EXACT)  # type: ignore[arg-type]  # of its own kind
-
-    wrong.__doc__ = f"{name} {'left out' if left_out else 'of the neighbour'}."
-    return wrong
-
-
-def momentum(request: NormRequest) -> Results | None:
+def momentum(request: NormRequest) -> float | None:
     """The running statistics moved on with another momentum."""
     if not isinstance(request, NormFwdRequest) or not request.training or request.running_mean is None:
         return None
-    return evaluate(replace(request, momentum=request.momentum * 1.02), EXACT)
+    return request.momentum * 1.02
 
 
-def element(request: NormRequest) -> Results | None:
+def element(request: NormRequest) -> Results:
     """One element of x, or of dY, left out."""
-    name = "x" if isinstance(request, NormFwdRequest) else "dy"
-    tensor = getattr(request, name)
-    values = np.asarray(tensor).copy()
+    values = np.array(getattr(request, request.reads[0]))
     values.flat[values.size // 2] = 0
-    return evaluate(request.replace(**{name: changed(tensor, values)}), EXACT)  # type: ignore[arg-type]  # of its own kind
+    return altered(evaluate, request, **{request.reads[0]: values})
 
 
+of_the_neighbour = partial(neighbour, axis=-1)
 MUTATIONS = {
-    "epsilon off": epsilon,
+    "epsilon off": with_fields(evaluate, epsilon=epsilon),
     "mean not subtracted": mean,
-    "scale of the channel beside": _changed("scale", left_out=False),
-    "bias of the channel beside": _changed("bias", left_out=False),
-    "running mean left out": _changed("running_mean", left_out=True),
-    "momentum off": momentum,
+    "scale of the channel beside": of_operand(evaluate, "scale", of_the_neighbour),
+    "bias of the channel beside": of_operand(evaluate, "bias", of_the_neighbour),
+    "running mean left out": of_operand(evaluate, "running_mean", np.zeros_like),
+    "momentum off": with_fields(evaluate, momentum=momentum),
     "one element left out": element,
 }

@@ -5,38 +5,36 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
 from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps, backward, evaluate
 from dispatch.testing.check import (
     ROUNDOFF,
-    Check,
-    GuardedBuffer,
     by_numpy,
-    check_of,
+    checked,
     distinct,
+    in_turn,
     normal,
     place,
     result_of,
     rounded,
     unit,
+    with_outputs,
 )
-from dispatch.testing.mutations import changed, with_fields
+from dispatch.testing.mutations import altered, with_fields
 
 if TYPE_CHECKING:
-    from dispatch.device.layout import Array
-
-    Results = dict[str, Array]
+    from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
-    from dispatch.device.layout import Array
     from dispatch.keys import Dtype
+    from dispatch.ops.pooling import WindowedRequest
+    from dispatch.testing.check import Check
 
 __all__ = ["MUTATIONS", "PoolingCase", "cases"]
 
@@ -86,74 +84,66 @@ class PoolingCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
+        lay = partial(place, device, order=(0, *range(2, len(self.shape)), 1) if self.last else None, gap=self.gap)
+        x = lay(distinct(rng, self.dtype, self.shape))
         fields: dict[str, Any] = {"mode": self.mode, "stride": self.stride, "padding": self.padding}
-        lay, drawn = partial(self._lay, device), {"x": distinct(rng, self.dtype, self.shape)}
-        if not self.backward:
-            return check_of(self.id, PoolingRequest, drawn, lay, evaluate, self._bound, window=self.window, **fields)
-        y = result_of(evaluate, PoolingRequest(lay(drawn["x"]).view, self.window, **fields))
-        drawn |= {"y": y, "dy": normal(rng, self.dtype, y.shape)}
-        return check_of(self.id, PoolingBwdRequest, drawn, lay, evaluate, self._bound, window=self.window, **fields)
+        request: WindowedRequest = PoolingRequest(x.view, self.window, **fields)
+        if self.backward:
+            y = lay(result_of(evaluate, request))
+            dy = lay(normal(rng, self.dtype, y.view.shape))
+            request = PoolingBwdRequest(x.view, y.view, dy.view, self.window, **fields)
+        return checked(self.id, with_outputs(request, lay), evaluate, bounds)
 
-    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
-        order = (0, *range(2, values.ndim), 1) if self.last else None
-        return place(device, values, order, self.gap)
 
-    def _bound(self, request: PoolingRequest | PoolingBwdRequest, expected: Array) -> Array:
-        """How far a result may be off: a sum over a window, or over the windows that an element is in.
+def bounds(request: WindowedRequest, expected: Results) -> Results:
+    """How far a result may be off: a sum over a window, or over the windows that an element is in.
 
-        For MAX, cuDNN 9.19 adds up gradients in dx itself, in any order: each addition rounds to its dtype.
-        """
-        terms = float(np.prod(request.windows.window))
-        u = (4 + 2 * np.sqrt(terms)) * unit(self.dtype)
-        if isinstance(request, PoolingBwdRequest):
-            size = backward(request, np.abs(np.asarray(request.dy).astype(np.float64)))
-            error = np.asarray(u * size)
-            if self.mode is PoolingMode.MAX and not by_numpy(request.device):
-                additions = np.maximum(backward(request, np.ones(request.dy.shape)) - 1, 0)
-                error = error + ROUNDOFF[self.dtype][0] * additions * size
-            return rounded(error, expected, self.dtype)
-        if self.mode.is_max:
-            return np.zeros(())
-        largest = np.abs(np.asarray(request.x).astype(np.float64)).max(initial=0)
-        return rounded(np.asarray(u * largest), expected, self.dtype)
+    For MAX, cuDNN 9.19 adds up gradients in dx itself, in any order: each addition rounds to its dtype.
+    """
+    dtype, terms = request.x.dtype, float(np.prod(request.windows.window))
+    u = (4 + 2 * np.sqrt(terms)) * unit(dtype)
+    if isinstance(request, PoolingBwdRequest):
+        size = backward(request, np.abs(np.asarray(request.dy).astype(np.float64)))
+        error = np.asarray(u * size)
+        if request.mode is PoolingMode.MAX and not by_numpy(request.device):
+            additions = np.maximum(backward(request, np.ones(request.dy.shape)) - 1, 0)
+            error = error + ROUNDOFF[dtype][0] * additions * size
+    elif request.mode.is_max:
+        return {"out": np.zeros(())}
+    else:
+        error = np.asarray(u * np.abs(np.asarray(request.x).astype(np.float64)).max(initial=0))
+    return {"out": rounded(error, expected["out"], dtype)}
 
 
 def cases(row: Row) -> list[PoolingCase]:
     """Every form in turn with the modes, and the plain ones with all of them."""
-    modes = list(PoolingMode)
-    found = []
-    for number, form in enumerate(FORMS):
-        for turn, mode in enumerate(modes):
-            if row.dtypes[0] is I8 and not mode.is_max:
-                continue
-            if form[0] in ("overlapping", "channels last", "cubes, overlap", "line") or turn == number % len(modes):
-                found.append(PoolingCase(*form, row.dtypes[0], mode, row.op == "pooling_bwd"))
-    return found
+    plain = ("overlapping", "channels last", "cubes, overlap", "line")
+    chosen = [
+        (form, mode)
+        for form, mode in in_turn(FORMS, list(PoolingMode), plain)
+        if row.dtypes[0] is not I8 or mode.is_max
+    ]
+    return [PoolingCase(*form, row.dtypes[0], mode, row.op == "pooling_bwd") for form, mode in chosen]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-
-
-def tap(request: PoolingRequest | PoolingBwdRequest) -> Results | None:
+def tap(request: WindowedRequest) -> Results | None:
     """One element of one image left out: where it is the largest of its window, or of dY."""
     if not request.x.size:
         return None
-    tensor = request.dy if isinstance(request, PoolingBwdRequest) else request.x
-    values = np.asarray(tensor).copy()
-    place = values.size // 2
-    if isinstance(request, PoolingRequest) and request.mode.is_max:
-        place = int(np.argmax(values.astype(np.float64)))
-        values.flat[place] = np.asarray(-100).astype(values.dtype)
+    name = request.reads[-1]
+    values = np.array(getattr(request, name))
+    if name == "x" and request.mode.is_max:
+        values.flat[int(np.argmax(values.astype(np.float64)))] = np.asarray(-100).astype(values.dtype)
     else:
-        values.flat[place] = 0
-    if isinstance(request, PoolingBwdRequest):
-        return evaluate(replace(request, dy=changed(tensor, values)), EXACT)
-    return evaluate(replace(request, x=changed(tensor, values)), EXACT)
+        values.flat[values.size // 2] = 0
+    return altered(evaluate, request, **{name: values})
 
 
-INCLUDE, EXCLUDE = PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING
-OTHER_COUNT = {INCLUDE: EXCLUDE, EXCLUDE: INCLUDE}
-MUTATIONS = {
-    "one element left out": tap,
-    "padding counted otherwise": with_fields(evaluate, mode=lambda request: OTHER_COUNT.get(request.mode)),
-}
+def counting(request: WindowedRequest) -> PoolingMode | None:
+    """An average with the padding counted where it is not to be, and the other way round."""
+    kinds = (PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING, PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING)
+    return kinds[request.mode is kinds[0]] if request.mode in kinds and request.x.size else None
+
+
+MUTATIONS = {"one element left out": tap, "padding counted otherwise": with_fields(evaluate, mode=counting)}

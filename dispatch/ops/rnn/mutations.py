@@ -36,24 +36,26 @@ def _results(drawn: Any, found: dict[str, Array]) -> Results:
     return {name: found[source] for name, source in PASSES[drawn.case.op].items() if source in found}
 
 
+def _wrong(drawn: Any, operands: dict[str, Array] | None = None, weights: dict[str, Array] | None = None) -> Results:
+    """What the passes make of other operands or weights."""
+    return _results(drawn, drawn._passes(drawn.operands if operands is None else operands, as_it_is, weights)[0])
+
+
 def gate(drawn: Any) -> Results | None:
     """The last gate of the first layer without its state; of one unit the state may be next to nothing."""
     if drawn.network.hidden_size < 2:
         return None
-    weights = {name: array.copy() for name, array in drawn.named.items()}
-    rows = weights["weight_hh_l0"]
+    rows = drawn.named["weight_hh_l0"].copy()
     rows[-drawn.network.hidden_size :] = 0
-    return _results(drawn, drawn._passes(drawn.operands, as_it_is, weights)[0])
+    return _wrong(drawn, weights={**drawn.named, "weight_hh_l0": rows})
 
 
 def bias(drawn: Any) -> Results | None:
     """The first layer's bias left out."""
-    weights = {name: array.copy() for name, array in drawn.named.items()}
-    name = next((name for name in ("bias_ih_l0", "bias_hh_l0") if name in weights), None)
+    name = next((name for name in ("bias_ih_l0", "bias_hh_l0") if name in drawn.named), None)
     if name is None or drawn.network.hidden_size < 2:
         return None
-    weights[name][:] = 0
-    return _results(drawn, drawn._passes(drawn.operands, as_it_is, weights)[0])
+    return _wrong(drawn, weights={**drawn.named, name: np.zeros_like(drawn.named[name])})
 
 
 def step(drawn: Any) -> Results | None:
@@ -62,29 +64,26 @@ def step(drawn: Any) -> Results | None:
         return None
     operands = {**drawn.operands, **{name: drawn.operands[name].copy() for name in ("x", "dy")}}
     operands["x"][0] = operands["dy"][0] = 0
-    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+    return _wrong(drawn, operands)
 
 
 def backward(drawn: Any) -> Results | None:
     """The steps in reverse."""
     if drawn.case.steps < 2:
         return None
-    operands = {**drawn.operands, **{name: drawn.operands[name][::-1] for name in ("x", "dy")}}
-    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+    return _wrong(drawn, {**drawn.operands, **{name: drawn.operands[name][::-1] for name in ("x", "dy")}})
 
 
 def states(drawn: Any) -> Results | None:
     """The first states, or the gradients behind the last, left out."""
-    operands = {name: a if name in ("x", "dy") else np.zeros_like(a) for name, a in drawn.operands.items()}
     if not drawn.case.with_states or drawn.case.op == "rnn_bwd_weights":
         return None
-    return _results(drawn, drawn._passes(operands, as_it_is)[0])
+    return _wrong(drawn, {name: a if name in ("x", "dy") else np.zeros_like(a) for name, a in drawn.operands.items()})
 
 
-def nothing(drawn: Any) -> Results | None:
+def nothing(drawn: Any) -> Results:
     """A result of zeros."""
-    results = _results(drawn, drawn.expected)
-    return {"out": np.zeros_like(results["out"])}
+    return {"out": np.zeros_like(_results(drawn, drawn.expected)["out"])}
 
 
 MUTATIONS = {

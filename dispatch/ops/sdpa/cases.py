@@ -7,6 +7,7 @@ library happens to give.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +19,16 @@ from dispatch.ops.sdpa.packed import packed, ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.ops.sdpa.rules import packed_alone, padded_alone
-from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison, rounded, unit
+from dispatch.testing.check import GuardedBuffer, checked, normal, place, poison, rounded, unit, with_outputs
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
-    from dispatch.core.operands import Output
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.ops.sdpa.request import SdpaRequest
+    from dispatch.testing.check import Check
 
 __all__ = ["Form", "SdpaCase", "bounds_of", "cases"]
 
@@ -138,9 +139,7 @@ class SdpaCase:
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs."""
-        request, written = self._request(device, rng)
-        expected = evaluate(request, EXACT)
-        return Check(self.id, request, expected, bounds_of(request, expected), written, by_chance=True)
+        return checked(self.id, self._request(device, rng), evaluate, bounds_of, by_chance=True)
 
     def request(self, device: Device, rng: np.random.Generator) -> SdpaRequest:
         """The request alone."""
@@ -148,16 +147,11 @@ class SdpaCase:
 
     def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[GuardedBuffer, ...]]:
         forward = self._forward(device, rng)
-        request = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
-        memories = [self._memory(device, name, made) for name, made in request.outputs().items()]
-        outputs: dict[str, Any] = {name: memory.view for name, memory in zip(request.outputs(), memories, strict=True)}
-        return replace(request, **outputs), tuple(memories)
-
-    def _memory(self, device: Device, name: str, made: Output) -> GuardedBuffer:
-        if self.form.packed == "together" and name in ("dq", "dk", "dv"):
-            return _strided(device, poison(made.dtype, made.shape), made.strides)
-        order = self.form.order if name in ("out", "dq", "dk", "dv") and not self.form.packed else None
-        return place(device, poison(made.dtype, made.shape), order)
+        request: SdpaRequest = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
+        placed = operand = partial(place, device, order=None if self.form.packed else self.form.order)
+        if self.form.packed == "together":
+            operand = partial(_strided, device, strides=forward.q.layout.strides)
+        return with_outputs(request, partial(place, device), out=placed, dq=operand, dk=operand, dv=operand)
 
     def _forward(self, device: Device, rng: np.random.Generator) -> SdpaFwdRequest:
         form = self.form

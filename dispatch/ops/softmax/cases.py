@@ -5,7 +5,7 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,19 @@ from dispatch.keys import HALF
 from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, evaluate
 from dispatch.testing.check import (
     ROUNDOFF,
-    Check,
     GuardedBuffer,
     by_numpy,
-    check_of,
+    checked,
+    in_turn,
     normal,
     place,
     poison,
     result_of,
     rounded,
     unit,
+    with_outputs,
 )
-from dispatch.testing.mutations import changed, with_fields
+from dispatch.testing.mutations import altered, with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
+    from dispatch.ops.softmax import AlongAxisRequest
+    from dispatch.testing.check import Check
 
 __all__ = ["MUTATIONS", "SoftmaxCase", "cases"]
 
@@ -84,14 +87,16 @@ class SoftmaxCase:
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
         spread = 1.0 if self.algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
-        fields: dict[str, Any] = {"axis": self.axis, "algorithm": self.algorithm}
-        lay, x = partial(self._lay, device), normal(rng, self.dtype, self.shape, spread)
-        if not self.backward:
-            in_place = "x" if self.in_place else ""
-            return check_of(self.id, SoftmaxRequest, {"x": x}, lay, evaluate, bound_forward, in_place, **fields)
-        y = result_of(evaluate, SoftmaxRequest(lay(x).view, **fields))
-        drawn, in_place = {"y": y, "dy": normal(rng, self.dtype, self.shape)}, "dy" if self.in_place else ""
-        return check_of(self.id, SoftmaxBwdRequest, drawn, lay, evaluate, bound_backward, in_place, **fields)
+        chosen: dict[str, Any] = {"axis": self.axis, "algorithm": self.algorithm}
+        lay = partial(self._lay, device)
+        last = lay(normal(rng, self.dtype, self.shape, spread))
+        request: AlongAxisRequest = SoftmaxRequest(last.view, **chosen)
+        if self.backward:
+            y = lay(result_of(evaluate, request))
+            last = lay(normal(rng, self.dtype, self.shape))
+            request = SoftmaxBwdRequest(y.view, last.view, **chosen)
+        drawn = with_outputs(request, (lambda _: last) if self.in_place else lay)
+        return checked(self.id, drawn, evaluate, bounds)
 
     def _lay(self, device: Device, values: Array) -> GuardedBuffer:
         """Dense, for cuDNN gets gaps wrong; with `guard` poisoned elements before and behind, and so at an odd one."""
@@ -104,85 +109,65 @@ class SoftmaxCase:
         return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
 
 
-def bound_forward(request: SoftmaxRequest, y: Array) -> Array:
-    """How far y may be off.
+def bounds(request: AlongAxisRequest, expected: Results) -> Results:
+    """How far y or dx may be off.
 
     A power of e is off by the rounding of its argument, |x - largest| · u and as much again in the exponent's scaling,
     and by 4 units of its own (`ex2.approx` has 2^-22); the sum walks like √n; the logarithm adds u of itself. Where the
     axis is not the last in memory, cuDNN 9.19 keeps e^x in y's own dtype between its two passes: a rounding more.
+    For dx a sum of n products walks like √n; then a product and a difference.
     """
-    x = np.asarray(request.x).astype(np.float64)
+    x, out, dtype = np.asarray(request.first).astype(np.float64), expected["out"], request.first.dtype
     if not x.size:
-        return np.zeros(())
-    u = unit(request.x.dtype)
-    span = np.abs(x).max() + np.abs(x.max(axis=request.axis, keepdims=True) - x)
-    relative = (8 + 2 * span + 4 * np.sqrt(x.shape[request.axis])) * u
-    if request.algorithm is SoftmaxAlgorithm.LOG:
-        return rounded(relative + 4 * u * np.abs(y) + 2 * u * np.abs(x), y, request.x.dtype)
-    kept, tiny = 0.0, 0.0
-    if request.x.dtype in HALF and not by_numpy(request.device) and not _one(request):
-        kept, tiny = ROUNDOFF[request.x.dtype]
-    return rounded((relative + kept) * y + tiny, y, request.x.dtype)
-
-
-def _one(request: SoftmaxRequest) -> bool:
-    """Whether each element is the largest of its own, and e^0 is 1 in any dtype."""
-    return request.x.shape[request.axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
-
-
-def bound_backward(request: SoftmaxBwdRequest, dx: Array) -> Array:
-    """How far dx may be off: a sum of n products walks like √n; then a product and a difference."""
-    y, dy = (np.asarray(tensor).astype(np.float64) for tensor in (request.y, request.dy))
-    if not y.size:
-        return np.zeros(())
-    u = unit(request.y.dtype)
-    walk = (8 + 4 * np.sqrt(y.shape[request.axis])) * u
-    if request.algorithm is SoftmaxAlgorithm.LOG:
-        factor = np.exp(y)
-        size = factor * np.abs(dy).sum(axis=request.axis, keepdims=True) * (1 + np.abs(y))
-    else:
-        factor = y
-        size = y * (np.abs(dy) + (y * np.abs(dy)).sum(axis=request.axis, keepdims=True))
-    return rounded(walk * size + 4 * u * np.abs(dy), dx, request.y.dtype)
+        return {"out": np.zeros(())}
+    u, axis, log = unit(dtype), request.axis, request.algorithm is SoftmaxAlgorithm.LOG
+    walk = 4 * np.sqrt(x.shape[axis])
+    if isinstance(request, SoftmaxBwdRequest):
+        y, dy = x, np.abs(np.asarray(request.dy).astype(np.float64))
+        if log:
+            size = np.exp(y) * dy.sum(axis=axis, keepdims=True) * (1 + np.abs(y))
+        else:
+            size = y * (dy + (y * dy).sum(axis=axis, keepdims=True))
+        return {"out": rounded((8 + walk) * u * size + 4 * u * dy, out, dtype)}
+    span = np.abs(x).max() + np.abs(x.max(axis=axis, keepdims=True) - x)
+    relative = (8 + 2 * span + walk) * u
+    if log:
+        return {"out": rounded(relative + 4 * u * np.abs(out) + 2 * u * np.abs(x), out, dtype)}
+    # Where each element is the largest of its own, e^0 is 1 in any dtype.
+    one = x.shape[axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
+    kept, tiny = ROUNDOFF[dtype] if dtype in HALF and not by_numpy(request.device) and not one else (0.0, 0.0)
+    return {"out": rounded((relative + kept) * out + tiny, out, dtype)}
 
 
 def cases(row: Row) -> list[SoftmaxCase]:
     """Every form in turn with the algorithms, and the plain forms with all of them."""
-    algorithms = list(SoftmaxAlgorithm)
-    found = []
-    for number, form in enumerate(FORMS):
-        for turn, algorithm in enumerate(algorithms):
-            if form[0] in ("rows", "channels", "channels last") or turn == number % len(algorithms):
-                found.append(SoftmaxCase(*form, row.dtypes[0], algorithm, row.op == "softmax_bwd"))
-    return found
+    chosen = in_turn(FORMS, list(SoftmaxAlgorithm), plain=("rows", "channels", "channels last"))
+    return [SoftmaxCase(*form, row.dtypes[0], algorithm, row.op == "softmax_bwd") for form, algorithm in chosen]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
-
-
-def element(request: SoftmaxRequest | SoftmaxBwdRequest) -> Results | None:
+def element(request: AlongAxisRequest) -> Results | None:
     """An element left out of the sum: of those whose share is a typical one, or of dY the first of each row."""
-    if not request.x.size if isinstance(request, SoftmaxRequest) else not request.y.size:
+    if not request.first.size:
         return None
     if isinstance(request, SoftmaxBwdRequest):
-        values = np.asarray(request.dy).copy()
+        values = np.array(request.dy)
         np.moveaxis(values, request.axis, 0)[0] = 0
-        return evaluate(replace(request, dy=changed(request.dy, values)), EXACT)
-    shares = evaluate(replace(request, algorithm=SoftmaxAlgorithm.ACCURATE), EXACT)["out"]
+        return altered(evaluate, request, dy=values)
+    shares = altered(evaluate, request, algorithm=SoftmaxAlgorithm.ACCURATE)["out"]
     lost = np.sort(shares, axis=request.axis)
     heavy = (lost.cumsum(axis=request.axis) < 0.5).sum(axis=request.axis, keepdims=True)
     share = np.take_along_axis(lost, np.minimum(heavy, shares.shape[request.axis] - 1), request.axis)
-    if shares.shape[request.axis] < 2 or share.max() < 4 * ROUNDOFF[request.x.dtype][0]:  # the dtype rounds it away
+    if shares.shape[request.axis] < 2 or share.max() < 4 * ROUNDOFF[request.first.dtype][0]:  # the dtype rounds it away
         return None
     right = evaluate(request, EXACT)["out"]
     log = request.algorithm is SoftmaxAlgorithm.LOG
     return {"out": right - np.log1p(-share) if log else right / (1 - share)}
 
 
-def beside(request: SoftmaxRequest | SoftmaxBwdRequest) -> int | None:
-    """The axis beside, where there is one."""
-    rank = len(request.layout_of("out").shape)
-    return (request.axis + 1) % rank if rank > 1 else None
+def axis(request: AlongAxisRequest) -> int | None:
+    """Along the axis beside."""
+    return (request.axis + 1) % request.first.ndim if request.first.ndim > 1 and request.first.size else None
 
 
-MUTATIONS = {"one element left out": element, "another axis": with_fields(evaluate, axis=beside)}
+MUTATIONS = {"one element left out": element, "another axis": with_fields(evaluate, axis=axis)}
