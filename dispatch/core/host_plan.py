@@ -29,6 +29,7 @@ __all__ = [
     "NumpyPlan",
     "Results",
     "draw",
+    "exactly",
     "largest",
     "numpy_call",
     "numpy_plan",
@@ -100,6 +101,16 @@ def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
     call.__module__ = getattr(formula, "__module__", __name__)  # the op's, by which its cases are found
     call.__name__ = call.__qualname__ = getattr(formula, "__name__", "call")  # what `explain` shows
     return call
+
+
+def exactly(formula: Formula) -> Callable[[Any], Results]:
+    """The formula of an op in float64: the outputs of a request by name, which rows are held against."""
+
+    def reference(request: Any) -> Results:
+        """The outputs of a request in float64, by name."""
+        return formula(request, EXACT)
+
+    return reference
 
 
 def store(array: Array, tensor: Tensor) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from cudabind.sys import cudnn
 from dispatch.checks import check_enum
 from dispatch.core.axes import Axis, describable, merge, strides_apart
-from dispatch.core.host_plan import EXACT, Results, numpy_call, sigmoid, values
+from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, values
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -196,11 +196,6 @@ def slope(mode: ActivationMode, x: Array, y: Array, coef: Any) -> Array:
     return np.asarray(gate * (1 + coef * x * (1 - gate)))
 
 
-def reference(request: ElementwiseRequest) -> Results:
-    """The output of a request in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
@@ -232,6 +227,7 @@ def _function(mode: ActivationMode, coef: float) -> Descriptor:
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_activation = numpy_call(evaluate)
 activation = request_function(ActivationRequest, "activation")
 activation_bwd = request_function(ActivationBwdRequest, "activation_bwd")

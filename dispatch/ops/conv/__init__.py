@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.host_plan import numpy_call
+from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.errors import Refused
+from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import (
     Activation,
     ConvBwdDataRequest,
@@ -42,19 +45,12 @@ __all__ = [
 Extents = int | tuple[int, ...]
 
 
-def cudnn_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
-    from dispatch.ops.conv import cudnn  # at first use: importing `dispatch` binds no library
-
-    return cudnn.plan(request, executor, row)
-
-
-def numpy_conv(request: ConvRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy in the row's compute type."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.conv.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
+cudnn_conv = plan_call(
+    "cudnn_conv",
+    "dispatch.ops.conv.cudnn",
+    "A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph.",
+)
+numpy_conv = numpy_call(evaluate)
 
 
 def cutlass_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:

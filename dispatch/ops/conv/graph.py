@@ -5,24 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dispatch.keys import F32, F64, I8, I32, Compute, Dtype
-from dispatch.libraries.cudnn.graph import Builder, Graph
+from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 
 if TYPE_CHECKING:
-    from dispatch.libraries.cudnn.graph import Value, Wire
+    from dispatch.libraries.cudnn.graph import Graph, Value, Wire
     from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["Described", "describe", "graphs", "precision"]
-
-
-class Described(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments."""
-
-    graph: Graph
-    places: dict[int, int]
+__all__ = ["describe", "graphs", "precision"]
 
 
 def precision(request: ConvRequest) -> Dtype:
@@ -43,15 +36,13 @@ def graphs(request: ConvRequest) -> list[Graph]:
     return [describe(request).graph]
 
 
-class _Drawing:
+class _Drawing(Drawing["ConvRequest"]):
     def __init__(self, request: ConvRequest) -> None:
-        self._request = request
-        self._builder = Builder(precision(request))
-        self._places: dict[int, int] = {}
+        super().__init__(request, precision(request))
         self._steps: dict[str, Value] = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), request.steps, strict=True))
 
     def draw(self) -> Described:
-        request = self._request
+        request = self.request
         if isinstance(request, ConvBwdDataRequest):
             self._gradient("CONVOLUTION_BACKWARD_DATA", ("DY", "W"), "DX")
         elif isinstance(request, ConvBwdFilterRequest):
@@ -62,27 +53,22 @@ class _Drawing:
             self._node(
                 "CONVOLUTION_FORWARD", {"X": self._tensor("x"), "W": self._tensor("w")}, "Y", self._tensor("out")
             )
-        return Described(self._builder.build(), self._places)
+        return self.described()
 
     def _tensor(self, name: str) -> Wire:
-        request = self._request
-        layout = request.layout_of(name)
-        strides = request.strides_of(name)
-        wire = self._builder.tensor(layout.shape, strides, layout.dtype, alignment=layout.alignment)
-        self._places[wire.uid] = request.place_of(name)
-        return wire
+        return self.operand(name, self.request.layout_of(name).shape, self.request.strides_of(name))
 
     def _node(self, kind: str, ins: dict[str, Wire], name: str, out: Wire, **scaling: Value) -> None:
-        numbers: dict[str, Value] = {"ALPHA": float(self._request.alpha), "BETA": 0.0, **scaling}
-        self._builder.convolution(kind, ins, {name: out}, **self._steps, **numbers)
+        numbers: dict[str, Value] = {"ALPHA": float(self.request.alpha), "BETA": 0.0, **scaling}
+        self.builder.convolution(kind, ins, {name: out}, **self._steps, **numbers)
 
     def _gradient(self, kind: str, names: tuple[str, str], result: str) -> None:
-        ins = {name: self._tensor(field) for name, field in zip(names, self._request.reads, strict=True)}
-        self._node(kind, ins, result, self._tensor("out"), BETA=float(self._request.beta or 0))
+        ins = {name: self._tensor(field) for name, field in zip(names, self.request.reads, strict=True)}
+        self._node(kind, ins, result, self._tensor("out"), BETA=float(self.request.beta or 0))
 
     def _fused(self, request: ConvFwdRequest) -> None:
         """Convolution, scaling, residual, bias, activation: the order that cuDNN has kernels of its own for."""
-        builder = self._builder
+        builder = self.builder
         x, w = self._tensor("x"), self._tensor("w")
         strides = request.strides_of("out")
         rank = len(request.y_shape)
@@ -108,15 +94,10 @@ class _Drawing:
             value = then("ADD", self._bias(request))
         if request.activation is not Activation.IDENTITY:
             value = then(request.activation.name)
-        out = request.layout_of("out")
-        real = builder.as_output(value, out.dtype, strides, out.alignment)
-        self._places[real.uid] = request.place_of("out")
+        self.output("out", value, strides)
 
     def _bias(self, request: ConvFwdRequest) -> Wire:
-        layout = request.layout_of("bias")
-        filters, rank = layout.shape[0], len(request.y_shape)
+        filters, rank = request.layout_of("bias").shape[0], len(request.y_shape)
         dims = (1, filters, *(1,) * (rank - 2))
         strides = (filters, 1, *(filters if request.channels_last else 1,) * (rank - 2))
-        wire = self._builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
-        self._places[wire.uid] = request.reads.index("bias")
-        return wire
+        return self.operand("bias", dims, strides)

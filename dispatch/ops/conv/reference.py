@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
+from dispatch.core.host_plan import exactly
 from dispatch.core.precision import to_tf32
 from dispatch.core.request import Plan
 from dispatch.device.tensor import Tensor
@@ -97,9 +97,7 @@ def convolved(request: ConvRequest, one: Array, other: Array) -> Array:
     return convolve.backward_filter(one, other, request.w_shape, request.steps)
 
 
-def reference(request: ConvRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    return evaluate(request, EXACT)
+reference = exactly(evaluate)
 
 
 # -- through a tree ----------------------------------------------------------------------------------------------------

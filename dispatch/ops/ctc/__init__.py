@@ -17,7 +17,7 @@ import numpy as np
 from cudabind.sys import cudnn
 from dispatch.checks import check_int
 from dispatch.core.axes import describable
-from dispatch.core.host_plan import EXACT, Results, numpy_call, values
+from dispatch.core.host_plan import Results, exactly, numpy_call, values
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -184,11 +184,6 @@ def _walk(chosen: Array, skips: Array) -> Array:
     return reached
 
 
-def reference(request: CtcRequest) -> Results:
-    """The losses and the gradient of a request in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
 ALGORITHM = cudnn.cudnnCTCLossAlgo_t
 
@@ -228,5 +223,6 @@ def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_ctc = numpy_call(evaluate)
 ctc_loss = request_function(CtcRequest, "ctc_loss")

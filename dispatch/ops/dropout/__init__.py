@@ -18,7 +18,7 @@ import numpy as np
 from cudabind.sys import cudnn
 from dispatch.checks import check_int
 from dispatch.core.axes import describable, merge
-from dispatch.core.host_plan import EXACT, Results, draw, numpy_call, values
+from dispatch.core.host_plan import Results, draw, exactly, numpy_call, values
 from dispatch.core.operand_checks import check_opaque, check_probability
 from dispatch.core.operands import OperandRequest, Output, dense, like, unsized
 from dispatch.core.request_function import request_function
@@ -215,11 +215,6 @@ def _scale(p: float, work: np.dtype[Any]) -> Any:
     return work.type(1 / (1 - p))
 
 
-def reference(request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest) -> Results:
-    """The outputs of a request of the host in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
 def cudnn_dropout(
     request: DropoutStatesRequest | DropoutRequest | DropoutBwdRequest, executor: CudaExecutor, row: Row
@@ -296,6 +291,7 @@ class StatesPlan(CallPlan):
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_dropout = numpy_call(evaluate)
 dropout_states = request_function(DropoutStatesRequest, "dropout_states")
 dropout = request_function(DropoutRequest, "dropout")

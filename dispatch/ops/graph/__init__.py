@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.host_plan import numpy_call
 from dispatch.ops.graph.builder import Graph, Node
-from dispatch.ops.graph.request import GraphRequest
+from dispatch.ops.graph.request import GraphRequest, evaluate
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
 
 __all__ = ["Graph", "GraphRequest", "Node", "cudnn_graph", "numpy_graph"]
 
@@ -32,10 +32,4 @@ def cudnn_graph(request: GraphRequest, executor: CudaExecutor, row: Row) -> Plan
     return filled(executor, made, fills)
 
 
-def numpy_graph(request: GraphRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that evaluates the drawing with NumPy."""
-    from dispatch.core.host_plan import NumpyPlan, work_of
-    from dispatch.ops.graph.request import evaluate
-
-    del request, executor  # NumPy needs no handle, no stream and no workspace
-    return NumpyPlan(row, evaluate, work_of(row.dtypes[0]))
+numpy_graph = numpy_call(evaluate)

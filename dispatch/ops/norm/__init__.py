@@ -7,16 +7,11 @@ cudnn, reference, rules (for the table), cases (what is tested).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dispatch.core.host_plan import numpy_call
+from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
-from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode, NormRequest
-
-if TYPE_CHECKING:
-    from dispatch.core.request import Plan
-    from dispatch.core.row import Row
-    from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
+from dispatch.ops.norm.reference import evaluate
+from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 __all__ = [
     "NormBwdRequest",
@@ -27,20 +22,11 @@ __all__ = [
 ]
 
 
-def cudnn_norm(request: NormRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
-    from dispatch.ops.norm import cudnn  # at first use: importing `dispatch` binds no library
-
-    return cudnn.plan(request, executor, row)
-
-
-def numpy_norm(request: NormRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy in f32."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.norm.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
-
-
+cudnn_norm = plan_call(
+    "cudnn_norm",
+    "dispatch.ops.norm.cudnn",
+    "A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph.",
+)
+numpy_norm = numpy_call(evaluate)
 norm_fwd = request_function(NormFwdRequest, "norm_fwd")
 norm_bwd = request_function(NormBwdRequest, "norm_bwd")

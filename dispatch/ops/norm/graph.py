@@ -6,29 +6,21 @@ library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dispatch.core.layouts import dense_strides, lies_dense
-from dispatch.keys import F32
-from dispatch.libraries.cudnn.graph import Builder, Graph
+from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.ops.norm.group import draw
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
-    from dispatch.libraries.cudnn.graph import Wire
+    from dispatch.libraries.cudnn.graph import Graph, Wire
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["Described", "describe", "graphs"]
+__all__ = ["describe", "graphs"]
 
 FOUR = 4  # the fewest axes that the engines take
-
-
-class Described(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments."""
-
-    graph: Graph
-    places: dict[int, int]
 
 
 def describe(request: NormRequest) -> Described:
@@ -40,7 +32,7 @@ def describe(request: NormRequest) -> Described:
         drawing.by_running(request)
     elif isinstance(request, NormFwdRequest):
         drawing.forward(request)
-    return Described(drawing.builder.build(), drawing.places)
+    return drawing.described()
 
 
 def graphs(request: NormRequest) -> list[Graph]:
@@ -48,22 +40,13 @@ def graphs(request: NormRequest) -> list[Graph]:
     return [step.graph for step in draw(request).steps] if request.by_group else [describe(request).graph]
 
 
-class _Drawing:
+class _Drawing(Drawing["NormRequest"]):
     def __init__(self, request: NormRequest) -> None:
-        self.request = request
-        self.builder = Builder(F32)
-        self.places: dict[int, int] = {}
+        super().__init__(request)
         self._rank = max(request.x.ndim, FOUR) if request.by_channel else FOUR
         strides = request.x.layout.strides
         # Which way axes of extent 1 lie is for their neighbours to say.
         self._last = request.by_channel and request.x.shape[1] > 1 and strides[1] == 1
-
-    def _wire(self, name: str, dims: tuple[int, ...], strides: tuple[int, ...] | None) -> Wire:
-        request = self.request
-        layout = request.layout_of(name)
-        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment)
-        self.places[wire.uid] = request.place_of(name)
-        return wire
 
     def data(self, name: str) -> Wire:
         """An operand of x's shape: as it is, or as (rows, what is averaged, 1, 1)."""
@@ -72,9 +55,9 @@ class _Drawing:
         if request.by_channel:
             more = self._rank - len(layout.shape)
             channels = layout.shape[1] if self._last else 1
-            return self._wire(name, (*layout.shape, *(1,) * more), (*self._strides(layout), *(channels,) * more))
+            return self.operand(name, (*layout.shape, *(1,) * more), (*self._strides(layout), *(channels,) * more))
         width = self._width()
-        return self._wire(name, (layout.size // width, width, 1, 1), (width, 1, width, width))
+        return self.operand(name, (layout.size // width, width, 1, 1), (width, 1, width, width))
 
     def _strides(self, layout: Layout) -> tuple[int, ...]:
         """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
@@ -97,7 +80,7 @@ class _Drawing:
         size = self.request.layout_of(name).size
         dims = tuple(size if place == axis else 1 for place in range(self._rank))
         strides = tuple(1 if place >= axis and (place == axis or axis == 0) else size for place in range(self._rank))
-        return self._wire(name, dims, strides)
+        return self.operand(name, dims, strides)
 
     def statistic(self, name: str) -> Wire:
         """Mean or inverse variance: of each channel, of each channel of each sample, or of each row."""
@@ -106,7 +89,7 @@ class _Drawing:
             return self.parameter(name)
         if request.mode is NormMode.INSTANCE_NORM:
             n, c = request.x.shape[:2]
-            return self._wire(name, (n, c, *(1,) * (self._rank - 2)), (c, 1, *(c,) * (self._rank - 2)))
+            return self.operand(name, (n, c, *(1,) * (self._rank - 2)), (c, 1, *(c,) * (self._rank - 2)))
         return self._vector(name, 0)
 
     def forward(self, request: NormFwdRequest) -> None:
@@ -140,9 +123,7 @@ class _Drawing:
             steps.append(("ADD", self.parameter("bias")))
         for mode, operand in steps:
             value = builder.pointwise(mode, value, operand, out=builder.virtual(x.dims, None, x.strides))
-        layout = request.layout_of("out")
-        real = builder.as_output(value, layout.dtype, x.strides, layout.alignment)
-        self.places[real.uid] = request.place_of("out")
+        self.output("out", value, x.strides)
 
     def backward(self, request: NormBwdRequest) -> None:
         ins: dict[str, Wire | None] = {

@@ -20,7 +20,7 @@ from cudabind._cached import cached_property
 from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import describable, strides_apart
-from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
+from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
@@ -273,11 +273,6 @@ def _places(windows: Windows, shape: tuple[int, ...]) -> Iterator[tuple[Any, ...
         yield (..., *(slice(first, first + (count - 1) * step + 1, step) for first, step, count in steps))
 
 
-def reference(request: WindowedRequest) -> Results:
-    """The output of a request in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
 PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 
@@ -321,6 +316,7 @@ def _image(layout: Layout) -> Descriptor:
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_pooling = numpy_call(evaluate)
 pooling = request_function(PoolingRequest, "pooling")
 pooling_bwd = request_function(PoolingBwdRequest, "pooling_bwd")

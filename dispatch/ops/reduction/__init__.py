@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,14 +20,14 @@ from cudabind._cached import cached_property
 from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, merge
-from dispatch.core.host_plan import EXACT, Results, largest, numpy_call, values
+from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, F64, U32, Dtype
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.libraries.cudnn.engines import Policy
-from dispatch.libraries.cudnn.graph import Builder, Graph
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
 from dispatch.libraries.cudnn.prefill import filled, fills_of
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array, Layout
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cudnn.graph import Graph
 
 __all__ = [
     "ReduceOp",
@@ -270,20 +271,8 @@ def _reduce(op: ReduceOp, rows: Array) -> Array:
     return np.asarray(reduced)
 
 
-def reference(request: ReduceRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- as a graph of cuDNN ----------------------------------------------------------------------------------------------
 Shape = tuple[int, ...]
-
-
-class Described(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the request's arguments."""
-
-    graph: Graph
-    places: dict[int, int]
 
 
 def _image(rows: int, columns: int) -> tuple[Shape, Shape]:
@@ -302,18 +291,17 @@ def describe(request: ReduceRequest) -> Described:
     outer, inner = (1 if len(axes) < 2 else axes[0].extent), axes[-1].extent
     kept = [1 if axis.group else axis.extent for axis in axes]
     sums = _image(1 if len(axes) < 2 else kept[0], kept[-1])
-    builder = Builder(F32)
-    layouts = request.layout_of("x"), request.layout_of("out")
+    drawing = Drawing(request)
+    builder = drawing.builder
     dims, strides = _image(outer, inner)
-    x = value = builder.tensor(dims, strides, layouts[0].dtype, alignment=layouts[0].alignment)
+    x = value = drawing.operand("x", dims, strides)
     if request.reduce is ReduceOp.AVG:
-        share = builder.scalar(layouts[1].size / layouts[0].size, len(dims))
+        share = builder.scalar(request.layout_of("out").size / request.x.size, len(dims))
         value = builder.pointwise("MUL", x, share, out=builder.virtual(dims, None, strides))
     elif request.reduce is ReduceOp.NORM1:
         value = builder.pointwise("ABS", x, out=builder.virtual(dims, None, strides))
-    out = builder.tensor(*sums, layouts[1].dtype, alignment=layouts[1].alignment)
-    builder.reduction("ADD", value, sums[0], out=out)
-    return Described(builder.build(), {x.uid: 0, out.uid: 1})
+    builder.reduction("ADD", value, sums[0], out=drawing.operand("out", *sums))
+    return drawing.described()
 
 
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
@@ -365,5 +353,6 @@ def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_reduce = numpy_call(evaluate)
 reduce = request_function(ReduceRequest, "reduce")

@@ -8,19 +8,13 @@ right), cudnn, rules, cases.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dispatch.core.host_plan import numpy_call
+from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
+from dispatch.ops.rnn.reference import evaluate
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
 from dispatch.ops.rnn.weights import pack_weights, unpack_weights
-
-if TYPE_CHECKING:
-    from dispatch.core.request import Plan
-    from dispatch.core.row import Row
-    from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
-    from dispatch.ops.rnn.request import RnnBase
 
 __all__ = [
     "Network",
@@ -36,24 +30,12 @@ __all__ = [
     "unpack_weights",
 ]
 
-Lengths = tuple[int, ...]
-
-
-def cudnn_rnn(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnRNNForward`, `cudnnRNNBackwardData_v8` or `cudnnRNNBackwardWeights_v8`."""
-    from dispatch.ops.rnn import cudnn  # at first use: importing `dispatch` binds no library
-
-    return cudnn.plan(request, executor, row)
-
-
-def numpy_rnn(request: RnnBase, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.rnn.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
-
-
+cudnn_rnn = plan_call(
+    "cudnn_rnn",
+    "dispatch.ops.rnn.cudnn",
+    "A plan that ends in `cudnnRNNForward`, `cudnnRNNBackwardData_v8` or `cudnnRNNBackwardWeights_v8`.",
+)
+numpy_rnn = numpy_call(evaluate)
 rnn = request_function(RnnRequest, "rnn")
 rnn_bwd_data = request_function(RnnBwdDataRequest, "rnn_bwd_data")
 rnn_bwd_weights = request_function(RnnBwdWeightsRequest, "rnn_bwd_weights")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT, Results, draw, values
+from dispatch.core.host_plan import Results, draw, exactly, values
 from dispatch.errors import BadRequest
 from dispatch.ops.rnn.cells import NONE, Rounding, backward_step, forward_step
 from dispatch.ops.rnn.network import RnnMode
@@ -279,6 +279,4 @@ def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
     return np.array(reserve).view(work)
 
 
-def reference(request: RnnRequest) -> Results:
-    """The outputs of a forward pass in float64, by name; `evaluate` has the backward passes."""
-    return evaluate(request, EXACT)
+reference = exactly(evaluate)

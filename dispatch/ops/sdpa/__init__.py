@@ -7,17 +7,12 @@ padding), graph, cudnn, reference, rules (for the table), cases (what is tested)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dispatch.core.host_plan import numpy_call
+from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sdpa.packed import ragged_offsets
-from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
-
-if TYPE_CHECKING:
-    from dispatch.core.request import Plan
-    from dispatch.core.row import Row
-    from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.execute.executor import Executor
+from dispatch.ops.sdpa.reference import evaluate
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 __all__ = [
     "Diagonal",
@@ -29,20 +24,11 @@ __all__ = [
 ]
 
 
-def cudnn_sdpa(request: SdpaRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
-    from dispatch.ops.sdpa import cudnn  # at first use: importing `dispatch` binds no library
-
-    return cudnn.plan(request, executor, row)
-
-
-def numpy_sdpa(request: SdpaRequest, executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy in f32."""
-    from dispatch.core.host_plan import numpy_plan
-    from dispatch.ops.sdpa.reference import evaluate
-
-    return numpy_plan(evaluate, request, executor, row)
-
-
+cudnn_sdpa = plan_call(
+    "cudnn_sdpa",
+    "dispatch.ops.sdpa.cudnn",
+    "A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph.",
+)
+numpy_sdpa = numpy_call(evaluate)
 sdpa_fwd = request_function(SdpaFwdRequest, "sdpa_fwd")
 sdpa_bwd = request_function(SdpaBwdRequest, "sdpa_bwd")

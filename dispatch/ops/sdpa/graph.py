@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.device.layout import c_strides
 from dispatch.keys import F32, I32, I64
-from dispatch.libraries.cudnn.graph import Builder, Graph
+from dispatch.libraries.cudnn.drawing import Drawing
 from dispatch.ops.sdpa.base import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
-    from dispatch.libraries.cudnn.graph import Wire
+    from dispatch.libraries.cudnn.graph import Graph, Wire
     from dispatch.ops.sdpa.request import SdpaRequest
 
 __all__ = ["Described", "composed", "graphs", "unified"]
@@ -77,13 +77,11 @@ def _forward(layout: Layout) -> tuple[int, ...]:
     return tuple(strides)
 
 
-class _Drawing:
+class _Drawing(Drawing["SdpaRequest"]):
     def __init__(self, request: SdpaRequest, *, apart: bool = False) -> None:
-        self.request = request
+        super().__init__(request)
         self.apart = apart
         self.starts: dict[int, int] = {}  # by the stride of a batch, the unique id of the offsets
-        self.builder = Builder(F32)
-        self.places: dict[int, int] = {}
         self._wires: dict[str, Wire] = {}
 
     # -- operands -------------------------------------------------------------------------------------------------
@@ -109,10 +107,7 @@ class _Drawing:
             dims, strides = (layout.size, 1, 1, 1), (1, 1, 1, 1)
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
-        wire = self.builder.tensor(dims, strides, layout.dtype, alignment=layout.alignment, ragged=ragged)
-        self.places[wire.uid] = request.place_of(name)
-        self._wires[name] = wire
-        return wire
+        return self._wires.setdefault(name, self.operand(name, dims, strides, ragged=ragged))
 
     def _starts(self, stride: int) -> int:
         """The offsets of sequences that are so many elements apart."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT, largest, values
+from dispatch.core.host_plan import exactly, largest, values
 from dispatch.errors import BadRequest
 from dispatch.ops.sdpa.base import RAGGED
 from dispatch.ops.sdpa.packed import packed, unpacked
@@ -217,6 +217,4 @@ def _backward(request: SdpaBwdRequest, work: np.dtype[Any], mask: Array | None =
     return results
 
 
-def reference(request: SdpaRequest) -> Results:
-    """The outputs of a request in float64, by name."""
-    return evaluate(request, EXACT)
+reference = exactly(evaluate)

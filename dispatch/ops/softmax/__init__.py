@@ -16,7 +16,7 @@ import numpy as np
 from cudabind.sys import cudnn
 from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
-from dispatch.core.host_plan import EXACT, Results, numpy_call, values
+from dispatch.core.host_plan import Results, exactly, numpy_call, values
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
@@ -170,11 +170,6 @@ def evaluate(request: AlongAxisRequest, work: np.dtype[Any]) -> Results:
     return {"out": x - np.log(total) if log else powers / total}
 
 
-def reference(request: AlongAxisRequest) -> Results:
-    """The output of a request in float64, by name."""
-    return evaluate(request, EXACT)
-
-
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
 INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 
@@ -212,6 +207,7 @@ def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descripto
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------
+reference = exactly(evaluate)
 numpy_softmax = numpy_call(evaluate)
 softmax = request_function(SoftmaxRequest, "softmax")
 softmax_bwd = request_function(SoftmaxBwdRequest, "softmax_bwd")
