@@ -6,6 +6,7 @@ file chooses no shapes and calls no library.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -31,6 +32,7 @@ __all__ = [
     "ROUNDOFF",
     "Case",
     "Check",
+    "FormCase",
     "GuardedBuffer",
     "MadeCase",
     "Mismatch",
@@ -62,6 +64,25 @@ class Case(Protocol):
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
+
+
+class FormCase(ABC):
+    """A case of a form, which draws its request, and memory that is watched, before anything is computed."""
+
+    form: Any
+
+    @property
+    def name(self) -> str:
+        """That of the form."""
+        return str(self.form.name)
+
+    @abstractmethod
+    def drawn(self, device: Device, rng: np.random.Generator) -> tuple[Any, tuple[GuardedBuffer, ...]]:
+        """The request with fresh operands, and the memory of its outputs."""
+
+    def request(self, device: Device, rng: np.random.Generator) -> Any:
+        """The request alone."""
+        return self.drawn(device, rng)[0]
 
 
 @dataclass(frozen=True)

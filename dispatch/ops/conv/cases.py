@@ -17,9 +17,9 @@ from dispatch.libraries.cudnn.convolve import output_shape
 from dispatch.ops.conv import tree_cases
 from dispatch.ops.conv.forms import PARTS, Form
 from dispatch.ops.conv.reference import evaluate, exact, magnitude, product
-from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+from dispatch.ops.conv.request import Activation, ConvFwdRequest
 from dispatch.ops.conv.rules import fuses
-from dispatch.testing.check import Check, GuardedBuffer, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.check import FormCase, GuardedBuffer, by_numpy, checked, normal, place, poison, rounded, unit
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF, tf32_error
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.conv.request import ConvRequest
     from dispatch.ops.conv.tree_cases import TreeCase
+    from dispatch.testing.check import Check
 
 __all__ = ["ConvCase", "bound", "cases"]
 
@@ -84,7 +85,7 @@ FUSED = (
 
 
 @dataclass(frozen=True)
-class ConvCase:
+class ConvCase(FormCase):
     """One request, by all that is chosen about it but the numbers in it. `extra` has b for a bias, z for a residual."""
 
     op: str
@@ -98,21 +99,12 @@ class ConvCase:
     def id(self) -> str:
         return f"{'x'.join(map(str, self.dtypes))}-{self.form.name}"
 
-    @property
-    def name(self) -> str:
-        return self.form.name
-
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands; a result lies in poisoned memory, or holds what beta scales."""
-        request, memory = self._request(device, rng)
-        expected = evaluate(request, EXACT)
-        return Check(self.id, request, expected, {"out": bound(request, expected["out"])}, (memory,))
+        drawn = self.drawn(device, rng)
+        return checked(self.id, drawn, evaluate, lambda request, found: {"out": bound(request, found["out"])})
 
-    def request(self, device: Device, rng: np.random.Generator) -> ConvRequest:
-        """The request alone."""
-        return self._request(device, rng)[0]
-
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, GuardedBuffer]:
+    def drawn(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, tuple[GuardedBuffer, ...]]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
         one, other, result = PARTS[self.op]
@@ -125,17 +117,15 @@ class ConvCase:
         memory = self._lay(device, self._draw(rng, dtype, shapes[result]) if filled else poison(dtype, shapes[result]))
         steps: dict[str, Any] = {"pad": form.pad, "stride": form.stride, "dilation": form.dilation}
         steps.update(alpha=form.alpha, compute=self.compute, out=memory.view)
-        if self.op == "conv_bwd_data":
-            return ConvBwdDataRequest(operands[0], operands[1], beta=form.beta, **steps), memory
-        if self.op == "conv_bwd_filter":
-            return ConvBwdFilterRequest(operands[0], operands[1], beta=form.beta, **steps), memory
+        if self.op != "conv_fwd":
+            return tree_cases.REQUESTS[self.op](*operands, beta=form.beta, **steps), (memory,)
         added: dict[str, Any] = {}
         if "z" in self.extra:
             added = {"z": self._lay(device, self._draw(rng, dtype, shapes["y"])).view, "beta": form.beta or None}
         if "b" in self.extra:
             kind = F32 if self.dtypes[0] is I8 else dtype
             added["bias"] = device.array(self._draw(rng, kind, (form.w[0],)))
-        return ConvFwdRequest(operands[0], operands[1], activation=self.activation, **added, **steps), memory
+        return ConvFwdRequest(operands[0], operands[1], activation=self.activation, **added, **steps), (memory,)
 
     def _draw(self, rng: np.random.Generator, dtype: Dtype, shape: Shape) -> Array:
         """Values that make results of magnitude 1 to 10, on both sides of 0."""

@@ -6,12 +6,14 @@ Tensors are (N, C, spatial…) with one to three spatial axes, filters (K, C / g
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_enum, check_int, check_type
 from dispatch.core.operand_checks import each
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.ops.conv.base import Activation, ConvRequest, Padding
 
@@ -101,14 +103,52 @@ class ConvFwdRequest(ConvRequest[Any]):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdDataRequest(ConvRequest[Any]):
-    """DX = alpha · (the gradient of conv by X)(DY, W) + beta · DX: also the transposed convolution of DY.
+class ConvGradientRequest(ConvRequest[R_co]):
+    """What the two gradients have in common.
 
     Attributes:
         dy: (N, K, spatial…).
+        z: of the result's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is
+            given and else 0.
+    """
+
+    dy: Tensor
+    _: KW_ONLY
+    group_count: int = 1
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        first, second = (getattr(self, name).dtype for name in self.operand_names)
+        return (first, second, self.result_dtype, *self.source_dtype)
+
+    def check_fields(self) -> None:
+        self._check_choices()
+        self._check_ranks()
+        check_int("group_count", self.group_count, 1)
+        self._check_result()
+        self._check_filter()
+        if self.y_shape != self.dy.shape:
+            hint = "x_extents=… chooses among the extents that a stride leaves open" if self.mode == "bwd_data" else ""
+            raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})", hint)
+        self.check_source()
+        self.check_operands()
+
+    @abstractmethod
+    def _check_result(self) -> None:
+        """What says the shape of the result."""
+
+    def _check_extents(self, name: str) -> None:
+        """Spatial extents, where they are given."""
+        if getattr(self, name) is not None:
+            each(name, check_type(name, getattr(self, name), tuple), self._rank, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvBwdDataRequest(ConvGradientRequest[Any]):
+    """DX = alpha · (the gradient of conv by X)(DY, W) + beta · DX: also the transposed convolution of DY.
+
+    Attributes:
         w: (K, C / groups, spatial…).
-        z: of DX's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is given and
-            else 0.
         out: DX, (N, C, spatial…); with beta, and without z, it is read as well.
         x_extents: the spatial extents of DX where `out` is left out; None takes the smallest that DY can come from.
         group_count: the number of groups, which DY and W do not tell.
@@ -117,11 +157,9 @@ class ConvBwdDataRequest(ConvRequest[Any]):
     op: ClassVar[str] = "conv_bwd_data"
     mode: ClassVar[str] = "bwd_data"
     operand_names: ClassVar[tuple[str, ...]] = ("dy", "w")
-    dy: Tensor
     w: Tensor
     _: KW_ONLY
     x_extents: tuple[int, ...] | None = None
-    group_count: int = 1
 
     @cached_property
     def x_shape(self) -> Shape:
@@ -142,38 +180,21 @@ class ConvBwdDataRequest(ConvRequest[Any]):
         return self.w.shape
 
     @property
-    def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.dy.dtype, self.w.dtype, self.result_dtype, *self.source_dtype)
-
-    @property
     def result_shape(self) -> Shape:
         return self.x_shape
 
-    def check_fields(self) -> None:
-        self._check_choices()
-        self._check_ranks()
-        check_int("group_count", self.group_count, 1)
-        if self.x_extents is not None:
-            each("x_extents", check_type("x_extents", self.x_extents, tuple), self._rank, 1)
+    def _check_result(self) -> None:
+        self._check_extents("x_extents")
         if min(self.x_shape) < 1:
             raise BadRequest("pad", repr(self.pad), f"less: the result would be {self.x_shape}")
-        self._check_filter()
-        if self.y_shape != self.dy.shape:
-            hint = "x_extents=… chooses among the extents that a stride leaves open"
-            raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})", hint)
-        self.check_source()
-        self.check_operands()
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdFilterRequest(ConvRequest["Tensor"]):
+class ConvBwdFilterRequest(ConvGradientRequest["Tensor"]):
     """DW = alpha · (the gradient of conv by W)(DY, X) + beta · DW.
 
     Attributes:
-        dy: (N, K, spatial…).
         x: (N, C, spatial…).
-        z: of DW's shape, added as beta · Z, by CUTLASS alone; it may be `out` itself. `beta` is 1 where z is given and
-            else 0.
         out: DW, (K, C / groups, spatial…); with beta, and without z, it is read as well.
         w_extents: the spatial extents of DW where `out` is left out.
         group_count: the number of groups where `out` is left out.
@@ -182,11 +203,9 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
     op: ClassVar[str] = "conv_bwd_filter"
     mode: ClassVar[str] = "bwd_filter"
     operand_names: ClassVar[tuple[str, ...]] = ("dy", "x")
-    dy: Tensor
     x: Tensor
     _: KW_ONLY
     w_extents: tuple[int, ...] | None = None
-    group_count: int = 1
 
     @property
     def x_shape(self) -> Shape:
@@ -199,25 +218,12 @@ class ConvBwdFilterRequest(ConvRequest["Tensor"]):
         return (self.dy.shape[1], self.x.shape[1] // self.group_count, *(self.w_extents or ()))
 
     @property
-    def dtypes(self) -> tuple[Dtype | None, ...]:
-        return (self.dy.dtype, self.x.dtype, self.result_dtype, *self.source_dtype)
-
-    @property
     def result_shape(self) -> Shape:
         return self.w_shape
 
-    def check_fields(self) -> None:
-        self._check_choices()
-        self._check_ranks()
-        check_int("group_count", self.group_count, 1)
+    def _check_result(self) -> None:
         if self.out is None and self.w_extents is None:
             raise BadRequest("w_extents", "None", "the spatial extents of the filter", "or pass out=…")
-        if self.w_extents is not None:
-            each("w_extents", check_type("w_extents", self.w_extents, tuple), self._rank, 1)
+        self._check_extents("w_extents")
         if self.x.shape[1] % self.group_count:
             raise BadRequest("group_count", str(self.group_count), f"a divisor of the {self.x.shape[1]} channels of x")
-        self._check_filter()
-        if self.y_shape != self.dy.shape:
-            raise BadRequest("dy", str(self.dy.layout), f"shape {self.y_shape}, that of conv(x {self.x_shape})")
-        self.check_source()
-        self.check_operands()

@@ -17,7 +17,7 @@ from dispatch.keys import F32
 from dispatch.ops.norm.reference import averaged, compact, evaluate, spread, statistics
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 from dispatch.ops.norm.rules import grouped, ungrouped
-from dispatch.testing.check import checked, normal, place, rounded, unit, with_outputs
+from dispatch.testing.check import FormCase, checked, normal, place, rounded, unit, with_outputs
 from dispatch.testing.roundoff import ROUNDOFF
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class NormCase:
+class NormCase(FormCase):
     """One request, by all that is chosen about it but the numbers in it."""
 
     op: str
@@ -100,19 +100,11 @@ class NormCase:
         way = "" if self.op == "norm_bwd" else "-training" if self.training else "-inference"
         return f"{self.dtype}-{self.parameters}-{self.form.name}{way}"
 
-    @property
-    def name(self) -> str:
-        return self.form.name
-
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs; x has a mean and a spread of its own."""
-        return checked(self.id, self._request(device, rng), evaluate, bounds_of)
+        return checked(self.id, self.drawn(device, rng), evaluate, bounds_of)
 
-    def request(self, device: Device, rng: np.random.Generator) -> NormRequest:
-        """The request alone."""
-        return self._request(device, rng)[0]
-
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[GuardedBuffer, ...]]:
+    def drawn(self, device: Device, rng: np.random.Generator) -> tuple[NormRequest, tuple[GuardedBuffer, ...]]:
         request: NormRequest = self._backward(device, rng) if self.op == "norm_bwd" else self._forward(device, rng)
         image = partial(place, device, order=self._order())
         return with_outputs(request, partial(place, device), out=image, dx=image)

@@ -37,7 +37,13 @@ class NormMode(IntEnum):
     RMS_NORM = 4
 
 
-class NormRequest(OperandRequest[R_co]):
+class _OfScale(OperandRequest[R_co]):
+    x: Tensor  # which stands behind dy in the gradient
+    scale: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class NormRequest(_OfScale[R_co]):
     """What forward and backward have in common.
 
     Attributes:
@@ -50,13 +56,12 @@ class NormRequest(OperandRequest[R_co]):
     """
 
     advice: ClassVar[str] = "x dense at 16 bytes, scale and bias in f32, and no limit of workspace"
-    x: Tensor
-    scale: Tensor
-    mode: NormMode
-    epsilon: float
-    workspace: int | None
-    autotune: bool
-    groups: int
+    _: KW_ONLY
+    mode: NormMode = NormMode.LAYER_NORM
+    epsilon: float = 1e-5
+    workspace: int | None = None
+    autotune: bool = False
+    groups: int = 1
 
     @property
     def by_channel(self) -> bool:
@@ -170,13 +175,8 @@ class NormFwdRequest(NormRequest):
     inv_variance_out: Tensor | None = None
     running_mean_out: Tensor | None = None
     running_var_out: Tensor | None = None
-    mode: NormMode = NormMode.LAYER_NORM
-    epsilon: float = 1e-5
     momentum: float = 0.1
     training: bool = False
-    workspace: int | None = None
-    autotune: bool = False
-    groups: int = 1
 
     @property
     def by_running(self) -> bool:
@@ -231,12 +231,7 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
     dx: Tensor | None = None
     dscale: Tensor | None = None
     dbias: Tensor | None = None
-    mode: NormMode = NormMode.LAYER_NORM
-    epsilon: float = 1e-5
     bias: bool = True
-    workspace: int | None = None
-    autotune: bool = False
-    groups: int = 1
 
     def outputs(self) -> dict[str, Output]:
         found = {"dx": like(self.x.layout), "dscale": dense(self.scale.shape, self.scale.dtype)}

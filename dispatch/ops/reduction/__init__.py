@@ -34,6 +34,8 @@ from dispatch.libraries.cudnn.prefill import filled, fills_of
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.layout import Array, Layout
@@ -236,7 +238,7 @@ def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype."""
     rows = rows_of(request, work)
     shape = request.outputs()["out"].shape
-    reduced = _reduce(request.reduce, rows)
+    reduced = np.asarray(REDUCED[request.reduce](rows))
     if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and rows.dtype.kind == "f":
         # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.
         top = rows.dtype.type(largest(F64 if request.x.dtype is F64 else F32))
@@ -249,26 +251,17 @@ def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     return results
 
 
-def _reduce(op: ReduceOp, rows: Array) -> Array:
-    if op is ReduceOp.ADD:
-        reduced = rows.sum(axis=-1)
-    elif op is ReduceOp.MUL:
-        reduced = rows.prod(axis=-1)
-    elif op is ReduceOp.MIN:
-        reduced = rows.min(axis=-1)
-    elif op is ReduceOp.MAX:
-        reduced = rows.max(axis=-1)
-    elif op is ReduceOp.AMAX:
-        reduced = np.abs(rows).max(axis=-1)
-    elif op is ReduceOp.AVG:
-        reduced = rows.mean(axis=-1)
-    elif op is ReduceOp.NORM1:
-        reduced = np.abs(rows).sum(axis=-1)
-    elif op is ReduceOp.NORM2:
-        reduced = np.sqrt((rows * rows).sum(axis=-1))
-    else:
-        reduced = np.where(rows == 0, rows.dtype.type(1), rows).prod(axis=-1)
-    return np.asarray(reduced)
+REDUCED: dict[ReduceOp, Callable[[Array], Array]] = {
+    ReduceOp.ADD: lambda rows: rows.sum(axis=-1),
+    ReduceOp.MUL: lambda rows: rows.prod(axis=-1),
+    ReduceOp.MIN: lambda rows: rows.min(axis=-1),
+    ReduceOp.MAX: lambda rows: rows.max(axis=-1),
+    ReduceOp.AMAX: lambda rows: np.abs(rows).max(axis=-1),
+    ReduceOp.AVG: lambda rows: rows.mean(axis=-1),
+    ReduceOp.NORM1: lambda rows: np.abs(rows).sum(axis=-1),
+    ReduceOp.NORM2: lambda rows: np.sqrt((rows * rows).sum(axis=-1)),
+    ReduceOp.MUL_NO_ZEROS: lambda rows: np.where(rows == 0, rows.dtype.type(1), rows).prod(axis=-1),
+}
 
 
 # -- as a graph of cuDNN ----------------------------------------------------------------------------------------------

@@ -58,13 +58,20 @@ def host_reserve_bytes(request: RnnRequest) -> int:
     return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
 
 
-class RnnBase(OperandRequest[R_co]):
+class _OfNetwork(OperandRequest[R_co]):
+    network: Network  # which stands behind the tensors of each
+
+
+@dataclass(frozen=True, eq=False)
+class RnnBase(_OfNetwork[R_co]):
     """What the three requests check alike."""
 
-    network: Network
-    lengths: Lengths | None
-    compute: Compute | None
-    dropout: float
+    _: KW_ONLY
+    hx: Tensor | None = None
+    lengths: Lengths | None = None
+    compute: Compute | None = None
+    dropout: float = 0.0
+    out: Tensor | None = None
 
     def sequence(self) -> tuple[str, Tensor]:
         """The operand that says steps, sequences, dtype and layout."""
@@ -152,14 +159,9 @@ class RnnRequest(RnnBase):
     weights: Tensor
     network: Network
     _: KW_ONLY
-    hx: Tensor | None = None
     cx: Tensor | None = None
-    lengths: Lengths | None = None
     training: bool = False
-    compute: Compute | None = None
-    dropout: float = 0.0
     states: Tensor | None = None
-    out: Tensor | None = None
     hy: Tensor | None = None
     cy: Tensor | None = None
     reserve: Tensor | None = None
@@ -229,14 +231,9 @@ class RnnBwdDataRequest(RnnBase):
     reserve: Tensor
     network: Network
     _: KW_ONLY
-    hx: Tensor | None = None
     cx: Tensor | None = None
     dhy: Tensor | None = None
     dcy: Tensor | None = None
-    lengths: Lengths | None = None
-    compute: Compute | None = None
-    dropout: float = 0.0
-    out: Tensor | None = None
     dhx: Tensor | None = None
     dcx: Tensor | None = None
 
@@ -279,12 +276,6 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
     y: Tensor
     reserve: Tensor
     network: Network
-    _: KW_ONLY
-    hx: Tensor | None = None
-    lengths: Lengths | None = None
-    compute: Compute | None = None
-    dropout: float = 0.0
-    out: Tensor | None = None
 
     def check_fields(self) -> None:
         self.check_common(getattr(self.network, "input_size", 0))

@@ -19,7 +19,7 @@ from dispatch.ops.sdpa.packed import packed, ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.ops.sdpa.rules import packed_alone, padded_alone
-from dispatch.testing.check import GuardedBuffer, checked, normal, place, poison, rounded, unit, with_outputs
+from dispatch.testing.check import FormCase, GuardedBuffer, checked, normal, place, poison, rounded, unit, with_outputs
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ FP8_LARGER: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class SdpaCase:
+class SdpaCase(FormCase):
     """One request, by all that is chosen about it but the numbers in it."""
 
     op: str
@@ -133,19 +133,11 @@ class SdpaCase:
     def id(self) -> str:
         return "-".join([str(self.dtype), self.form.name, *(name for name, _ in self.choices)])
 
-    @property
-    def name(self) -> str:
-        return self.form.name
-
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands and poisoned outputs."""
-        return checked(self.id, self._request(device, rng), evaluate, bounds_of, by_chance=True)
+        return checked(self.id, self.drawn(device, rng), evaluate, bounds_of, by_chance=True)
 
-    def request(self, device: Device, rng: np.random.Generator) -> SdpaRequest:
-        """The request alone."""
-        return self._request(device, rng)[0]
-
-    def _request(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[GuardedBuffer, ...]]:
+    def drawn(self, device: Device, rng: np.random.Generator) -> tuple[SdpaRequest, tuple[GuardedBuffer, ...]]:
         forward = self._forward(device, rng)
         request: SdpaRequest = self._backward(device, rng, forward) if self.op == "sdpa_bwd" else forward
         placed = operand = partial(place, device, order=None if self.form.packed else self.form.order)
