@@ -91,6 +91,7 @@ class MadeCase:
 
     id: str
     make: Callable[[str, Device, np.random.Generator], Check]
+    name: str = ""  # of its form
 
     @classmethod
     def each(cls, row: Row, forms: Sequence[Any], make: Callable[..., Check]) -> list[MadeCase]:
@@ -101,6 +102,10 @@ class MadeCase:
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
         return self.make(self.id, device, rng)
+
+    def request(self, device: Device, rng: np.random.Generator) -> Any:
+        """The request alone."""
+        return self.check(device, rng).request
 
 
 @dataclass(frozen=True)

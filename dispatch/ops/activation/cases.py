@@ -5,14 +5,24 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
-from dispatch.testing.check import ROUNDOFF, checked, in_turn, normal, place, result_of, rounded, unit, with_outputs
+from dispatch.testing.check import (
+    ROUNDOFF,
+    MadeCase,
+    checked,
+    in_turn,
+    normal,
+    place,
+    result_of,
+    rounded,
+    unit,
+    with_outputs,
+)
 from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
@@ -23,12 +33,13 @@ if TYPE_CHECKING:
     from dispatch.ops.activation import ElementwiseRequest
     from dispatch.testing.check import Check
 
-__all__ = ["MUTATIONS", "ActivationCase", "cases"]
+__all__ = ["MUTATIONS", "cases"]
 
 COEF = 1.43  # no 16-bit float, so that no input is at the ceiling itself
+Form = tuple[str, tuple[int, ...], tuple[int, ...] | None, int, bool]
 # Name, shape, order of the axes in memory, gap behind every axis, and whether the output is the input's memory.
 # fmt: off
-FORMS = (
+FORMS: tuple[Form, ...] = (
     ("one element",   (1,),               None,            0, False),
     ("scalar",        (),                 None,            0, False),
     ("primes",        (7, 13, 31),        None,            0, False),
@@ -43,35 +54,20 @@ FORMS = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class ActivationCase:
-    """One request, by all that is chosen about it but the numbers in it."""
-
-    name: str
-    shape: tuple[int, ...]
-    order: tuple[int, ...] | None
-    gap: int
-    in_place: bool
-    dtype: Dtype
-    mode: ActivationMode
-    backward: bool
-
-    @property
-    def id(self) -> str:
-        return f"{self.dtype}-{self.mode.name}-{self.name}"
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands, on both sides of 0 and into the flat ends."""
-        chosen: dict[str, Any] = {"mode": self.mode, "coef": COEF if self.mode in WITH_COEF else 1.0}
-        lay = partial(place, device, order=self.order, gap=self.gap)
-        x = last = lay(normal(rng, self.dtype, self.shape, 3.0))
-        request: ElementwiseRequest = ActivationRequest(x.view, **chosen)
-        if self.backward:
-            y = lay(result_of(evaluate, request))
-            last = lay(normal(rng, self.dtype, self.shape))
-            request = ActivationBwdRequest(x.view, y.view, last.view, **chosen)
-        drawn = with_outputs(request, (lambda _: last) if self.in_place else lay)
-        return checked(self.id, drawn, evaluate, bounds)
+def check(
+    form: Form, dtype: Dtype, mode: ActivationMode, backward: bool, name: str, device: Device, rng: np.random.Generator
+) -> Check:
+    """A case with fresh operands, on both sides of 0 and into the flat ends."""
+    _, shape, order, gap, in_place = form
+    chosen: dict[str, Any] = {"mode": mode, "coef": COEF if mode in WITH_COEF else 1.0}
+    lay = partial(place, device, order=order, gap=gap)
+    x = last = lay(normal(rng, dtype, shape, 3.0))
+    request: ElementwiseRequest = ActivationRequest(x.view, **chosen)
+    if backward:
+        y = lay(result_of(evaluate, request))
+        last = lay(normal(rng, dtype, shape))
+        request = ActivationBwdRequest(x.view, y.view, last.view, **chosen)
+    return checked(name, with_outputs(request, (lambda _: last) if in_place else lay), evaluate, bounds)
 
 
 def bounds(request: ElementwiseRequest, expected: Results) -> Results:
@@ -92,10 +88,13 @@ def bounds(request: ElementwiseRequest, expected: Results) -> Results:
     return {"out": rounded(error, out, dtype)}
 
 
-def cases(row: Row) -> list[ActivationCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with the modes, and the plain one with all of them."""
-    chosen = in_turn(FORMS, list(ActivationMode), plain=("primes",))
-    return [ActivationCase(*form, row.dtypes[0], mode, row.op == "activation_bwd") for form, mode in chosen]
+    dtype, backward = row.dtypes[0], row.op == "activation_bwd"
+    return [
+        MadeCase(f"{dtype}-{mode.name}-{form[0]}", partial(check, form, dtype, mode, backward), form[0])
+        for form, mode in in_turn(FORMS, list(ActivationMode), plain=("primes",))
+    ]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------

@@ -5,14 +5,13 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch.ops.ctc import CtcRequest, evaluate
-from dispatch.testing.check import checked, normal, place, rounded, unit, with_outputs
+from dispatch.testing.check import MadeCase, checked, normal, place, rounded, unit, with_outputs
 from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.testing.check import Check
 
-__all__ = ["MUTATIONS", "CtcCase", "cases"]
+__all__ = ["MUTATIONS", "cases"]
 
+Form = tuple[str, int, int, tuple[int, ...], tuple[int, ...], int]
 # Name, steps, classes, labels of each sequence, steps of each sequence, the longest sequence of labels that may be.
 # fmt: off
-FORMS: tuple[tuple[str, int, int, tuple[int, ...], tuple[int, ...], int], ...] = (
+FORMS: tuple[Form, ...] = (
     ("one",           1,   2,    (1,),            (1,),               1),
     ("short",         7,   5,    (3,),            (7,),               3),
     ("uneven",        13,  7,    (3, 1, 5, 2),    (13, 4, 11, 9),     5),
@@ -41,38 +41,21 @@ FORMS: tuple[tuple[str, int, int, tuple[int, ...], tuple[int, ...], int], ...] =
 # fmt: on
 
 
-@dataclass(frozen=True)
-class CtcCase:
-    """One request, by all that is chosen about it but the numbers in it."""
-
-    name: str
-    steps: int
-    classes: int
-    label_lengths: tuple[int, ...]
-    input_lengths: tuple[int, ...]
-    longest: int
-    dtype: Dtype
-    with_gradient: bool
-    deterministic: bool
-
-    @property
-    def id(self) -> str:
-        words = ["gradient" if self.with_gradient else "loss", "" if self.deterministic else "any order"]
-        return "-".join([str(self.dtype), *filter(None, words), self.name])
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands; labels repeat now and then, where there are few classes."""
-        shape = (self.steps, len(self.label_lengths), self.classes)
-        labels = rng.integers(1, self.classes, sum(self.label_lengths))
-        logits = device.array(normal(rng, self.dtype, shape, 2.0))
-        numbers = (labels, np.array(self.label_lengths), np.array(self.input_lengths))
-        request = CtcRequest(
-            *(logits, *(device.array(array.astype(np.int32)) for array in numbers)),
-            max_label_length=self.longest,
-            with_gradient=self.with_gradient,
-            deterministic=self.deterministic,
-        )
-        return checked(self.id, with_outputs(request, partial(place, device)), evaluate, bounds)
+def check(
+    form: Form, dtype: Dtype, gradient: bool, deterministic: bool, name: str, device: Device, rng: np.random.Generator
+) -> Check:
+    """A case with fresh operands; labels repeat now and then, where there are few classes."""
+    _, steps, classes, label_lengths, input_lengths, longest = form
+    labels = rng.integers(1, classes, sum(label_lengths))
+    logits = device.array(normal(rng, dtype, (steps, len(label_lengths), classes), 2.0))
+    numbers = (labels, np.array(label_lengths), np.array(input_lengths))
+    request = CtcRequest(
+        *(logits, *(device.array(array.astype(np.int32)) for array in numbers)),
+        max_label_length=longest,
+        with_gradient=gradient,
+        deterministic=deterministic,
+    )
+    return checked(name, with_outputs(request, partial(place, device)), evaluate, bounds)
 
 
 def bounds(request: CtcRequest, expected: Results) -> Results:
@@ -89,13 +72,15 @@ def bounds(request: CtcRequest, expected: Results) -> Results:
     return {name: rounded(error, expected[name], dtype) for name, error in errors.items()}
 
 
-def cases(row: Row) -> list[CtcCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form with its gradient; some without, and some in any order."""
-    found = []
+    found = {}
     for number, form in enumerate(FORMS):
-        found.append(CtcCase(*form, row.dtypes[0], True, True))
-        found.append(CtcCase(*form, row.dtypes[0], number % 2 == 0, number % 3 == 0))
-    return list({case.id: case for case in found}.values())
+        for gradient, deterministic in ((True, True), (number % 2 == 0, number % 3 == 0)):
+            words = ["gradient" if gradient else "loss", "" if deterministic else "any order"]
+            name = "-".join([str(row.dtypes[0]), *filter(None, words), form[0]])
+            found[name] = MadeCase(name, partial(check, form, row.dtypes[0], gradient, deterministic), form[0])
+    return list(found.values())
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,23 +21,22 @@ from dispatch.ops.dropout import (
     DropoutStatesRequest,
     reserve_bytes,
 )
-from dispatch.testing.check import Check, GuardedBuffer, Mismatch, by_numpy, normal, place, poison, rounded, unit
+from dispatch.testing.check import Check, MadeCase, Mismatch, by_numpy, normal, place, poison, rounded, unit
 
 if TYPE_CHECKING:
-    from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
-
-    Results = dict[str, Array]
+    from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["MUTATIONS", "DropoutCase", "cases", "named"]
+__all__ = ["MUTATIONS", "cases", "named"]
 
+Form = tuple[str, tuple[int, ...], tuple[int, ...] | None, int, float, bool]
 # Name, shape, order of the axes in memory, gap behind every axis, probability, and whether y is x itself.
 # fmt: off
-FORMS: tuple[tuple[str, tuple[int, ...], tuple[int, ...] | None, int, float, bool], ...] = (
+FORMS: tuple[Form, ...] = (
     ("one element",   (1,),         None,         0, 0.5,  False),
     ("primes",        (7, 13, 31),  None,         0, 0.3,  False),
     ("channels last", (2, 9, 5, 7), (0, 2, 3, 1), 0, 0.5,  False),
@@ -101,63 +101,46 @@ class SeedTrial(Check):
                 raise Mismatch(f"{self.name}: two states of one seed draw different masks")
 
 
-@dataclass(frozen=True)
-class DropoutCase:
-    """One request, by all that is chosen about it but the numbers in it."""
-
-    name: str
-    shape: tuple[int, ...]
-    order: tuple[int, ...] | None
-    gap: int
-    p: float
-    in_place: bool
-    dtype: Dtype
-    op: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.dtype}-{self.name}"
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands and a fresh state."""
-        if self.op == "dropout_states":
-            return self._seeded(device)
-        states: Tensor = run(DropoutStatesRequest(device, int(rng.integers(1 << 40))))
-        x = self._lay(device, normal(rng, self.dtype, self.shape))
-        memory = x if self.in_place else self._lay(device, poison(self.dtype, self.shape))
-        scale = 1 / (1 - self.p)
-        if self.op == "dropout":
-            reserve = place(device, poison(U8, (reserve_bytes(x.view.size),)), gap=5, aligned=True)
-            request = DropoutRequest(x.view, states, self.p, out=memory.view, reserve=reserve.view)
-            scaled = x.view.numpy().astype(np.float64) * scale
-            return MaskTrial(
-                self.id, request, {"out": scaled}, {"out": self._bound(device, scaled)}, (memory, reserve), p=self.p
-            )
-        ones = place(device, np.ones(self.shape, self.dtype.numpy), self.order)
-        y, mask = run(DropoutRequest(ones.view, states, self.p))
-        gradient = DropoutBwdRequest(x.view, mask, self.p, out=memory.view)
-        expected = {"out": x.view.numpy().astype(np.float64) * scale * (y.numpy() != 0)}
-        return Check(self.id, gradient, expected, {"out": self._bound(device, expected["out"])}, (memory,))
-
-    def _seeded(self, device: Device) -> Check:
-        memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
-        request = DropoutStatesRequest(device, SEED, out=memory.view)
-        same: Tensor = run(DropoutStatesRequest(device, SEED))
-        return SeedTrial(self.id, request, {}, {}, (memory,), same=same)
-
-    def _bound(self, device: Device, expected: Array) -> Array:
-        """A GPU holds p and so the scale in f32, whatever the dtype."""
-        scale = 0.0 if by_numpy(device) else 2.0**-23 / (1 - self.p)
-        return rounded((2 * unit(self.dtype) + scale) * np.abs(expected), expected, self.dtype)
-
-    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
-        return place(device, values, self.order, self.gap)
+def seeded(name: str, device: Device, _: np.random.Generator) -> Check:
+    """A fresh state, and another of the same seed."""
+    memory = place(device, poison(U8, (states_bytes(device),)), gap=7, aligned=True)
+    request = DropoutStatesRequest(device, SEED, out=memory.view)
+    same: Tensor = run(DropoutStatesRequest(device, SEED))
+    return SeedTrial(name, request, {}, {}, (memory,), same=same)
 
 
-def cases(row: Row) -> list[DropoutCase]:
+def check(form: Form, dtype: Dtype, backward: bool, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A pass with fresh operands and a fresh state."""
+    _, shape, order, gap, p, in_place = form
+    states: Tensor = run(DropoutStatesRequest(device, int(rng.integers(1 << 40))))
+    x = place(device, normal(rng, dtype, shape), order, gap)
+    memory = x if in_place else place(device, poison(dtype, shape), order, gap)
+    scaled = x.view.numpy().astype(np.float64) * (1 / (1 - p))
+    if not backward:
+        reserve = place(device, poison(U8, (reserve_bytes(x.view.size),)), gap=5, aligned=True)
+        request = DropoutRequest(x.view, states, p, out=memory.view, reserve=reserve.view)
+        return MaskTrial(name, request, {"out": scaled}, bounds(request, scaled), (memory, reserve), p=p)
+    ones = place(device, np.ones(shape, dtype.numpy), order)
+    y, mask = run(DropoutRequest(ones.view, states, p))
+    gradient = DropoutBwdRequest(x.view, mask, p, out=memory.view)
+    expected = scaled * (y.numpy() != 0)
+    return Check(name, gradient, {"out": expected}, bounds(gradient, expected), (memory,))
+
+
+def bounds(request: DropoutRequest | DropoutBwdRequest, expected: Array) -> Results:
+    """A GPU holds p and so the scale in f32, whatever the dtype."""
+    dtype = request.layout_of("out").dtype
+    scale = 0.0 if by_numpy(request.device) else 2.0**-23 / (1 - request.p)
+    return {"out": rounded((2 * unit(dtype) + scale) * np.abs(expected), expected, dtype)}
+
+
+def cases(row: Row) -> list[MadeCase]:
     """Every form; of the state, one."""
-    forms = FORMS[:1] if row.op == "dropout_states" else FORMS
-    return [DropoutCase(*form, row.dtypes[0], row.op) for form in forms]
+    dtype = row.dtypes[0]
+    if row.op == "dropout_states":
+        return [MadeCase(f"{dtype}-{FORMS[0][0]}", seeded, FORMS[0][0])]
+    backward = row.op == "dropout_bwd"
+    return [MadeCase(f"{dtype}-{form[0]}", partial(check, form, dtype, backward), form[0]) for form in FORMS]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------

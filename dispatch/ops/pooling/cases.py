@@ -5,7 +5,6 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from dispatch.keys import I8
 from dispatch.ops.pooling import PoolingBwdRequest, PoolingMode, PoolingRequest, Steps, backward, evaluate
 from dispatch.testing.check import (
     ROUNDOFF,
+    MadeCase,
     by_numpy,
     checked,
     distinct,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dispatch.ops.pooling import WindowedRequest
     from dispatch.testing.check import Check
 
-__all__ = ["MUTATIONS", "PoolingCase", "cases"]
+__all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, tuple[int, ...], Steps, Steps | None, Steps, bool, int]
 # Name, shape, window, stride, padding, whether the channels come last, and the gap behind every axis.
@@ -63,36 +63,20 @@ FORMS: tuple[Form, ...] = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class PoolingCase:
-    """One request, by all that is chosen about it but the numbers in it."""
-
-    name: str
-    shape: tuple[int, ...]
-    window: Steps
-    stride: Steps | None
-    padding: Steps
-    last: bool
-    gap: int
-    dtype: Dtype
-    mode: PoolingMode
-    backward: bool
-
-    @property
-    def id(self) -> str:
-        return f"{self.dtype}-{self.mode.name}-{self.name}"
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
-        lay = partial(place, device, order=(0, *range(2, len(self.shape)), 1) if self.last else None, gap=self.gap)
-        x = lay(distinct(rng, self.dtype, self.shape))
-        fields: dict[str, Any] = {"mode": self.mode, "stride": self.stride, "padding": self.padding}
-        request: WindowedRequest = PoolingRequest(x.view, self.window, **fields)
-        if self.backward:
-            y = lay(result_of(evaluate, request))
-            dy = lay(normal(rng, self.dtype, y.view.shape))
-            request = PoolingBwdRequest(x.view, y.view, dy.view, self.window, **fields)
-        return checked(self.id, with_outputs(request, lay), evaluate, bounds)
+def check(
+    form: Form, dtype: Dtype, mode: PoolingMode, backward: bool, name: str, device: Device, rng: np.random.Generator
+) -> Check:
+    """A case with fresh operands; no two elements of a window are equal, so that its largest is one element."""
+    _, shape, window, stride, padding, last, gap = form
+    lay = partial(place, device, order=(0, *range(2, len(shape)), 1) if last else None, gap=gap)
+    x = lay(distinct(rng, dtype, shape))
+    fields: dict[str, Any] = {"mode": mode, "stride": stride, "padding": padding}
+    request: WindowedRequest = PoolingRequest(x.view, window, **fields)
+    if backward:
+        y = lay(result_of(evaluate, request))
+        dy = lay(normal(rng, dtype, y.view.shape))
+        request = PoolingBwdRequest(x.view, y.view, dy.view, window, **fields)
+    return checked(name, with_outputs(request, lay), evaluate, bounds)
 
 
 def bounds(request: WindowedRequest, expected: Results) -> Results:
@@ -115,15 +99,14 @@ def bounds(request: WindowedRequest, expected: Results) -> Results:
     return {"out": rounded(error, expected["out"], dtype)}
 
 
-def cases(row: Row) -> list[PoolingCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with the modes, and the plain ones with all of them."""
-    plain = ("overlapping", "channels last", "cubes, overlap", "line")
-    chosen = [
-        (form, mode)
-        for form, mode in in_turn(FORMS, list(PoolingMode), plain)
-        if row.dtypes[0] is not I8 or mode.is_max
+    dtype, backward = row.dtypes[0], row.op == "pooling_bwd"
+    return [
+        MadeCase(f"{dtype}-{mode.name}-{form[0]}", partial(check, form, dtype, mode, backward), form[0])
+        for form, mode in in_turn(FORMS, list(PoolingMode), ("overlapping", "channels last", "cubes, overlap", "line"))
+        if dtype is not I8 or mode.is_max
     ]
-    return [PoolingCase(*form, row.dtypes[0], mode, row.op == "pooling_bwd") for form, mode in chosen]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------

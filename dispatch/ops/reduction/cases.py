@@ -5,7 +5,6 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
 from dispatch.ops.reduction import SUMS, WITH_INDICES, ReduceOp, ReduceRequest, evaluate, rows_of, sums
-from dispatch.testing.check import checked, distinct, place, rounded, unit, with_outputs
+from dispatch.testing.check import MadeCase, checked, distinct, place, rounded, unit, with_outputs
 from dispatch.testing.mutations import typical, with_fields
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.testing.check import Check
 
-__all__ = ["MUTATIONS", "ReduceCase", "cases"]
+__all__ = ["MUTATIONS", "cases"]
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...] | int | None, tuple[int, ...] | None, int, bool]
 # Name, shape, axes, order of the axes in memory, gap behind every axis, and keepdims.
@@ -49,51 +48,34 @@ FORMS: tuple[Form, ...] = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class ReduceCase:
-    """One request, by all that is chosen about it but the numbers in it."""
-
-    name: str
-    shape: tuple[int, ...]
-    axes: tuple[int, ...] | int | None
-    order: tuple[int, ...] | None
-    gap: int
-    keepdims: bool
-    dtypes: tuple[Dtype, ...]
-    reduce: ReduceOp
-    indices: bool
-
-    @property
-    def id(self) -> str:
-        indices = "-indices" if self.indices else ""
-        return f"{self.dtypes[0]}-{self.dtypes[1]}-{self.reduce.name}{indices}-{self.name}"
-
-    def request(self, device: Device, rng: np.random.Generator) -> ReduceRequest:
-        """The request alone."""
-        request: ReduceRequest = self.check(device, rng).request  # type: ignore[assignment]  # what `check` made
-        return request
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands: products stay near 1, and what has a place is there once."""
-        if self.reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
-            values = 1 + rng.standard_normal(self.shape) / 4 / np.sqrt(max(int(np.prod(self.shape)), 1))
-            if self.reduce is ReduceOp.MUL_NO_ZEROS and values.ndim and values.size:
-                values.ravel()[:: max(values.size // 3, 2)] = 0
-            drawn = values.astype(self.dtypes[0].numpy)
-            if self.dtypes[0] is I8:
-                drawn = rng.choice(np.array([-1, 1, 1 if self.reduce is ReduceOp.MUL else 0], np.int8), self.shape)
-        else:
-            drawn = distinct(rng, self.dtypes[0], self.shape)
-            if self.reduce is ReduceOp.AMAX and self.indices:  # no two of one magnitude: equal ones have no one place
-                drawn = (
-                    np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
-                )
-        x = place(device, drawn, self.order, self.gap)
-        chosen: dict[str, Any] = {"reduce": self.reduce, "keepdims": self.keepdims, "indices": self.indices}
-        request = ReduceRequest(x.view, self.axes, out_dtype=self.dtypes[1], **chosen)
-        # Places are given in a dense tensor alone, and with it what stands there.
-        drawn = with_outputs(request, partial(place, device, gap=0 if self.indices else self.gap))
-        return checked(self.id, drawn, evaluate, bounds)
+def check(
+    form: Form,
+    dtypes: tuple[Dtype, ...],
+    reduce: ReduceOp,
+    indices: bool,
+    name: str,
+    device: Device,
+    rng: np.random.Generator,
+) -> Check:
+    """A case with fresh operands: products stay near 1, and what has a place is there once."""
+    _, shape, axes, order, gap, keepdims = form
+    if reduce in (ReduceOp.MUL, ReduceOp.MUL_NO_ZEROS):
+        values = 1 + rng.standard_normal(shape) / 4 / np.sqrt(max(int(np.prod(shape)), 1))
+        if reduce is ReduceOp.MUL_NO_ZEROS and values.ndim and values.size:
+            values.ravel()[:: max(values.size // 3, 2)] = 0
+        drawn = values.astype(dtypes[0].numpy)
+        if dtypes[0] is I8:
+            drawn = rng.choice(np.array([-1, 1, 1 if reduce is ReduceOp.MUL else 0], np.int8), shape)
+    else:
+        drawn = distinct(rng, dtypes[0], shape)
+        if reduce is ReduceOp.AMAX and indices:  # no two of one magnitude: equal ones have no one place
+            drawn = np.where(drawn > 0, drawn, drawn / 1024).astype(drawn.dtype) if drawn.dtype.kind != "i" else drawn
+    x = place(device, drawn, order, gap)
+    chosen: dict[str, Any] = {"reduce": reduce, "keepdims": keepdims, "indices": indices}
+    request = ReduceRequest(x.view, axes, out_dtype=dtypes[1], **chosen)
+    # Places are given in a dense tensor alone, and with it what stands there.
+    laid = with_outputs(request, partial(place, device, gap=0 if indices else gap))
+    return checked(name, laid, evaluate, bounds)
 
 
 def bounds(request: ReduceRequest, expected: Results) -> Results:
@@ -116,18 +98,26 @@ def bound(request: ReduceRequest, expected: Results) -> Array:
     return rounded(walk * (np.abs(out) if request.reduce is ReduceOp.NORM2 else size), out, dtype)
 
 
-def cases(row: Row) -> list[ReduceCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with what it may be reduced to, and the plain ones with all of them and their places."""
     summing = sums in row.rules
     ops = [op for op in ReduceOp if not summing or op in SUMS]
-    found = []
+    found: list[tuple[Form, ReduceOp, bool]] = []
     for number, form in enumerate(FORMS):
         for turn, reduce in enumerate(ops):
             if summing or form[0] in ("rows", "two of four") or turn % 3 == number % 3:
-                found.append(ReduceCase(*form, row.dtypes, reduce, False))
+                found.append((form, reduce, False))
         chosen = WITH_INDICES if form[0] in ("rows", "two of four") else (WITH_INDICES[number % 3],)
-        found += [ReduceCase(*form, row.dtypes, reduce, True) for reduce in chosen if not form[4] and not summing]
-    return found
+        found += [(form, reduce, True) for reduce in chosen if not form[4] and not summing]
+    dtypes = f"{row.dtypes[0]}-{row.dtypes[1]}"
+    return [
+        MadeCase(
+            f"{dtypes}-{reduce.name}{'-indices' if indices else ''}-{form[0]}",
+            partial(check, form, row.dtypes, reduce, indices),
+            form[0],
+        )
+        for form, reduce, indices in found
+    ]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------

@@ -5,18 +5,18 @@ Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.keys import HALF
+from dispatch.keys import HALF, Dtype
 from dispatch.ops.softmax import SoftmaxAlgorithm, SoftmaxBwdRequest, SoftmaxRequest, evaluate
 from dispatch.testing.check import (
     ROUNDOFF,
     GuardedBuffer,
+    MadeCase,
     by_numpy,
     checked,
     in_turn,
@@ -31,19 +31,21 @@ from dispatch.testing.check import (
 from dispatch.testing.mutations import altered, with_fields
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
-    from dispatch.keys import Dtype
     from dispatch.ops.softmax import AlongAxisRequest
     from dispatch.testing.check import Check
 
-__all__ = ["MUTATIONS", "SoftmaxCase", "cases"]
+__all__ = ["MUTATIONS", "cases"]
 
+Form = tuple[str, tuple[int, ...], int, tuple[int, ...] | None, int, bool]
 # Name, shape, axis, order of the axes in memory, the guard around it, and whether the output is the input's memory.
 # fmt: off
-FORMS = (
+FORMS: tuple[Form, ...] = (
     ("one element",   (1,),               0, None,            0, False),
     ("vector",        (7,),               0, None,            0, False),
     ("rows",          (5, 13),           -1, None,            0, False),
@@ -66,47 +68,30 @@ FORMS = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class SoftmaxCase:
-    """One request, by all that is chosen about it but the numbers in it."""
+def check(
+    form: Form, dtype: Dtype, algorithm: SoftmaxAlgorithm, backward: bool, name: str, device: Device, rng: Generator
+) -> Check:
+    """A case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
+    _, shape, axis, order, guard, in_place = form
+    spread = 1.0 if algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
+    chosen: dict[str, Any] = {"axis": axis, "algorithm": algorithm}
+    lay = partial(_guarded, device, guard) if guard else partial(place, device, order=order)
+    last = lay(normal(rng, dtype, shape, spread))
+    request: AlongAxisRequest = SoftmaxRequest(last.view, **chosen)
+    if backward:
+        y = lay(result_of(evaluate, request))
+        last = lay(normal(rng, dtype, shape))
+        request = SoftmaxBwdRequest(y.view, last.view, **chosen)
+    return checked(name, with_outputs(request, (lambda _: last) if in_place else lay), evaluate, bounds)
 
-    name: str
-    shape: tuple[int, ...]
-    axis: int
-    order: tuple[int, ...] | None
-    guard: int
-    in_place: bool
-    dtype: Dtype
-    algorithm: SoftmaxAlgorithm
-    backward: bool
 
-    @property
-    def id(self) -> str:
-        return f"{self.dtype}-{self.algorithm.name}-{self.name}"
-
-    def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """The case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
-        spread = 1.0 if self.algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
-        chosen: dict[str, Any] = {"axis": self.axis, "algorithm": self.algorithm}
-        lay = partial(self._lay, device)
-        last = lay(normal(rng, self.dtype, self.shape, spread))
-        request: AlongAxisRequest = SoftmaxRequest(last.view, **chosen)
-        if self.backward:
-            y = lay(result_of(evaluate, request))
-            last = lay(normal(rng, self.dtype, self.shape))
-            request = SoftmaxBwdRequest(y.view, last.view, **chosen)
-        drawn = with_outputs(request, (lambda _: last) if self.in_place else lay)
-        return checked(self.id, drawn, evaluate, bounds)
-
-    def _lay(self, device: Device, values: Array) -> GuardedBuffer:
-        """Dense, for cuDNN gets gaps wrong; with `guard` poisoned elements before and behind, and so at an odd one."""
-        if not self.guard:
-            return place(device, values, self.order)
-        inside = slice(self.guard, self.guard + values.size)
-        kept = poison(self.dtype, (values.size + 2 * self.guard,))
-        kept[inside] = values.ravel()
-        whole = device.array(kept)
-        return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
+def _guarded(device: Device, guard: int, values: Array) -> GuardedBuffer:
+    """Dense, for cuDNN gets gaps wrong, with so many poisoned elements before and behind, and so at an odd one."""
+    inside = slice(guard, guard + values.size)
+    kept = poison(Dtype.of(values.dtype), (values.size + 2 * guard,))
+    kept[inside] = values.ravel()
+    whole = device.array(kept)
+    return GuardedBuffer(whole[inside].reshape(values.shape), whole, kept, (inside,))
 
 
 def bounds(request: AlongAxisRequest, expected: Results) -> Results:
@@ -139,10 +124,13 @@ def bounds(request: AlongAxisRequest, expected: Results) -> Results:
     return {"out": rounded((relative + kept) * out + tiny, out, dtype)}
 
 
-def cases(row: Row) -> list[SoftmaxCase]:
+def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with the algorithms, and the plain forms with all of them."""
-    chosen = in_turn(FORMS, list(SoftmaxAlgorithm), plain=("rows", "channels", "channels last"))
-    return [SoftmaxCase(*form, row.dtypes[0], algorithm, row.op == "softmax_bwd") for form, algorithm in chosen]
+    dtype, backward = row.dtypes[0], row.op == "softmax_bwd"
+    return [
+        MadeCase(f"{dtype}-{algorithm.name}-{form[0]}", partial(check, form, dtype, algorithm, backward), form[0])
+        for form, algorithm in in_turn(FORMS, list(SoftmaxAlgorithm), plain=("rows", "channels", "channels last"))
+    ]
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
