@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.host_plan import Results
-    from dispatch.core.operands import OperandRequest
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.ops.rnn.request import RnnBase
 
-__all__ = ["RnnCase", "cases"]
+__all__ = ["PASSES", "RnnCase", "cases"]
 
 TF32 = 2.0**-10
 F32_UNIT = 2.0**-24
@@ -43,6 +42,11 @@ SAMPLES, POOL = 48, 1 << 20
 # Of a root mean square of `SAMPLES`: beyond lie, by Student's distribution, one element in 10^11 and one share in 10^8.
 SIGMAS, SHARE_SIGMAS = 9, 7
 FEW = 16  # elements, which have no errors by chance
+PASSES = {  # the results of a pass, and what is expected of each
+    "rnn": {"out": "y", "hy": "hy", "cy": "cy"},
+    "rnn_bwd_data": {"out": "dx", "dhx": "dhx", "dcx": "dcx"},
+    "rnn_bwd_weights": {"out": "dweights"},
+}
 M, B = RnnMode, RnnBiasMode
 # Name, network, steps, sequences, lengths, whether the sequences come first in memory, and whether states are given.
 # fmt: off
@@ -93,18 +97,13 @@ class RnnCase:
 
     def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
         """The request alone, behind the passes before it; its results are its own to allocate."""
-        drawn = _Drawn(self, device, rng)
-        if self.op == "rnn":
-            return drawn.source(self.training)
-        return drawn.gradient() if self.op == "rnn_bwd_data" else drawn.weights_gradient()
+        return _Drawn(self, device, rng).request()
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
         drawn = _Drawn(self, device, rng)
         drawn.expect()
-        if self.op == "rnn":
-            return drawn.forward()
-        return drawn.backward_data() if self.op == "rnn_bwd_data" else drawn.backward_weights()
+        return drawn.trial()
 
 
 @dataclass(frozen=True)
@@ -268,15 +267,21 @@ class _Drawn:
         arrays = {name: self.states[name] for name in names}
         return {name: None if array is None else self.device.array(array) for name, array in arrays.items()}
 
-    def _poisoned(self, given: dict[str, str]) -> dict[str, GuardedBuffer]:
-        """Memory for outputs, laid out like the sequences where it is one; `given` names what is expected of each."""
-        made = {}
+    def request(self) -> RnnBase:
+        """The case's pass, behind those before it, which have run."""
+        if self.case.op == "rnn":
+            return self.source(self.case.training)
+        return self.gradient() if self.case.op == "rnn_bwd_data" else self.weights_gradient()
+
+    def trial(self) -> Check:
+        """The case's pass into poisoned memory, laid out like the sequences where it is one."""
+        request: OperandRequest = self.request()
+        given = {name: source for name, source in PASSES[self.case.op].items() if name in request.outputs()}
+        written: dict[str, GuardedBuffer] = {}
         for name, source in given.items():
             values = poison(self.case.dtype, self.expected[source].shape)
-            made[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
-        return made
-
-    def _trial(self, request: OperandRequest, given: dict[str, str], written: dict[str, GuardedBuffer]) -> Check:
+            written[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
+        request = request.replace(**{name: memory.view for name, memory in written.items()})
         expected: Results = {name: self.expected[source] for name, source in given.items()}
         allowed = {name: self._bound(array, given[name]) for name, array in expected.items()}
         shares = {
@@ -299,14 +304,6 @@ class _Drawn:
             return rounded(walk * unit * size, expected, self.case.dtype)
         return rounded(SIGMAS * self.rough[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
 
-    def forward(self) -> Check:
-        """The forward pass, into poisoned memory."""
-        lstm = self.network.mode is RnnMode.LSTM
-        given = {"out": "y", "hy": "hy", **({"cy": "cy"} if lstm else {})}
-        outputs = self._poisoned(given)
-        views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(self.source(self.case.training).replace(**views), given, outputs)
-
     def source(self, training: bool) -> RnnRequest:
         """The forward pass."""
         return RnnRequest(
@@ -328,20 +325,6 @@ class _Drawn:
             lengths=self.case.lengths,
             compute=self.case.compute,
         )
-
-    def backward_data(self) -> Check:
-        """The backward pass by the data behind a forward pass."""
-        lstm = self.network.mode is RnnMode.LSTM
-        given = {"out": "dx", "dhx": "dhx", **({"dcx": "dcx"} if lstm else {})}
-        outputs = self._poisoned(given)
-        views = {name: memory.view for name, memory in outputs.items()}
-        return self._trial(self.gradient().replace(**views), given, outputs)
-
-    def backward_weights(self) -> Check:
-        """The backward pass by the weights behind both others."""
-        outputs = self._poisoned({"out": "dweights"})
-        request = self.weights_gradient().replace(out=outputs["out"].view)
-        return self._trial(request, {"out": "dweights"}, outputs)
 
     def weights_gradient(self) -> RnnBwdWeightsRequest:
         """The backward pass by the weights behind both others, which have run."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.ops.rnn.cases import PASSES
 from dispatch.ops.rnn.cells import as_it_is
 from dispatch.testing.mutations import made
 
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     Results = dict[str, Array]
 
 __all__ = ["MUTATIONS", "named"]
-
-PASSES = {
-    "rnn": {"out": "y", "hy": "hy", "cy": "cy"},
-    "rnn_bwd_data": {"out": "dx", "dhx": "dhx", "dcx": "dcx"},
-    "rnn_bwd_weights": {"out": "dweights"},
-}
 
 
 def named(request: Any, result: Any) -> dict[str, Tensor]:

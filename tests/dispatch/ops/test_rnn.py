@@ -21,8 +21,8 @@ from dispatch.ops.rnn import (
     rnn_bwd_weights,
     unpack_weights,
 )
-from dispatch.ops.rnn.cases import cases
-from dispatch.ops.rnn.mutations import PASSES, named
+from dispatch.ops.rnn.cases import PASSES, cases
+from dispatch.ops.rnn.mutations import named
 from dispatch.ops.rnn.weights import weight_shapes
 from dispatch.row_check import check_row
 from dispatch.testing.roundoff import as_on_a_gpu
