@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.core.host_plan import Results
+    from dispatch.core.operands import OperandRequest
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
