@@ -8,10 +8,10 @@ small ones, dY · scale, and instance norm backward twice, by channel for dscale
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dispatch.keys import F32
-from dispatch.libraries.cudnn.graph import Builder
+from dispatch.libraries.cudnn.drawing import Held, PlacedGraph, held
 from dispatch.libraries.cudnn.graph_sequence import Intermediate, Step, Steps
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest
 
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["draw"]
 
 RANK = 4
-
-
-class Held(NamedTuple):
-    """Memory of an operand or between graphs: its place, its dtype, and the bytes that its address is a multiple of."""
-
-    place: int
-    dtype: Dtype
-    alignment: int = 256
 
 
 def draw(request: NormRequest) -> Steps:
@@ -54,9 +46,7 @@ class _Drawing:
         self.ones = self.keep(self.samples * self.channels, fill=1.0)
 
     def operand(self, name: str) -> Held:
-        request = self.request
-        layout = request.layout_of(name)
-        return Held(request.place_of(name), layout.dtype, layout.alignment)
+        return held(self.request, name)
 
     def keep(self, size: int, dtype: Dtype = F32, fill: float | None = None) -> Held:
         """Memory between graphs."""
@@ -143,44 +133,31 @@ class _Drawing:
         self.steps.append(matrix.step(value, out))
 
 
-class _Graph:
-    """A graph over memory, and the places of its wires."""
-
-    def __init__(self) -> None:
-        self.builder = Builder(F32)
-        self.places: dict[int, int] = {}
-
-    def wire(self, held: Held, dims: tuple[int, ...], strides: tuple[int, ...]) -> Wire:
-        made = self.builder.tensor(dims, strides, held.dtype, alignment=held.alignment)
-        self.places[made.uid] = held.place
-        return made
-
-
-class _Norm(_Graph):
+class _Norm(PlacedGraph):
     """An instance norm of (N, C, S) in C order."""
 
     def __init__(self, samples: int, channels: int, size: int) -> None:
         super().__init__()
         self._dims = (samples, channels, size)
 
-    def data(self, held: Held) -> Wire:
+    def data(self, memory: Held) -> Wire:
         n, c, s = self._dims
-        return self.wire(held, (n, c, s, 1), (c * s, s, 1, 1))
+        return self.wire(memory, (n, c, s, 1), (c * s, s, 1, 1))
 
-    def parameter(self, held: Held) -> Wire:
+    def parameter(self, memory: Held) -> Wire:
         c = self._dims[1]
-        return self.wire(held, (1, c, 1, 1), (c, 1, 1, 1))
+        return self.wire(memory, (1, c, 1, 1), (c, 1, 1, 1))
 
-    def statistic(self, held: Held) -> Wire:
+    def statistic(self, memory: Held) -> Wire:
         n, c, _ = self._dims
-        return self.wire(held, (n, c, 1, 1), (c, 1, 1, 1))
+        return self.wire(memory, (n, c, 1, 1), (c, 1, 1, 1))
 
     def step(self, kind: str, ins: dict[str, Wire], outs: dict[str, Wire], **attributes: str) -> Step:
         self.builder.node(kind, ins, outs, MODE="INSTANCE_NORM", **attributes)
-        return Step(self.builder.build(), self.places)
+        return Step(*self.described())
 
 
-class _Matrix(_Graph):
+class _Matrix(PlacedGraph):
     """A chain of pointwise modes over a dense matrix, as the image that engines take: a row is a pixel's channels.
 
     They refuse one channel: a matrix of one column is described as one row.
@@ -195,14 +172,14 @@ class _Matrix(_Graph):
             rows, columns = columns, rows
         return (1, columns, 1, rows), (rows * columns, 1, rows * columns, columns)
 
-    def whole(self, held: Held) -> Wire:
-        return self.wire(held, *self._lay(*self._shape))
+    def whole(self, memory: Held) -> Wire:
+        return self.wire(memory, *self._lay(*self._shape))
 
-    def per_row(self, held: Held) -> Wire:
-        return self.wire(held, *self._lay(self._shape[0], 1))
+    def per_row(self, memory: Held) -> Wire:
+        return self.wire(memory, *self._lay(self._shape[0], 1))
 
-    def per_column(self, held: Held) -> Wire:
-        return self.wire(held, *self._lay(1, self._shape[1]))
+    def per_column(self, memory: Held) -> Wire:
+        return self.wire(memory, *self._lay(1, self._shape[1]))
 
     def then(self, mode: str, value: Wire, other: Wire) -> Wire:
         dims, strides = self._lay(*self._shape)
@@ -212,10 +189,9 @@ class _Matrix(_Graph):
         """The sum of each column of the chain."""
         made = self.per_column(out)
         self.builder.reduction("ADD", value, made.dims, out=made)
-        return Step(self.builder.build(), self.places)
+        return Step(*self.described())
 
     def step(self, value: Wire, out: Held) -> Step:
         """The chain, written to memory."""
-        made = self.builder.as_output(value, out.dtype, self._lay(*self._shape)[1], out.alignment)
-        self.places[made.uid] = out.place
-        return Step(self.builder.build(), self.places)
+        self.write(out, value, self._lay(*self._shape)[1])
+        return Step(*self.described())
