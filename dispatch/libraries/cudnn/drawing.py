@@ -29,7 +29,7 @@ class Described(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Memory that a graph reads or writes: its place in the arguments, its dtype, and the multiple that it begins at."""
+    """Memory that a graph reads or writes: its place in the arguments, its dtype, the multiple that it begins at."""
 
     place: int
     dtype: Dtype
