@@ -39,8 +39,6 @@ from dispatch.keys import Dtype as Dtype
 from dispatch.keys import Epilogue as Epilogue
 from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
-from dispatch.table.select import explain as explain
-from dispatch.table.table import TABLE as TABLE
 
 if TYPE_CHECKING:
     from dispatch.libraries.cutlass import evt as evt
@@ -49,10 +47,11 @@ if TYPE_CHECKING:
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
     from dispatch.supervise.supervisor import Supervisor as Supervisor
+    from dispatch.table.select import explain as explain
+    from dispatch.table.table import TABLE as TABLE
 
     cudnn = _graph
-
-register = TABLE.register
+    register = TABLE.register
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
@@ -60,7 +59,12 @@ _MODULES = {
     "evt": "dispatch.libraries.cutlass.evt",
     "trace": "dispatch.supervise.trace",
 }
-_LATER = {"Future": "dispatch.supervise.future", "Supervisor": "dispatch.supervise.supervisor"}
+_LATER = {
+    "Future": "dispatch.supervise.future",
+    "Supervisor": "dispatch.supervise.supervisor",
+    "TABLE": "dispatch.table.table",
+    "explain": "dispatch.table.select",
+}
 _HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module__", "").startswith("dispatch")]
 
 
@@ -72,6 +76,8 @@ def _found(name: str) -> Any:
         return import_module(_MODULES[name])
     if name == "__all__":
         return __dir__()
+    if name == "register":
+        return _found("TABLE").register
     families = [] if name.startswith("_") else [f"dispatch.ops.{family}" for family in _by_likeness(name)]
     for place in (_LATER[name],) if name in _LATER else families:
         module = import_module(place)
@@ -96,4 +102,4 @@ def __dir__() -> list[str]:
     from importlib import import_module
 
     families = [import_module(f"dispatch.ops.{family}") for family in _by_likeness("")]
-    return sorted({*_HERE, *_MODULES, *_LATER, *(name for family in families for name in family.__all__)})
+    return sorted({*_HERE, *_MODULES, *_LATER, "register", *(name for family in families for name in family.__all__)})

@@ -24,6 +24,7 @@ class Kind(Enum):
     VERSION = "version"  # a library's name and its oldest version; the version
     COMPUTE = "compute"  # the row's compute type, or None; the request's, or None
     EPILOGUE = "epilogue"  # the row's epilogues; the request's
+    TREE = "tree"  # the row's epilogues; the request's tree
     SCALES = "scales"  # the row's pairs of scale modes; the request's pair
     DTYPES = "dtypes"  # the row's dtypes; those of the operands
     LIBRARY = "library"  # what the library said, in full
@@ -33,13 +34,14 @@ class Kind(Enum):
 
 # How far a change goes: an order or an alignment is a copy, another epilogue is another result, another dtype is more,
 # and another machine the most. What a library refuses, no other choice of the same words helps; one that a request
-# names was wanted.
+# names was wanted, and so was a tree.
 EFFORT = {
     Kind.RULE: 1,
     Kind.EPILOGUE_DTYPE: 1,
     Kind.VERSION: 1,
     Kind.COMPUTE: 3,
     Kind.EPILOGUE: 3,
+    Kind.TREE: 20,
     Kind.SCALES: 3,
     Kind.DTYPES: 2,
     Kind.LIBRARY: 20,
@@ -97,6 +99,10 @@ def _epilogue(needed: Any, given: Any) -> str:
     return f"needs an epilogue of {', '.join(epilogue.name for epilogue in needed)}, has {given.name}"
 
 
+def _tree(needed: Any, given: Any) -> str:
+    return f"needs an epilogue of {', '.join(epilogue.name for epilogue in needed)}, has the tree {given}"
+
+
 def _scales(needed: Any, given: Any) -> str:
     return f"needs scale modes {' or '.join(map(_modes, needed))}, has {_modes(given)}"
 
@@ -133,6 +139,7 @@ _WORDS = {
     Kind.EPILOGUE_DTYPE: _epilogue_dtype,
     Kind.COMPUTE: _compute,
     Kind.EPILOGUE: _epilogue,
+    Kind.TREE: _tree,
     Kind.SCALES: _scales,
     Kind.ARCH: _arch,
     Kind.VERSION: _version,

@@ -2,8 +2,8 @@
 
 y = (silu(x·G) * (x·U))·D + x. The gate is the epilogue of the product with G, which loads x·U on the way; the residual
 is that of the product with D. Both also give the largest magnitude of each row, which a quantizer wants next. On a GPU
-the first run compiles three kernels at once (half a minute); later ones read them from disk. The extra `cutlass` brings
-the headers.
+the first run compiles two kernels at once (half a minute); later ones read them from disk. The first product, which has
+no epilogue, is cuBLASLt's. The extra `cutlass` brings the headers.
 
     python examples/13_swiglu.py --device cuda:0 --tokens 4096 --width 4096 --hidden 11008
 """
@@ -37,9 +37,9 @@ class Block:
         self.gate, self.up, self.down = weight(width, hidden), weight(width, hidden), weight(hidden, width)
         u, h = dev.empty((tokens, hidden), "bf16"), dev.empty((tokens, hidden), "bf16")
         self.requests = (
-            dp.CutlassGemmRequest(self.x, self.up, out=u),
-            dp.CutlassGemmRequest(self.x, self.gate, out=h, epilogue=GATE, operands={"up": u}),
-            dp.CutlassGemmRequest(h, self.down, c=self.x, epilogue=DOWN),
+            dp.MatmulRequest(self.x, self.up, out=u),
+            dp.MatmulRequest(self.x, self.gate, out=h, epilogue=GATE, operands={"up": u}),
+            dp.MatmulRequest(h, self.down, c=self.x, epilogue=DOWN),
         )
         self.calls = dp.prepare_all(self.requests)
 

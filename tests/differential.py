@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import differential_drawn as drawn
 import differential_specs as specs
@@ -31,6 +32,8 @@ from differential_suspects import find, replay
 import dispatch as dp
 from dispatch.execute import cuda_executor
 from dispatch.execute import executor as executor_module
+from dispatch.libraries.cutlass import compile as compiler
+from dispatch.libraries.cutlass.headers import HeadersMissing
 from dispatch.ops.matmul import shortcut as shortcut_module
 
 if TYPE_CHECKING:
@@ -91,6 +94,10 @@ class Report:
         return "\n".join([*lines, "by way: " + ", ".join(f"{n} {c:,}" for n, c in self.ways.most_common())])
 
 
+def not_compiled(_kernel: str, _text: str, _target: str, label: str) -> bytes:
+    raise HeadersMissing(f"{label} is not compiled in a sequence")
+
+
 class Sequence:
     """A whole run: waves of specs drawn at random among those of the rows' cases, called by one thread or several."""
 
@@ -113,6 +120,8 @@ class Sequence:
         self.cases: dict[str, list[Live]] = {}
         self.first = self.runners[0]
         self._real = device.allocate
+        # What other libraries refuse takes half a minute by CUTLASS: here there are the kernels of the cache alone.
+        self._compiler = mock.patch.object(compiler, "_compile", not_compiled)
         self.failure: BaseException | None = None
         self.drawn: list[Live] = []
         self.few = False  # whether little is remembered at present
@@ -125,11 +134,13 @@ class Sequence:
             return guards.around(self._real, nbytes, stream)
 
         self.device.allocate = allocate  # type: ignore[method-assign]
+        self._compiler.start()
         for runner in self.runners:
             runner.guards = guards
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._compiler.stop()
         del self.device.allocate  # type: ignore[method-assign]
 
     def add_cases(self, each: int, nbytes: int, seconds: float) -> None:

@@ -5,25 +5,42 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from dispatch.device.registry import live_devices
 from dispatch.errors import Refused
+from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
-from dispatch.table.select import candidates, no_row
-from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dispatch.core.request import Plan, Request
-    from dispatch.core.row import Row
+    from dispatch.core.row import Row, Table
 
 __all__ = ["bind", "rows_before"]
 
 
 def bind(executor: Executor, request: Request) -> Plan:
-    """The plan of the first row that takes a request and whose library does; NoRow with every reason."""
+    """The plan of the first row that takes a request and whose library does; NoRow with every reason.
+
+    Of a request that is to be tuned, the fastest of all such rows.
+    """
+    from dispatch.table.select import candidates, no_row  # with the first request: `import dispatch` stays quick
+
+    _table()
     refused: dict[Row, Refused] = {}
-    for row in candidates(request, executor.device.arch, executor.versions):
+    rows: Iterable[Row] = candidates(request, executor.device.arch, executor.versions)
+    if request.autotune and isinstance(executor, CudaExecutor):
+        from dispatch.bind.race import fastest_plan  # few requests are tuned
+
+        with suppress(Refused):
+            return fastest_plan(executor, request, list(rows), refused)
+        rows = ()
+    for row in rows:
         try:
             plan: Plan = row.call(request, executor, row)
             return plan
@@ -34,8 +51,23 @@ def bind(executor: Executor, request: Request) -> Plan:
 
 def rows_before(_: Executor, request: Request, plan: Plan) -> list[Row]:
     """The rows that are asked before the plan's own for requests of the same dtypes."""
-    rows = TABLE.with_dtypes(request.op, request.signature().dtypes)
+    rows = _table().with_dtypes(request.op, request.signature().dtypes)
     return list(takewhile(lambda row: row is not plan.row, rows))
+
+
+@cache
+def _table() -> Table:
+    """The table, whose changes let all devices choose anew from the first choice on."""
+    from dispatch.table.table import TABLE
+
+    TABLE.watchers.append(_forget_plans)
+    return TABLE
+
+
+def _forget_plans() -> None:
+    """The table changed: requests choose anew; only prepared calls keep their row."""
+    for device in live_devices():
+        device.forget_plans()
 
 
 Executor.bind, Executor.rows_before = bind, rows_before  # type: ignore[assignment]  # as methods

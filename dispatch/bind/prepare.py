@@ -14,12 +14,10 @@ from dispatch.bind.refit import refit
 from dispatch.core.request import check_request
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.host import HostDevice
-from dispatch.device.registry import live_devices
 from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor, executor_on
 from dispatch.execute.host_executor import HostExecutor
-from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -138,12 +136,5 @@ def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
     return [calls[place] if place in calls else prepare(request) for place, request in enumerate(requests)]
 
 
-def _forget_plans() -> None:
-    """The table changed: requests choose anew; only prepared calls keep their row."""
-    for device in live_devices():
-        device.forget_plans()
-
-
 HostDevice.open_executor = HostExecutor
 CudaDevice.open_executor = staticmethod(executor_on)
-TABLE.watchers.append(_forget_plans)

@@ -305,7 +305,6 @@ def _alignments(call: Call) -> None:
 
 FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or of what several derive from
     "MatmulRequest": _product,
-    "CutlassGemmRequest": _product,
     "GroupedMatmulRequest": _groups,
     "ConvRequest": _both,
     "RnnBase": _network,

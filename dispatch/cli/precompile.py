@@ -32,12 +32,7 @@ def specs(op: str | None = None) -> Iterator[tuple[str, GemmSpec]]:
     from dispatch.libraries.cutlass.config import CHOSEN
 
     for row in TABLE:
-        if (
-            row.op != "cutlass_gemm"
-            or row.function != "GemmUniversal"
-            or row.min_arch != SM90
-            or op not in (None, row.op)
-        ):
+        if row.op != "matmul" or row.function != "GemmUniversal" or row.min_arch != SM90 or op not in (None, row.op):
             continue
         a, b, _, d = row.dtypes
         for config in CHOSEN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import Epilogue
 
@@ -27,11 +27,19 @@ class Fusion:
             GELU). A place without any is an operand that the function does not take.
         epilogues: those that it fuses.
         scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
+        trees: whether an epilogue may also be a tree of `dispatch.evt`.
     """
 
     epilogue_dtypes: tuple[tuple[Dtype, ...], ...] = ()
     epilogues: tuple[Epilogue, ...] = NO_EPILOGUE
     scales: tuple[Modes, ...] = UNSCALED
+    trees: bool = False
+
+    def takes(self, epilogue: Any) -> bool:
+        """Whether it fuses an epilogue: one by its name, None for none, or a tree."""
+        if epilogue is None or epilogue.__class__ is Epilogue:
+            return epilogue is None or epilogue in self.epilogues
+        return self.trees
 
 
 NOTHING = Fusion()  # of a row without one

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from dispatch.device.device import Device
-    from dispatch.keys import Compute, Dtype, Epilogue
+    from dispatch.keys import Compute, Dtype
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -36,6 +36,7 @@ class Signature:
     """What the table's columns are matched with: the choices of a request, without its sizes.
 
     `dtypes` and `scales` are in the order that the op states for its rows; `compute` None takes the row's default.
+    `epilogue` is an Epilogue or, for libraries that compile one, a tree of `dispatch.evt`.
     `library` is the one whose rows alone are asked; None for those of all.
     """
 
@@ -45,7 +46,7 @@ class Signature:
         self,
         dtypes: tuple[Dtype | None, ...],
         compute: Compute | None = None,
-        epilogue: Epilogue | None = None,
+        epilogue: Any = None,
         scales: tuple[Any, ...] = (),
         library: str | None = None,
     ) -> None:
@@ -64,6 +65,8 @@ class Request(ABC, Generic[R_co]):
     advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
     # cuda_executor.py keeps its last binding here, so that running the same request again costs no look-up.
     bound: Any = None
+    # Whether all rows that take the request are timed, and the fastest carries it out; a field of some classes.
+    autotune: Any = False
 
     @property
     @abstractmethod

@@ -120,6 +120,7 @@ class Row:
             )
             and set(self.epilogues) >= set(other.epilogues)
             and set(self.scales) >= set(other.scales)
+            and (self.fusion or NOTHING).trees >= (other.fusion or NOTHING).trees
             and set(self.rules) <= set(other.rules)
             and self.on(other.min_arch)
             and (self.max_arch is None or (other.max_arch is not None and self.max_arch >= other.max_arch))
@@ -340,7 +341,7 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
 
 def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -> bool:
     return (
-        (wanted.epilogue is None or wanted.epilogue in fusion.epilogues)
+        fusion.takes(wanted.epilogue)
         and (not wanted.scales or wanted.scales in fusion.scales)
         and all(
             given is None or given in allowed for allowed, given in zip(fusion.epilogue_dtypes, added, strict=False)
@@ -361,8 +362,9 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
             reasons.append(Refusal(Kind.EPILOGUE_DTYPE, allowed, given))
     if wanted.compute is not row.compute and (wanted.compute is not None or row.compute in FAST):
         reasons.append(Refusal(Kind.COMPUTE, row.compute, wanted.compute))
-    if wanted.epilogue is not None and wanted.epilogue not in row.epilogues:
-        reasons.append(Refusal(Kind.EPILOGUE, row.epilogues, wanted.epilogue))
+    if not (row.fusion or NOTHING).takes(wanted.epilogue):
+        kind = Kind.EPILOGUE if isinstance(wanted.epilogue, Epilogue) else Kind.TREE
+        reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
     said = [text for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
     from dispatch.ops.activation import *
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
-    from dispatch.ops.cutlass_gemm import *
     from dispatch.ops.dropout import *
     from dispatch.ops.grouped_matmul import *
     from dispatch.ops.local_norm import *
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # `dispatch` for type checkers and editors
 # fmt: off
 # Family: the files of its rows in dispatch/table, and its ops.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "matmul":         ("cublaslt",            ("matmul",)),
+    "matmul":         ("cublaslt cutlass",    ("matmul",)),
     "grouped_matmul": ("cutlass",             ("grouped_matmul",)),
     "conv":           ("cudnn_graph cutlass", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
     "sdpa":           ("cudnn_graph",         ("sdpa_fwd", "sdpa_bwd")),
@@ -42,6 +41,5 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rnn":            ("cudnn_call",          ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
     "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
-    "cutlass_gemm":   ("cutlass",             ("cutlass_gemm",)),
 }
 # fmt: on

@@ -193,6 +193,7 @@ HOST_ROWS = tuple(
         call=numpy_matmul,
         run_on=("host",),
         note="",
+        stands_for="cublasLt",
     )
     for row in GPU_ROWS
 )

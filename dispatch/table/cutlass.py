@@ -13,22 +13,9 @@ from dataclasses import replace
 from dispatch.core.fusion import Fusion
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
 from dispatch.ops.conv import cutlass_conv, multistage_conv, numpy_tree_conv
 from dispatch.ops.conv import rules as conv
-from dispatch.ops.cutlass_gemm import blackwell_plan, cutlass_plan, multistage_plan, numpy_plan
-from dispatch.ops.cutlass_gemm.rules import (
-    buildable,
-    by_4_bytes,
-    by_16_bytes,
-    dense_vectors,
-    k_dense,
-    linear,
-    no_fast_accum,
-    one_batch_axis,
-    some_elements,
-    whole_numbers,
-)
 from dispatch.ops.grouped_matmul import cutlass_plan as grouped_plan
 from dispatch.ops.grouped_matmul import numpy_plan as grouped_numpy
 from dispatch.ops.grouped_matmul.rules import by_16_bytes as by_16
@@ -36,70 +23,90 @@ from dispatch.ops.grouped_matmul.rules import k_dense as b_k_dense
 from dispatch.ops.grouped_matmul.rules import no_fast_accum as no_fast
 from dispatch.ops.grouped_matmul.rules import one_order, rows_dense
 from dispatch.ops.grouped_matmul.rules import some_elements as some_groups
+from dispatch.ops.matmul import blackwell_matmul, cutlass_matmul, multistage_matmul, numpy_tree_matmul
+from dispatch.ops.matmul.cutlass_rules import (
+    buildable,
+    by_4_bytes,
+    by_16_bytes,
+    dense_vectors,
+    k_dense,
+    linear,
+    no_fast_accum,
+    no_limit,
+    one_batch_axis,
+    some_elements,
+    whole_numbers,
+)
+from dispatch.ops.matmul.rules import no_scales
 
 __all__ = ["ROWS"]
 
 TF32 = Compute.COMPUTE_32F_FAST_TF32
-ANY  = (some_elements, one_batch_axis, by_16_bytes, dense_vectors, buildable, no_fast_accum)
-K    = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum)
-K_I  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum, whole_numbers)
-FP8  = (some_elements, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable)
-M_S  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum)
-M_I  = (some_elements, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
-B    = (some_elements, one_batch_axis, by_16_bytes, linear, no_fast_accum)
-B_8  = (some_elements, one_batch_axis, by_16_bytes, linear, no_fast_accum, k_dense)
+PLAIN = (some_elements, no_scales, no_limit)
+ANY  = (*PLAIN, one_batch_axis, by_16_bytes, dense_vectors, buildable, no_fast_accum)
+K    = (*PLAIN, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum)
+K_I  = (*PLAIN, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable, no_fast_accum, whole_numbers)
+FP8  = (*PLAIN, one_batch_axis, by_16_bytes, k_dense, dense_vectors, buildable)
+M_S  = (*PLAIN, one_batch_axis, by_4_bytes, linear, no_fast_accum)
+M_I  = (*PLAIN, one_batch_axis, by_4_bytes, linear, no_fast_accum, k_dense, whole_numbers)
+B    = (*PLAIN, one_batch_axis, by_16_bytes, linear, no_fast_accum)
+B_8  = (*PLAIN, one_batch_axis, by_16_bytes, linear, no_fast_accum, k_dense)
 SM80, SM90, SM100, SM120 = Arch(80), Arch(90), Arch(100), Arch(120)
 ANY_VERSION: tuple[int, ...] = ()
-CUT  = ("cutlass", "GemmUniversal", cutlass_plan)
-CUTB = ("cutlass", "GemmUniversal", blackwell_plan)
-CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_plan)
+CUT  = ("cutlass", "GemmUniversal", cutlass_matmul)
+CUTB = ("cutlass", "GemmUniversal", blackwell_matmul)
+CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_matmul)
 H200 = ("H200",)
+E = Epilogue
+# A bias may be of any of these, whatever D is; trees are what the epilogues are spelled as.
+TREES  = Fusion(((F16, BF16, F32), ()), (E.NONE, E.RELU, E.GELU, E.BIAS, E.RELU_BIAS, E.GELU_BIAS), trees=True)
+LINEAR = Fusion(((), ()), trees=True)  # of which rules take alpha · acc + beta · C
 
 GPU_ROWS = (
-#       op              a       b       c     d         compute   rules
-#                                                                      min_arch, max_arch, min_version, calls, run_on
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16),   None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F32,    F32,    F32,  F32),    TF32,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (I8,     I8,     I32,  I32),    None,     K_I, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (I8,     I8,     F32,  F32),    None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (I8,     I8,     BF16, BF16),   None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (I8,     I8,     I8,   I8),     None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F16,  F16),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, F8E4M3), None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F8E5M2, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200),
-    Row("cutlass_gemm", (F64,    F64,    F64,  F64),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F32,    F32,    F32,  F32),    TF32,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16),   None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200),
-    Row("cutlass_gemm", (I8,     I8,     I32,  I32),    None,     M_I, SM80, None, ANY_VERSION, *CUT80, H200),
+#       op        a       b       c     d         compute   rules
+#                                                                min_arch, max_arch, min_version, calls, run_on
+    Row("matmul", (F16,    F16,    F16,  F16),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F16,    F16,    F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F16,    F16,    F16,  F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F16,    F16,    F16,  I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (BF16,   BF16,   BF16, BF16),   None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (BF16,   BF16,   F32,  F32),    None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (BF16,   BF16,   BF16, F8E4M3), None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (BF16,   BF16,   BF16, I8),     None,     ANY, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F32,    F32,    F32,  F32),    TF32,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (I8,     I8,     I32,  I32),    None,     K_I, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (I8,     I8,     F32,  F32),    None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (I8,     I8,     BF16, BF16),   None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (I8,     I8,     I8,   I8),     None,     K,   SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E4M3, F16,  F16),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, F8E4M3), None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E4M3, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E5M2, F8E4M3, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E5M2, F8E5M2, BF16, BF16),   None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F8E5M2, F8E5M2, F32,  F32),    None,     FP8, SM90, SM90, ANY_VERSION, *CUT,   H200, TREES),
+    Row("matmul", (F64,    F64,    F64,  F64),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (F32,    F32,    F32,  F32),    TF32,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (F16,    F16,    F16,  F16),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (F16,    F16,    F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (BF16,   BF16,   BF16, BF16),   None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (BF16,   BF16,   F32,  F32),    None,     M_S, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
+    Row("matmul", (I8,     I8,     I32,  I32),    None,     M_I, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
 )
 
 # Compiled for Blackwell in tests, for sm_100 and, of fp8, for sm_120, whose operands of 16 bits the rows of sm_80 read.
 BLACKWELL_ROWS = (
-    Row("cutlass_gemm", (F16,    F16,    F16,  F16),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F16,    F16,    F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (BF16,   BF16,   BF16, BF16), None, B,   SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (BF16,   BF16,   F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E4M3, F32,  F32),  None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E4M3, F8E5M2, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
-    Row("cutlass_gemm", (F8E5M2, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB),
+    Row("matmul", (F16,    F16,    F16,  F16),  None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (F16,    F16,    F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (BF16,   BF16,   BF16, BF16), None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (BF16,   BF16,   F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (F8E4M3, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (F8E4M3, F8E4M3, F32,  F32),  None, B_8, SM100, SM120, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (F8E4M3, F8E5M2, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB, fusion=LINEAR),
+    Row("matmul", (F8E5M2, F8E4M3, BF16, BF16), None, B_8, SM100, SM120, ANY_VERSION, *CUTB, fusion=LINEAR),
 )
 
 GROUPED = (by_16, rows_dense, one_order, some_groups, no_fast)
@@ -148,15 +155,25 @@ HOST_ROWS = tuple(
         row,
         min_arch=HOST,
         max_arch=HOST,
-        library={SM80: "numpy-multistage", SM90: "numpy", SM100: "numpy-blackwell"}[row.min_arch],
+        library={SM80: "numpy-multistage", SM90: "numpy-cutlass", SM100: "numpy-blackwell"}[row.min_arch],
         function="matmul",
-        call=numpy_plan,
+        call=numpy_tree_matmul,
         run_on=("host",),
+        stands_for="cutlass",
     )
     for row in (*BLACKWELL_ROWS, *GPU_ROWS)
 )
 GROUPED_HOST_ROWS = tuple(
-    replace(row, min_arch=HOST, max_arch=HOST, library="numpy", function="matmul", call=grouped_numpy, run_on=("host",))
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        library="numpy",
+        function="matmul",
+        call=grouped_numpy,
+        run_on=("host",),
+        stands_for="cutlass",
+    )
     for row in GROUPED_ROWS
 )
 CONV_HOST_ROWS = tuple(

@@ -131,7 +131,7 @@ def convolutions(layer: tuple[Any, ...], sets: list[tuple[Any, Any, Any]]) -> di
     """The candidates of a layer: forward, and the gradients by x and by w."""
     _, x_shape, w_shape, pad, stride = layer
     rank = len(x_shape) - 2
-    steps: dict[str, Any] = {"pad": pad, "stride": stride, "autotune": True}
+    steps: dict[str, Any] = {"pad": pad, "stride": stride, "autotune": True, "library": "cudnn"}
     requests: dict[str, list[Any]] = {"forward": [], "by x": [], "by w": []}
     for given in sets:
         x, w, dy = (dp.from_dlpack(t) for t in given)

@@ -28,10 +28,10 @@ from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import LARGE
 from dispatch.libraries.cutlass.emit.sm90_gemm import emit
 from dispatch.libraries.cutlass.kernel_cache import folder
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest
-from dispatch.ops.cutlass_gemm.reference import reference
 from dispatch.ops.grouped_matmul.config import CONFIGS as GROUPED_CONFIGS
 from dispatch.ops.grouped_matmul.config import choose as choose_grouped
+from dispatch.ops.matmul import MatmulRequest
+from dispatch.ops.matmul.reference import reference
 
 L2_BYTES = 120 << 20
 TUNED, UNTUNED = "ours, autotuned", "ours, untuned"
@@ -51,7 +51,7 @@ TARGETS = (
 )
 
 
-def ours(request: CutlassGemmRequest) -> Any:
+def ours(request: MatmulRequest) -> Any:
     """A prepared call on torch's current stream, which is ours as well while the benchmark runs."""
     return dp.prepare(request)
 
@@ -82,7 +82,16 @@ def product(size: int, kind: str, rounds: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"fast_accum": kind == "fp8"}
     for name, autotune in ((TUNED, True), (UNTUNED, False)):
         enqueue = [
-            ours(CutlassGemmRequest(foreign(a[i]), foreign(b[i]), out=foreign(out[i]), autotune=autotune, **fields))
+            ours(
+                MatmulRequest(
+                    foreign(a[i]),
+                    foreign(b[i]),
+                    out=foreign(out[i]),
+                    autotune=autotune,
+                    library=None if autotune else "cutlass",  # tuned, all libraries race
+                    **fields,
+                )
+            )
             for i in range(count)
         ]
         out[0].fill_(float("nan"))
@@ -95,7 +104,7 @@ def product(size: int, kind: str, rounds: int) -> dict[str, Any]:
         picked = picked or kernel_of(enqueue[0])
     if kind == "bf16":
         lt = [
-            ours(dp.MatmulRequest(foreign(a[i]), foreign(b[i]), out=foreign(out[i]), autotune=True))
+            ours(MatmulRequest(foreign(a[i]), foreign(b[i]), out=foreign(out[i]), autotune=True, library="cublasLt"))
             for i in range(count)
         ]
         runs["cuBLASLt"] = lambda i: lt[i]()
@@ -149,7 +158,7 @@ def tree(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     x = evt.silu(evt.accumulator() + evt.row("bias")) + evt.load("residual")
     enqueue = [
         ours(
-            CutlassGemmRequest(
+            MatmulRequest(
                 foreign(a[i]),
                 foreign(b[i]),
                 out=foreign(out[i]),
@@ -226,7 +235,7 @@ def check_groups(a: Any, b: Any, ends: Any, out: Any) -> None:
 def host_side(device: dp.Device) -> dict[str, float]:
     """What a warm call costs the host, what a kernel costs to read from disk, and to learn its parameters."""
     a, b = device.zeros((256, 256), "bf16"), device.zeros((256, 256), "bf16").T
-    request = CutlassGemmRequest(a, b, config=LARGE)
+    request = MatmulRequest(a, b, config=LARGE, library="cutlass")
     started = time.perf_counter()
     call = dp.prepare(request)
     prepared = time.perf_counter() - started
@@ -265,7 +274,7 @@ def on_host(device: dp.Device, report: Report) -> None:
     rng = np.random.default_rng(0)
     a = device.array(rng.standard_normal((64, 128)), "bf16")
     b = device.array(rng.standard_normal((128, 96)), "bf16")
-    request = CutlassGemmRequest(a, b, epilogue=evt.silu(evt.accumulator()))
+    request = MatmulRequest(a, b, epilogue=evt.silu(evt.accumulator()), library="cutlass")
     started = time.perf_counter()
     got = dp.run(request).numpy().astype(float)
     took = time.perf_counter() - started

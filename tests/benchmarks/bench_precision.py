@@ -93,7 +93,10 @@ def measure(name: str, sets: list[dict[str, Any]], rounds: int, *, autotune: boo
     runs, prepared, whose = {}, {}, {}
     for way, reduced in WAYS.items():
         started = time.perf_counter()
-        requests = [dp.MatmulRequest(**fields, reduced_precision=reduced, autotune=autotune) for fields in sets]
+        requests = [
+            dp.MatmulRequest(**fields, reduced_precision=reduced, autotune=autotune, library="cublasLt")
+            for fields in sets
+        ]
         calls = [dp.prepare(requests[0])]
         prepared[way] = time.perf_counter() - started
         calls += [dp.prepare(request) for request in requests[1:]]

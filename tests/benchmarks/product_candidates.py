@@ -91,6 +91,7 @@ def our_runs(product: Product, sets: list[Set], missing: dict[str, str]) -> dict
 
 def _bound(product: Product, one: Set, autotune: bool) -> dp.BoundCall:
     fields: dict[str, Any] = {"out": view(one.out), "epilogue": dp.Epilogue[product.epilogue], "autotune": autotune}
+    fields["library"] = "cublasLt"  # CUTLASS's kernels are bench_cutlass's
     if product.epilogue != "NONE":
         fields["bias"] = view(one.bias)
     if product.kind != "bf16":

@@ -164,8 +164,10 @@ class Pool:
         a8, b8 = self.new(16, 16, dtype="f8e4m3"), self.new(16, 16, dtype="f8e4m3").mT
         yield dp.MatmulRequest(a8, b8, scales=Scales(a=2.0, b=self.new(1)), out_dtype="bf16")
         tree = {"epilogue": evt.accumulator() + evt.row("bias"), "operands": {"bias": self.new(8)}}
-        yield dp.CutlassGemmRequest(self.new(8, 8, **f16), self.new(8, 8, **f16))
-        yield dp.CutlassGemmRequest(self.new(8, 8, **f16), self.new(8, 8, **f16), self.new(8, 8, **f16), **tree)
+        yield dp.MatmulRequest(self.new(8, 8, **f16), self.new(8, 8, **f16), library="cutlass")
+        yield dp.MatmulRequest(
+            self.new(8, 8, **f16), self.new(8, 8, **f16), c=self.new(8, 8, **f16), **tree, library="cutlass"
+        )
         ends, groups = dev.array(np.array([2, 6], np.int32)), self.new(2, 16, 8, **f16)
         yield dp.GroupedMatmulRequest(self.new(6, 16, **f16), groups, ends)
         pairs = tuple(self.new(4, 8, **f16) for _ in range(2)), tuple(self.new(8, 8, **f16) for _ in range(2))

@@ -59,7 +59,7 @@ def test_clear_removes_them(capsys):
 
 
 def test_precompiling_needs_nothing_where_no_row_is_meant(folder, capsys):
-    assert told(capsys, "precompile", "--op", "matmul") == {"kernels": 0}
+    assert told(capsys, "precompile", "--op", "pooling") == {"kernels": 0}
     assert folder.exists()
 
 
@@ -81,13 +81,13 @@ def test_what_cannot_be_done_is_said(words, message, capsys):
 def test_the_kernel_that_won_a_race_is_named(folder, capsys):
     cache = AlgorithmCache("H200", "cublasLt-13.1", folder / "here")
     cache.put("matmul", "of a library alone", Algorithm(bytes(range(64)), 4096))
-    facts = {"row": "cutlass_gemm", "kernel": "128x256 cluster 2x1", "config": [], "id": "1f"}
-    cache.put("cutlass_gemm", "bf16[64, 64]", Algorithm(json.dumps(facts).encode(), 0))
+    facts = {"row": "matmul", "kernel": "128x256 cluster 2x1", "config": [], "id": "1f"}
+    cache.put("matmul by CUTLASS", "bf16[64, 64]", Algorithm(json.dumps(facts).encode(), 0))
     (entry,) = told(capsys)["files"]
     assert entry["algorithms"] == 2
-    assert entry["won"] == {"cutlass_gemm bf16[64, 64]": "128x256 cluster 2x1"}
+    assert entry["won"] == {"matmul by CUTLASS bf16[64, 64]": "128x256 cluster 2x1"}
     assert main(["cache"]) == 0
-    assert "128x256 cluster 2x1  cutlass_gemm bf16[64, 64]" in capsys.readouterr().out
+    assert "128x256 cluster 2x1  matmul by CUTLASS bf16[64, 64]" in capsys.readouterr().out
 
 
 ESCAPES = "\x1b[2J\x9b31m\x07\u202emine"

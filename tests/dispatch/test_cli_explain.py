@@ -59,8 +59,8 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"rnn_bwd_data --dtype f64 {LSTM},bidirectional=true --cx 2x8x128": ("f64→f64 64F sm_75 cudnn", "y f64[16, 8, 256]"),
     f"rnn_bwd_weights --dtype f32 {LSTM},bias=SINGLE_INP_BIAS --compute 32F_FAST_TF32": ("f32→f32 32F_FAST_TF32 one bias sm_80 cudnn", "reserve u8["),
     "ctc_loss --dtype f32 --shape 50x8x30 --max-label-length 10": ("f32→f32 32F sm_75 cudnn", "labels i32[80]"),
-    "cutlass_gemm --dtype bf16 --epilogue 'relu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "relu(add(acc, row(bias)))"),
-    "cutlass_gemm --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
+    "matmul --dtype bf16 --epilogue 'silu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "silu(add(acc, row(bias)))"),
+    "matmul --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
     "grouped_matmul --dtype bf16 --shape 512x256 --shape 4x256x128": ("bf16×bf16→bf16 sm_90 cutlass", "4 groups"),
     f"conv_fwd --dtype f16 --library cutlass {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "strides (576, 1, 192, 64)"),
     f"conv_fwd --dtype f16 --epilogue 'relu(accumulator() + row(\"bias\")) + load(\"more\")' {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "row(bias)"),
@@ -88,7 +88,7 @@ WRONG = {  # the flag, what was given, what is expected
     "rnn --dtype f32": ("--network", "got nothing", "values by name, like mode=…,input_size=…,hidden_size=… and layers, "),
     "rnn --dtype f32 --network mode=LSTM": ("--network", "got 'mode=LSTM'", "values by name, like mode=…,input_size=…"),
     "cudnn_graph --shape 4x4:f32 --draw 'open(x)'": ("--draw", "got open(x)", "an expression like RELU_FWD"),
-    "cutlass_gemm --dtype f16 --epilogue 'relu('": ("--epilogue", "got 'relu('", "an epilogue tree like relu("),
+    "matmul --dtype f16 --epilogue 'relu('": ("--epilogue", "got 'relu('", "an epilogue tree like relu("),
     "softmin --dtype f32": ("OP", "invalid choice: 'softmin'", ""),
 }
 # fmt: on

@@ -346,7 +346,7 @@ def test_minus_zero_is_the_number_that_its_record_was_made_with(rng):
     a, b = (host.array(rng.standard_normal((8, 8)), "bf16") for _ in range(2))
     requests = [
         *(MatmulRequest(a, b, alpha=zero) for zero in (0.0, -0.0)),
-        *(dp.CutlassGemmRequest(a, b, alpha=zero) for zero in (0.0, -0.0)),
+        *(dp.MatmulRequest(a, b, alpha=zero, library="cutlass") for zero in (0.0, -0.0)),
         *(dp.GroupedMatmulRequest(a, b[None], host.array([8], "i32"), alpha=zero) for zero in (0.0, -0.0)),
     ]
     out = host.zeros((8, 8), "bf16")

@@ -87,7 +87,7 @@ def test_every_value_in_every_field_that_is_no_tensor(pool):
 
 
 FUNCTIONS = (
-    "matmul", "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "cutlass_gemm", "grouped_matmul",
+    "matmul", "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "grouped_matmul",
     "norm_fwd", "norm_bwd", "pooling", "pooling_bwd", "reduce", "softmax", "softmax_bwd",
     "activation", "activation_bwd", "sdpa_fwd", "sdpa_bwd", "ctc_loss", "dropout", "dropout_bwd", "dropout_states",
     "rnn", "rnn_bwd_data", "rnn_bwd_weights", "run", "prepare", "explain", "from_dlpack",
@@ -218,7 +218,7 @@ SPAN = np.timedelta64(3, "s")  # to NumPy it is an integer
     [
         ("alpha", lambda g: dp.matmul(g.x, g.x, alpha=SPAN)),
         ("scales.a", lambda g: dp.matmul(g.x, g.x, scales=dp.Scales(a=SPAN))),
-        ("alpha", lambda g: dp.cutlass_gemm(g.h, g.h, alpha=SPAN)),
+        ("alpha", lambda g: dp.matmul(g.h, g.h, alpha=SPAN, library="cutlass")),
         ("alpha", lambda g: dp.grouped_matmul(g.h, g.dev.zeros((1, 16, 16), "f2"), [16], alpha=SPAN)),
         ("coef", lambda g: dp.activation(g.x, mode=ActivationMode.ELU, coef=SPAN)),
         ("shape", lambda g: g.dev.empty(SPAN)),
@@ -240,8 +240,8 @@ SPAN = np.timedelta64(3, "s")  # to NumPy it is an integer
         ("scales", lambda g: dp.matmul(g.x, g.x, scales=memoryview(np.ones(2)))),
         ("workspace", lambda g: dp.matmul(g.x, g.x, workspace=Unhashable(ValueError("no hash")))),
         ("out_dtype", lambda g: dp.matmul(g.x, g.x, out_dtype=np.timedelta64(5, "s"))),
-        ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=np.ones(2))),
-        ("operands", lambda g: dp.cutlass_gemm(g.h, g.h, operands=0)),
+        ("operands", lambda g: dp.matmul(g.h, g.h, operands=np.ones(2), library="cutlass")),
+        ("operands", lambda g: dp.matmul(g.h, g.h, operands=0, library="cutlass")),
         ("lengths", lambda g: dp.ragged_offsets(np.array(3), g.dev.zeros((4, 4, 4)))),
         ("handle", lambda g: dp.Stream.from_handle(g.dev, "x")),
         ("handle", lambda g: dp.Stream.from_handle(g.dev, -1)),

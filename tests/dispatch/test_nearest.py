@@ -10,6 +10,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import NEAREST, NoRow, Refused
 from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
+from dispatch.libraries.cutlass import evt
 from dispatch.ops.reduction import ReduceRequest
 from dispatch.refusal import EFFORT, Kind, Refusal, distance
 from dispatch.table.select import explain, nearest, no_row, select
@@ -25,6 +26,7 @@ EPILOGUE = Refusal(Kind.EPILOGUE, (E.NONE,), E.GELU)
 OPERAND = Refusal(Kind.EPILOGUE_DTYPE, (F16,), F32)
 COMPUTE = Refusal(Kind.COMPUTE, C.COMPUTE_32F, C.COMPUTE_64F)
 ASKED = Refusal(Kind.COMPUTE, C.COMPUTE_32F_FAST_TF32, None)
+TREE = Refusal(Kind.TREE, (E.NONE, E.RELU), evt.silu(evt.accumulator()))
 SCALES = Refusal(Kind.SCALES, ((None, None),), SCALED)
 ONE_DTYPE = Refusal(Kind.DTYPES, (F32, F32, F32), (F32, F32, F16))
 TWO_DTYPES = Refusal(Kind.DTYPES, (F32, F32, F32), (F16, F32, F16))
@@ -38,6 +40,7 @@ SENTENCES = {
     ORDER: "needs a in row-major order, has column-major",
     EPILOGUE: "needs an epilogue of NONE, has GELU",
     Refusal(Kind.EPILOGUE, (E.NONE, E.RELU), E.GELU): "needs an epilogue of NONE, RELU, has GELU",
+    TREE: "needs an epilogue of NONE, RELU, has the tree silu(acc)",
     OPERAND: "needs an epilogue operand of f16, has f32",
     Refusal(Kind.EPILOGUE_DTYPE, (F16, BF16), F32): "needs an epilogue operand of f16 or bf16, has f32",
     Refusal(Kind.EPILOGUE_DTYPE, (), F32): "needs an epilogue operand of no such operand, has f32",
@@ -83,7 +86,7 @@ FARTHER: list[list[list[Refusal]]] = [
     [[TWO_DTYPES], [EPILOGUE, COMPUTE]],
     [[ALL_DTYPES], [ONE_DTYPE, ONE_DTYPE]],
     [[EPILOGUE, COMPUTE, SCALES]],
-    [[LIBRARY], [OTHER]],
+    [[LIBRARY], [OTHER], [TREE]],
     [[LIBRARY, ORDER]],
     [[GPU], [ELSEWHERE], [Refusal(Kind.ARCH, (Arch(100), Arch(100)), HOST)]],
     [[GPU, LIBRARY]],

@@ -56,7 +56,7 @@ def test_an_op_without_a_statement_is_no_row_of_this_library():
 # -- rows by their cases, which tests/gpu/test_nonfinite.py runs on a GPU -------------------------------------------
 USED = 9  # cases of each row, one of each mode, epilogue, …
 # Of ops with many rows, or whose kernels take long to compile; all of those whose cases differ by their network.
-FEW = {"matmul": 1, "cutlass_gemm": 1, "sdpa_fwd": 1, "sdpa_bwd": 1, "conv_fwd": 3, "norm_fwd": 2, "norm_bwd": 1}
+FEW = {"matmul": 1, "sdpa_fwd": 1, "sdpa_bwd": 1, "conv_fwd": 3, "norm_fwd": 2, "norm_bwd": 1}
 FEW |= dict.fromkeys(("rnn", "rnn_bwd_data", "rnn_bwd_weights"), 18)
 LARGEST = 150_000  # elements that the operands of a case may have together
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
@@ -70,7 +70,7 @@ CHANCE = 8  # times that much is no chance
 def sorted_cases(row):
     found = row_check.cases_of(row)
     assert found or row.op in WITHOUT_CASES
-    if row.op in ("matmul", "cutlass_gemm"):  # another epilogue for each row
+    if row.op == "matmul":  # another epilogue for each row
         start = zlib.crc32(row.name.encode()) % len(found)
         found = found[start:] + found[:start]
     if row.op.startswith("sdpa"):  # to make a large one only to see that it is takes long

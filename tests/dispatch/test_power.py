@@ -11,7 +11,7 @@ import pytest
 
 import dispatch
 from dispatch import TABLE
-from dispatch.ops.cutlass_gemm.cases import quantized_cases, tree_cases
+from dispatch.ops.matmul.tree_cases import quantized_cases, tree_cases
 from dispatch.row_check import cases_of
 from dispatch.testing.mutations import made, verdicts
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -82,6 +82,6 @@ def test_every_case_of_a_row_rejects_every_mutation(row, cases, rng):
 
 @pytest.mark.parametrize("case", [*tree_cases(), *quantized_cases()], ids=lambda case: case.id)
 def test_every_random_tree_rejects_every_mutation(case, rng):
-    blind, seen, _ = judge(importlib.import_module("dispatch.ops.cutlass_gemm.mutations"), [case] * EVERY, rng)
+    blind, seen, _ = judge(importlib.import_module("dispatch.ops.matmul.mutations"), [case] * EVERY, rng)
     assert not blind, "\n".join(blind)
     assert seen

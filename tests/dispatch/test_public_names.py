@@ -22,8 +22,8 @@ CLASSES = {
     for name in dir(dp)
     if isinstance(found := getattr(dp, name), type) and issubclass(found, Request) and found is not Request
 }
-OWN = ("cutlass_gemm",)  # made by hand: it takes more than one class of requests
-FUNCTIONS = [op for op in CLASSES if hasattr(dp, op) and op not in OWN]
+
+FUNCTIONS = [op for op in CLASSES if hasattr(dp, op)]
 
 RIGHT = """
 import dispatch as dp

@@ -6,7 +6,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest
 from dispatch.libraries.cutlass import evt
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest
+from dispatch.ops.matmul import MatmulRequest
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def test_the_next_call_reads_the_new_weights_from_the_old_memory(kind, call, dev
 
 def test_an_operand_of_a_tree_is_refitted_by_its_name(dev):
     a, b = dev.array(np.ones((4, 8)), "f16"), dev.array(np.ones((8, 16)), "f16")
-    request = CutlassGemmRequest(a, b, epilogue=evt.accumulator() + evt.row("bias"), operands={"bias": dev.zeros(16)})
+    request = MatmulRequest(
+        a, b, epilogue=evt.accumulator() + evt.row("bias"), operands={"bias": dev.zeros(16)}, library="cutlass"
+    )
     call = dp.prepare(request)
     assert call().numpy().max() == 8
     call.refit(bias=np.full(16, 2, np.float32))

@@ -1,6 +1,6 @@
 """Treed: what requests share whose result goes through an epilogue tree: the tree, and what it names.
 
-The requests of `cutlass_gemm` and of convolutions are of this kind. It calls nothing.
+The requests of convolutions are of this kind, and the tree forms of products. It calls nothing.
 """
 
 from __future__ import annotations

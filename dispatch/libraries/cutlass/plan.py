@@ -38,8 +38,11 @@ def multiprocessors(executor: CudaExecutor) -> int:
 
 
 def float_bits(value: float) -> int:
-    """The word of a number that a kernel reads as f32."""
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    """The word of a number that a kernel reads as f32; of one beyond its range, that of an infinity."""
+    try:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    except OverflowError:
+        return INFINITY if value > 0 else INFINITY | 1 << 31
 
 
 def whole_bits(value: float) -> int:

@@ -38,7 +38,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
         b: (groups, k, n).
         ends: i32 (groups,), or numbers of the host, which are copied to the device; not falling, the last one at most
             total. Rows behind the last end are not written.
-        out: D (total, n), of `out_dtype`, rows dense. Rows that end amid 16 bytes are copied to it, see cutlass_gemm's.
+        out: D (total, n), of `out_dtype`, rows dense. Rows that end amid 16 bytes are copied to it, see matmul's.
     """
 
     a: Tensor

@@ -1,9 +1,11 @@
 """Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
 
-`matmul` is the request function, `MatmulRequest` the request, `cublaslt_matmul`, `exact_gelu_matmul` and `numpy_matmul`
-carry it out. The files: request and validate (what may be asked), shortcut (calls seen before), scales, lower (in
-cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would do too roughly), host, rules (for the table),
-reference (what is right), cases and bounds (what is tested).
+`matmul` is the request function, `MatmulRequest` the request. `cublaslt_matmul`, `exact_gelu_matmul`, `cutlass_matmul`,
+`blackwell_matmul`, `multistage_matmul` and, on the host, `numpy_matmul` and `numpy_tree_matmul` carry it out. The
+files: request and validate (what may be asked), trees (as a tree), shortcut (calls seen before), scales, rules and
+cutlass_rules (for the table); lower (in cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would do too
+roughly); cutlass, sm80, sm100 and tune; host; reference (what is right), cases, tree_cases, bounds and mutations (what
+is tested).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dispatch.core.overlap import may_overlap
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
+from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import recognize, remember
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.execute.executor import Executor
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
 
 __all__ = [
     "MatmulRequest",
@@ -56,6 +61,48 @@ def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) 
     return exact.plan(request, executor, row)
 
 
+def cutlass_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in a CUTLASS kernel, which is compiled where it is in no cache."""
+    from dispatch.ops.matmul import cutlass, tune  # at first use: importing `dispatch` looks for no headers
+
+    tuned = request.autotune and request.config is None
+    return _compiled(tune.plan if tuned else cutlass.plan, request, executor, row)
+
+
+def blackwell_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in a CUTLASS kernel for sm_100a or sm_120a."""
+    from dispatch.ops.matmul import sm100
+
+    return _compiled(sm100.plan, request, executor, row)
+
+
+def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    from dispatch.ops.matmul import sm80
+
+    return _compiled(sm80.plan, request, executor, row)
+
+
+def _compiled(plan: Any, request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan; Refused where nothing compiles here and the request did not ask for CUTLASS."""
+    from dispatch.libraries.cutlass.headers import HeadersMissing
+
+    try:
+        made: Plan = plan(request, executor, row)
+    except HeadersMissing as missing:
+        if request.treed:
+            raise
+        raise Refused(str(missing)) from missing
+    return made
+
+
+def numpy_tree_matmul(_request: MatmulRequest, _executor: Executor, row: Row) -> Plan:
+    """A plan that computes with NumPy what CUTLASS's kernels do."""
+    from dispatch.ops.matmul.host import NumpyTreePlan
+
+    return NumpyTreePlan(row, capture_safe=False)
+
+
 def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy in the row's compute type."""
     from dispatch.ops.matmul import host
@@ -66,10 +113,11 @@ def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
 # fmt: off
 def _matmul(
     a: Tensor, b: Tensor, *, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
-    bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue = Epilogue.NONE,
+    bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue | Node = Epilogue.NONE,
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
-    autotune: bool = False, reduced_precision: bool = False,
+    autotune: bool = False, reduced_precision: bool = False, operands: Any = (), config: Config | None = None,
+    library: str | None = None,
 ) -> Any:
     # fmt: on
     """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
@@ -95,12 +143,16 @@ def _matmul(
     except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
         shortcut = key = None
     choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
-    given = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices)
+    given = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices, operands, config, library)
     if (
         shortcut is None
         or not shortcut.takes(alpha, beta)
         # In a key, 1 is True and an Epilogue: a request tells them apart.
         or epilogue.__class__ is not Epilogue
+        or library is not None
+        or config is not None
+        or operands.__class__ is not tuple
+        or operands
         or (fast_accum is not False and fast_accum is not True)  # type: ignore[redundant-expr]
         or (autotune is not False and autotune is not True)  # type: ignore[redundant-expr]
         or (reduced_precision is not False and reduced_precision is not True)  # type: ignore[redundant-expr]
@@ -139,9 +191,12 @@ def _matmul(
 
 def _by_request(key: Any, a: Tensor, b: Tensor, given: tuple[Any, ...]) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
-    request = MatmulRequest(a, b, **dict(zip(KEYWORDS, given, strict=True)))
+    named = dict(zip(KEYWORDS, given, strict=True))
+    request = MatmulRequest(a, b, **named)
     result = run(request)
-    if key is not None and not request.device.is_host:
+    # A key has neither trees nor operands, and says nothing of libraries.
+    keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
+    if key is not None and keyed and not request.device.is_host:
         remember(request.device.executor(), key, request)
     return result
 

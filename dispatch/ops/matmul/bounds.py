@@ -125,7 +125,7 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
     affine = _affine(request, compute, work)
     u = SUMS[compute][0]
     allowed = {"out": _through(request, affine, u)}
-    if "aux" in expected and request.epilogue.activation == "relu":
+    if "aux" in expected and request.plain_epilogue.activation == "relu":
         allowed["aux"] = _near_zero(request, affine)
     elif "aux" in expected:
         allowed["aux"] = affine * _factor(request.scales.aux)
@@ -138,7 +138,7 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
             largest = (np.abs(expected[source]) + allowed[source]).max(initial=0) / factor
             allowed[name] = np.asarray(max(largest - expected[name], 0) + 4 * u * expected[name])
     allowed["out"] = stored(allowed["out"], expected["out"], request.d_dtype)
-    if "aux" in expected and request.epilogue.activation == "gelu":
+    if "aux" in expected and request.plain_epilogue.activation == "gelu":
         allowed["aux"] = stored(allowed["aux"], expected["aux"], request.aux_dtype)
     return allowed
 
@@ -156,7 +156,7 @@ def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Ar
     if request.a.dtype in FP8 and not by_numpy(request.device):
         in_blocks = {request.scales.a_mode, request.scales.b_mode} - {ScaleMode.SCALAR_32F, ScaleMode.OUTER_VEC_32F}
         affine = affine + np.abs(scaled_product(request, SCALED_CUT_OFF if in_blocks else CUT_OFF, work))
-    added = 8 * max(u, 2.0**-53) + (kept if request.reduced_precision and request.epilogue.is_gradient else 0.0)
+    added = 8 * max(u, 2.0**-53) + (kept if request.reduced_precision and request.plain_epilogue.is_gradient else 0.0)
     for addend in addends(request, work):
         affine = affine + added * np.abs(addend)
     return np.asarray(affine)
@@ -171,7 +171,7 @@ def _kept(request: MatmulRequest) -> float:
 
 def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
     """The bound of D before scaling, from that of its affine part."""
-    epilogue = request.epilogue
+    epilogue = request.plain_epilogue
     if epilogue.activation != "gelu":
         return affine
     rough = DOUBLE_TANH if request.reduced_precision else 4 * u
@@ -196,14 +196,14 @@ def _near_zero(request: MatmulRequest, affine: Array) -> Array:
 
 def _bgrad(request: MatmulRequest, expected: Results, out: Array, u: float) -> Array:
     dtype = request.c_dtype if request.bgrad is None else request.bgrad.dtype
-    if request.epilogue is Epilogue.BGRADA:
+    if request.plain_epilogue is Epilogue.BGRADA:
         terms = np.swapaxes(np.asarray(request.a).astype(np.float64), -1, -2)
-    elif request.epilogue is Epilogue.BGRADB:
+    elif request.plain_epilogue is Epilogue.BGRADB:
         terms = np.asarray(request.b).astype(np.float64)
     else:
         terms = expected["out"] / _factor(request.scales.d)
     error = (8 + 4 * np.sqrt(terms.shape[-2])) * u * np.abs(terms).sum(axis=-2)
-    if request.epilogue.is_gradient:
+    if request.plain_epilogue.is_gradient:
         error = error + _together(out, -2)
     error = error + _kept(request) * 2.5 * _together(terms, -2)  # six times 0.4 of the roundoff of each
     return stored(np.broadcast_to(error, expected["bgrad"].shape), expected["bgrad"], dtype)

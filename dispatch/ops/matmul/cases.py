@@ -16,6 +16,7 @@ from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.request import MatmulRequest
 from dispatch.ops.matmul.rules import gelu_asked
 from dispatch.ops.matmul.scales import Scales, aux_shape, scale_dtype, scale_shape
+from dispatch.ops.matmul.tree_cases import row_cases
 from dispatch.testing.memory import GuardedBuffer, poison
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
+    from dispatch.ops.matmul.tree_cases import Case as TreeCase
 
 __all__ = ["Case", "Form", "cases"]
 
@@ -294,12 +296,14 @@ class _Draw:
         return np.asarray(self.rng.uniform(1.25, 2, shape) ** self.rng.choice([-1, 1], shape))
 
 
-def cases(row: Row) -> list[Case]:
+def cases(row: Row) -> list[Case] | list[TreeCase]:
     """About 50 cases for a row: every form, and every epilogue, pair of scale modes and dtype of a vector in turn.
 
     Each epilogue also has the plain form, so that what a row lists has been run at least once in good conditions; and
-    those with a vector or a second matrix have a batch that shares B.
+    those with a vector or a second matrix have a batch that shares B. The cases of CUTLASS's rows are tree_cases.py's.
     """
+    if row.of("cutlass"):
+        return row_cases(row)
     forms = [(form, None) for form in _forms(row)] + [(PLAIN, epilogue) for epilogue in row.epilogues]
     if row.dtypes[0].bits > 4:
         forms += [

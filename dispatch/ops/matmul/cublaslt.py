@@ -376,7 +376,7 @@ def vectors_of(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
     found = []
     problem = lowered.problem
     if problem.bias_dtype >= 0:
-        index = BIAS if request.epilogue.adds_bias else BGRAD
+        index = BIAS if request.plain_epilogue.adds_bias else BGRAD
         found.append((Desc.CUBLASLT_MATMUL_DESC_BIAS_POINTER, index, False))
     if problem.aux_ld:
         found.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))

@@ -71,10 +71,10 @@ def _plan(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Low
         found = functions(executor, request.d_dtype)
     except Refused as refusal:
         raise Refused(f"{refusal}; {HINT}") from refusal
-    product = Lowered(product_of(lowered.problem, request.epilogue), *lowered[1:])
+    product = Lowered(product_of(lowered.problem, request.plain_epilogue), *lowered[1:])
     scale = scale_dtype(request.a.dtype, row.compute)
     made = ExactPlan(executor, row, product, vectors_of(request, product), scale, workspace_limit(request, executor))
-    made.follow(request.epilogue, lowered.problem, request.d_dtype, found)
+    made.follow(request.plain_epilogue, lowered.problem, request.d_dtype, found)
     return made
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.precision import Precision, _by_parts, to_tf32
 from dispatch.core.request import Plan
 from dispatch.keys import Compute
-from dispatch.ops.matmul.reference import evaluate
+from dispatch.ops.matmul.reference import evaluate, evaluate_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["NumpyMatmul", "plan"]
+__all__ = ["NumpyMatmul", "NumpyTreePlan", "plan"]
 
 
 def to_bf16(values: Array) -> Array:
@@ -75,14 +75,29 @@ def plan(request: MatmulRequest, executor: Any, row: Row) -> NumpyMatmul:
     return NumpyMatmul(PRECISION[request.compute or row.compute or Compute.COMPUTE_32F], row)
 
 
+class NumpyTreePlan(Plan):
+    """A tree over NumPy's product in float32, as kernels of CUTLASS compute it, rounded once on the way out."""
+
+    __slots__ = ()
+
+    def run(self, request: MatmulRequest, outputs: Operands) -> None:
+        """Compute a request into its outputs and those made for it."""
+        from dispatch.libraries.cutlass.arithmetic import rounded
+
+        targets: dict[str, Any] = {"out": request.out, **request.form.given, **outputs}
+        for name, values in evaluate_tree(request, np.float32).items():
+            target = np.asarray(targets[name])
+            target[...] = rounded(values, targets[name].dtype)
+
+
 def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a run writes, by the name of their result."""
     given = {
         "out": outputs.get("out", request.out),
-        "aux": outputs.get("aux", request.aux) if request.epilogue.writes_aux else None,
+        "aux": outputs.get("aux", request.aux) if request.plain_epilogue.writes_aux else None,
         "bgrad": outputs.get("bgrad", request.bgrad),
         "amax_d": request.scales.amax_d,
-        "amax_aux": request.scales.amax_aux if request.epilogue.writes_aux else None,
+        "amax_aux": request.scales.amax_aux if request.plain_epilogue.writes_aux else None,
     }
     for name, tensor in given.items():
         if tensor is not None:

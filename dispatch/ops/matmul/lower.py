@@ -147,7 +147,7 @@ def _problem(
 ) -> Problem:
     m, n, k = extents
     a, b, c, d = views
-    scales, epilogue = request.scales, request.epilogue
+    scales, epilogue = request.scales, request.plain_epilogue
     flipped = d.trans  # a column-major D is in cuBLASLt's own order: nothing is exchanged
     if flipped and epilogue not in (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU):
         raise BadRequest(
@@ -203,7 +203,7 @@ def _scale_fields(scales: Scales, flipped: bool, k: int) -> dict[str, Any]:
 
 
 def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str, Any]:
-    epilogue = request.epilogue
+    epilogue = request.plain_epilogue
     fields: dict[str, Any] = {}
     if epilogue.adds_bias or epilogue.writes_bgrad:
         name = "bias" if epilogue.adds_bias else "bgrad"
@@ -278,7 +278,7 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
         shape, strides = request.aux.shape, request.aux.layout.strides
     else:
         shape, strides, _ = request.unallocated()["aux"]
-    multiple = 16 if request.epilogue.activation == "relu" else 8
+    multiple = 16 if request.plain_epilogue.activation == "relu" else 8
     step = strides[-2] if shape[-2] > 1 else -(-shape[-1] // multiple) * multiple
     return step, shape[-1]
 
@@ -304,11 +304,11 @@ def _folds(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[in
     """Whether a batch with one B is one taller product: A, C, D and aux continue from batch to batch."""
     m = request.m
     step_a, step_b, step_c, step_bias, step_aux, _, step_d = steps
-    if step_b or a.trans or c.trans or d.trans or step_bias or request.epilogue.writes_bgrad:
+    if step_b or a.trans or c.trans or d.trans or step_bias or request.plain_epilogue.writes_bgrad:
         return False
     if extent * m > 2**31 - 1 or request.scales.a_mode is not ScaleMode.SCALAR_32F:
         return False
-    aux = request.epilogue.writes_aux or request.epilogue.is_gradient
+    aux = request.plain_epilogue.writes_aux or request.plain_epilogue.is_gradient
     aux_follows = not aux or step_aux == m * _aux_rows(request)[0]
     lines = ((step_a, a.ld), (step_c, c.ld), (step_d, d.ld))
     return aux_follows and all(step == m * ld for step, ld in lines)

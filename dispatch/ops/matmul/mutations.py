@@ -9,30 +9,49 @@ import numpy as np
 
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Epilogue, ScaleMode
+from dispatch.libraries.cutlass.evt import Clamp, Leaf, Node, Reduce, Store, walk
+from dispatch.libraries.cutlass.mutations import node_out
 from dispatch.ops.matmul.reference import Results, reference
-from dispatch.testing.mutations import changed, host_array, typical
+from dispatch.testing.mutations import changed, host_array, lines_out, neighbour, typical
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device.layout import Array
     from dispatch.ops.matmul.request import MatmulRequest
+
+    Mutation = Callable[[MatmulRequest], Results | None]
 
 __all__ = ["MUTATIONS", "named"]
 
 FEW = 16  # elements
+TILE = 64  # of k: what a stage of a CUTLASS kernel holds of bf16, and half of what it does of fp8
 
 
 def named(request: MatmulRequest, result: Any) -> dict[str, Tensor]:
     """The outputs by the names of their results."""
     given = list(result) if isinstance(result, tuple) else [result]
+    if request.treed:
+        return dict(zip(("out", *request.form.produced), given, strict=True))
     names = ["out"]
-    names += ["aux"] if request.epilogue.writes_aux else []
-    names += ["bgrad"] if request.epilogue.writes_bgrad else []
+    names += ["aux"] if request.plain_epilogue.writes_aux else []
+    names += ["bgrad"] if request.plain_epilogue.writes_bgrad else []
     outputs = dict(zip(names, given, strict=True))
     for name in ("amax_d", "amax_aux"):
         tensor = getattr(request.scales, name)
         if tensor is not None and (name == "amax_d" or "aux" in outputs):
             outputs[name] = tensor
     return outputs
+
+
+def plain(mutation: Mutation) -> Mutation:
+    """A mutation of what requests with a tree have not."""
+
+    def mutated(request: MatmulRequest) -> Results | None:
+        return None if request.treed else mutation(request)
+
+    mutated.__doc__ = mutation.__doc__
+    return mutated
 
 
 def _values(tensor: Tensor) -> Array:
@@ -62,9 +81,14 @@ def half_of_k(request: MatmulRequest) -> Results | None:
     return without_k(request, slice(request.k // 2, None))
 
 
+def last_tile(request: MatmulRequest) -> Results | None:
+    """The last tile of k left out."""
+    return without_k(request, slice((request.k - 1) // TILE * TILE, None)) if request.treed else None
+
+
 def alpha(request: MatmulRequest) -> Results | None:
     """alpha 2% too large; of whole numbers, one more. One element alone may be its bias and C above all."""
-    if np.prod(request.shape) < FEW:
+    if np.prod(request.shape) < FEW or (request.treed and not request.form.is_linear):
         return None
     value = _by_value(request.alpha)
     wrong = value + 1 if request.a.dtype.numpy.kind == "i" else value * 1.02
@@ -73,6 +97,8 @@ def alpha(request: MatmulRequest) -> Results | None:
 
 def alpha_doubled(request: MatmulRequest) -> Results | None:
     """alpha twice what it is."""
+    if request.treed:
+        return None
     return reference(replace(request, alpha=2 * _by_value(request.alpha), beta=_by_value(request.beta)))
 
 
@@ -82,9 +108,19 @@ def _by_value(number: Any) -> Any:
 
 def beta(request: MatmulRequest) -> Results | None:
     """C left out."""
+    if request.treed:
+        zeros = None if request.c is None else host_array(request.c, np.zeros(request.c.shape))
+        return None if zeros is None else reference(replace(request, c=zeros, out=None))
     if not request.has_beta:
         return None
     return reference(replace(request, alpha=_by_value(request.alpha), beta=0.0))
+
+
+def source_beside(request: MatmulRequest) -> Results | None:
+    """C of the row beside."""
+    if not request.treed or request.c is None:
+        return None
+    return reference(replace(request, c=changed(request.c, neighbour(request.c, -2))))
 
 
 def bias(request: MatmulRequest) -> Results | None:
@@ -110,11 +146,12 @@ def bias_of_first(request: MatmulRequest) -> Results | None:
     return reference(replace(request, bias=host_array(request.bias, np.broadcast_to(first, values.shape))))
 
 
+@plain
 def activation(request: MatmulRequest) -> Results | None:
     """The activation left out: everything else as it is. One element alone may be far beyond where it bends."""
-    if not request.epilogue.activation or request.epilogue.is_gradient or np.prod(request.shape) < FEW:
+    if not request.plain_epilogue.activation or request.plain_epilogue.is_gradient or np.prod(request.shape) < FEW:
         return None
-    plain = Epilogue.BIAS if request.epilogue.adds_bias else Epilogue.NONE
+    plain = Epilogue.BIAS if request.plain_epilogue.adds_bias else Epilogue.NONE
     return {"out": reference(_bare(request, plain))["out"]}
 
 
@@ -124,16 +161,18 @@ def _bare(request: MatmulRequest, epilogue: Epilogue) -> MatmulRequest:
     return replace(request, epilogue=epilogue, aux=None, bgrad=None, scales=scales)
 
 
+@plain
 def gradient(request: MatmulRequest) -> Results | None:
     """The gradient of the activation left out, and with it from what the bias gradient is summed."""
-    if not request.epilogue.is_gradient:
+    if not request.plain_epilogue.is_gradient:
         return None
     return {"out": reference(_bare(request, Epilogue.NONE))["out"]}
 
 
+@plain
 def aux_of_neighbour(request: MatmulRequest) -> Results | None:
     """One row with the aux of the row beside it."""
-    if not request.epilogue.is_gradient or request.aux is None or request.m < 2:
+    if not request.plain_epilogue.is_gradient or request.aux is None or request.m < 2:
         return None
     values = np.asarray(request.aux).copy()
     row = request.m // 2
@@ -141,27 +180,30 @@ def aux_of_neighbour(request: MatmulRequest) -> Results | None:
     return reference(replace(request, aux=changed(request.aux, values)))
 
 
+@plain
 def aux_of_first(request: MatmulRequest) -> Results | None:
     """All batches with the first one's aux."""
-    if not request.epilogue.is_gradient or request.aux is None or not request.batch:
+    if not request.plain_epilogue.is_gradient or request.aux is None or not request.batch:
         return None
     values = np.asarray(request.aux)
     first = values[(0,) * len(request.batch)]
     return reference(replace(request, aux=changed(request.aux, np.broadcast_to(first, values.shape))))
 
 
+@plain
 def bgrad_summed(request: MatmulRequest) -> Results | None:
     """A bias gradient summed over the batches."""
-    if not request.epilogue.writes_bgrad or not request.batch:
+    if not request.plain_epilogue.writes_bgrad or not request.batch:
         return None
     right = reference(request)["bgrad"]
     axes = tuple(range(len(request.batch)))
     return {"bgrad": np.broadcast_to(right.sum(axis=axes, keepdims=True), right.shape)}
 
 
+@plain
 def bgrad_short(request: MatmulRequest) -> Results | None:
     """A bias gradient without one of the terms it is the sum of."""
-    epilogue = request.epilogue
+    epilogue = request.plain_epilogue
     if not epilogue.writes_bgrad:
         return None
     if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB):
@@ -175,7 +217,39 @@ def bgrad_short(request: MatmulRequest) -> Results | None:
     return {"bgrad": reference(request)["bgrad"] - terms[..., left_out]}
 
 
+def _tree_operand(kind: str) -> Any:
+    def wrong(request: MatmulRequest) -> Results | None:
+        for name, value in request.operands if request.treed else ():
+            if request.form.kinds[name] != kind or name in request.form.produced:
+                continue
+            if kind == "scalar":
+                other: Any = float(np.asarray(value).reshape(())) * 1.05
+            else:
+                other = changed(value, lines_out(value, -1))
+            pairs = [(n, other if n == name else v) for n, v in request.operands]
+            return reference(replace(request, operands=pairs))
+        return None
+
+    wrong.__doc__ = f"One {kind} of the tree with a line left out, or a scalar 5% too large."
+    return wrong
+
+
+def tree_node(request: MatmulRequest) -> Results | None:
+    """The last node of the tree that computes something left out, and all that it stores and reduces as it is."""
+    tree = request.epilogue
+    if not isinstance(tree, Node):
+        return None
+    nodes = [node for node in walk(tree) if not isinstance(node, (Leaf, Store, Reduce, Clamp))]
+    deep = [n for n in nodes if any(not isinstance(c, Leaf) or c.kind == "accumulator" for c in n.inputs)]
+    if not deep:
+        return None
+    left = node_out(tree, deep[-1])
+    kept = {leaf.name for leaf in walk(left) if isinstance(leaf, Leaf)} | set(request.form.produced)
+    return reference(replace(request, epilogue=left, operands=[(n, v) for n, v in request.operands if n in kept]))
+
+
 def _scale(name: str) -> Any:
+    @plain
     def left_out(request: MatmulRequest) -> Results | None:
         factor, mode = getattr(request.scales, name), getattr(request.scales, f"{name}_mode", ScaleMode.SCALAR_32F)
         if factor is None or (isinstance(factor, Tensor) and not factor.size):
@@ -195,9 +269,11 @@ def _scale(name: str) -> Any:
 MUTATIONS = {
     "one k left out": one_k,
     "half of k left out": half_of_k,
+    "a tile of k left out": last_tile,
     "alpha off": alpha,
     "alpha doubled": alpha_doubled,
     "C left out": beta,
+    "C of the row beside": source_beside,
     "bias left out": bias,
     "bias of the column beside": bias_beside,
     "bias of the first batch": bias_of_first,
@@ -207,5 +283,7 @@ MUTATIONS = {
     "aux of the first batch": aux_of_first,
     "bgrad summed over batches": bgrad_summed,
     "bgrad with a term left out": bgrad_short,
+    **{f"a {kind} of the tree off": _tree_operand(kind) for kind in ("row", "col", "load", "scalar")},
+    "a node of the tree left out": tree_node,
     **{f"scale of {name} off": _scale(name) for name in ("a", "b", "c", "d", "aux")},
 }

@@ -1,7 +1,7 @@
 """What a MatmulRequest means, in NumPy: each formula once, for any precision; in float64 it is the tests' reference.
 
-`reference` is what rows are checked against, `evaluate` is what the host rows run (host.py). This file writes to no
-tensor, rounds no result to an output's dtype and knows no library's call.
+`reference` is what rows are checked against, `evaluate` and `evaluate_tree` are what the host rows run (host.py). This
+file writes to no tensor, rounds no result to an output's dtype and knows no library's call.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.precision import EXACT, FP8_MAX, Precision
+from dispatch.core.precision import EXACT, FP8_MAX, Precision, to_tf32
 from dispatch.device.layout import Array
 from dispatch.device.tensor import Tensor
-from dispatch.keys import Dtype, Epilogue, ScaleMode
+from dispatch.keys import F64, I8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.scales import BLOCK, VECTOR
 
 if TYPE_CHECKING:
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["Results", "addends", "evaluate", "gelu", "gelu_slope", "reference", "scaled_product", "unpack_mask"]
+__all__ = [
+    "Results",
+    "addends",
+    "evaluate",
+    "evaluate_tree",
+    "gelu",
+    "gelu_slope",
+    "reference",
+    "scaled_product",
+    "unpack_mask",
+]
 
 Results = dict[str, Array]
 
@@ -35,14 +45,32 @@ def reference(request: MatmulRequest) -> Results:
 
     Keys: "out" (…, m, n), fp8 saturated to the format's range; "aux" where the epilogue writes it (u8 mask rows of
     16 · ceil(n/128) bytes for ReLU, the input of GELU (…, m, n) else); "bgrad" (…, n) or (…, m); "amax_d" and
-    "amax_aux" where the request asks for them. Call it before the run of a request that works in place.
+    "amax_aux" where the request asks for them. Of a request with a tree: "out" and what the tree stores and reduces, by
+    its names, unrounded. Call it before the run of a request that works in place.
     """
-    return evaluate(request, EXACT)
+    return evaluate_tree(request, np.float64) if request.treed else evaluate(request, EXACT)
+
+
+def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
+    """The outputs of a request by way of its tree, by name, unrounded; f32 operands are rounded to TF32 where asked."""
+    from dispatch.libraries.cutlass.arithmetic import evaluate as apply  # few products have a tree
+
+    form = request.form
+    exact = request.a.dtype in (F64, I8)  # float64 holds a sum of i8 products exactly, as integers do
+    work = np.float64 if exact else precision
+    a, b = np.asarray(request.a), np.asarray(request.b)
+    if request.compute is Compute.COMPUTE_32F_FAST_TF32:
+        a, b = to_tf32(a), to_tf32(b)
+    operands = {name: np.asarray(x) for name, x in form.given.items() if name not in form.produced}
+    source = None if form.c is None else np.asarray(form.c)
+    with np.errstate(all="ignore"):
+        accumulator = np.matmul(a.astype(work), b.astype(work))
+    return apply(form.tree, accumulator, operands, source)
 
 
 def evaluate(request: MatmulRequest, precision: Precision) -> Results:
     """The outputs of a request computed in a precision; fp8 ones saturated, none rounded to its dtype."""
-    scales, epilogue = request.scales, request.epilogue
+    scales, epilogue = request.scales, request.plain_epilogue
     work = precision.work(request.a.dtype)
     with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
         x = _affine(request, precision, work)
@@ -96,7 +124,7 @@ def addends(request: MatmulRequest, work: np.dtype[Any]) -> Iterator[Array]:
 
 def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
     """D from the affine part, and what the epilogue stores beside it, before scaling."""
-    epilogue = request.epilogue
+    epilogue = request.plain_epilogue
     relu = epilogue.activation == "relu"
     results: Results = {}
     if epilogue.is_gradient:
@@ -114,7 +142,7 @@ def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
 def _through(request: MatmulRequest, gradient: Array, work: np.dtype[Any]) -> Array:
     """A gradient through the activation whose input, or mask, is aux."""
     aux = request.aux
-    if request.epilogue.activation == "relu":
+    if request.plain_epilogue.activation == "relu":
         return np.where(unpack_mask(np.asarray(aux), request.n), gradient, gradient.dtype.type(0))
     values = _values(aux, work)
     if request.scales.aux is not None:  # what is read is multiplied by its factor, as A, B and C are
@@ -151,7 +179,7 @@ def unpack_mask(mask: Array, n: int) -> Array:
 
 def _operand_bgrad(request: MatmulRequest, work: np.dtype[Any]) -> Array:
     """BGRADA, BGRADB: an operand as it is stored, summed over k; one for each batch."""
-    if request.epilogue is Epilogue.BGRADA:
+    if request.plain_epilogue is Epilogue.BGRADA:
         total, extent = _values(request.a, work).sum(axis=-1), request.m
     else:
         total, extent = _values(request.b, work).sum(axis=-2), request.n

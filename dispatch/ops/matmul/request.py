@@ -1,7 +1,8 @@
 """MatmulRequest: D = epilogue(alpha · op(A) · op(B) + beta · C + bias), row-major, batched, with scales.
 
 Making a request validates it, so that a bad one never comes near a library. What is sound but not offered by any
-library is for the table to refuse (NoRow). This file calls nothing.
+library is for the table to refuse (NoRow). A request with an epilogue tree answers as its TreeForm does (trees.py).
+This file calls nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dispatch.ops.matmul.validate import TENSORS, validate
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
+    from dispatch.libraries.cutlass.config import Config
+    from dispatch.libraries.cutlass.evt import Node
+    from dispatch.ops.matmul.trees import TreeForm
 
 __all__ = ["NO_SCALES", "MatmulRequest", "Scales", "aux_shape"]
 
@@ -30,7 +34,7 @@ Number = int | float | complex
 
 @dataclass(frozen=True, eq=False)
 class MatmulRequest(Request):
-    """One product of A (…, m, k) and B (…, k, n), with all that cuBLASLt can fuse to it; batch axes broadcast.
+    """One product of A (…, m, k) and B (…, k, n), with what a library can fuse to it; batch axes broadcast.
 
     Attributes:
         a, b: the operands; strided views are taken as they are, in row-major or column-major order.
@@ -40,18 +44,27 @@ class MatmulRequest(Request):
         bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. Summed up in
             the compute type, of D as it is stored or before that rounding, as suits the algorithm.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
-        epilogue: what is done to the product before it is stored, by cuBLASLt's names: RELU, GELU_BIAS …
+        epilogue: what is done to the product before it is stored: by cuBLASLt's names RELU, GELU_BIAS …, or as a tree
+            of `dispatch.evt`, which CUTLASS compiles (15 to 40 s at first, from disk then). A tree that says what a
+            name says, with a bias called "bias", is that name. `evt.source()` is c, which may have no batch axes.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
         out_dtype: that of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
         scales: factors of a quantized product, see `Scales`.
         compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
-        autotune: time the candidates once, keep the fastest, and remember it on disk.
+        autotune: time all rows that take the request, and the algorithms or kernels of each, once; keep the fastest,
+            and remember it on disk. `library` says which rows, where not all: kernels of CUTLASS are compiled for it.
         reduced_precision: let the library round to D's dtype before it is done: partial sums, and what an epilogue is
             applied to. Faster for some products; by default all of it is in the compute type, and D is rounded once.
+        operands: what a tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
+        config: tile, cluster, schedule and order of a kernel of CUTLASS; None for what suits the extents.
+        library: the one whose rows alone are asked, such as "cublasLt" or "cutlass"; None asks all in the table's
+            order. What CUTLASS alone carries out leaves `bias` to its tree, and has neither aux, bgrad nor scales; D,
+            where it is left out, has rows at multiples of 16 bytes.
 
-    Gives back D (…, m, n), or (D, aux) or (D, bgrad) for the epilogues that write them. On a GPU the second call with
+    Gives back D (…, m, n), or (D, aux) or (D, bgrad) for the epilogues that write them, or D and what a tree stores and
+    reduces, in its order. On a GPU the second call with
     the same layouts and addresses is recorded as a graph, and from then on that graph is launched.
     """
 
@@ -65,7 +78,7 @@ class MatmulRequest(Request):
     aux: Tensor | None = None
     bgrad: Tensor | None = None
     out: Tensor | None = None
-    epilogue: Epilogue = Epilogue.NONE
+    epilogue: Epilogue | Node = Epilogue.NONE
     alpha: Number | Tensor = 1.0
     beta: Number | Tensor | None = None
     compute: Compute | None = None
@@ -75,11 +88,40 @@ class MatmulRequest(Request):
     workspace: int | None = None
     autotune: bool = False
     reduced_precision: bool = False
+    operands: Any = ()
+    config: Config | None = None
+    library: str | None = None
 
     def __post_init__(self) -> None:
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
+        if self.epilogue.__class__ is not Epilogue or self.operands.__class__ is not tuple or self.operands:
+            from dispatch.ops.matmul import trees  # only some products have one
+
+            trees.prepare(self)
         validate(self)
+
+    @cached_property
+    def treed(self) -> bool:
+        """Whether only CUTLASS can carry it out: it has a tree, or asks for what only CUTLASS has."""
+        return self.epilogue.__class__ is not Epilogue or self.of_cutlass
+
+    @cached_property
+    def of_cutlass(self) -> bool:
+        """Whether it asks for a kernel of CUTLASS by name."""
+        return self.config is not None or (type(self.library) is str and self.library == "cutlass")
+
+    @cached_property
+    def form(self) -> TreeForm:
+        """The product as a tree, as CUTLASS sees it."""
+        from dispatch.ops.matmul.trees import TreeForm
+
+        return TreeForm(self)
+
+    @cached_property
+    def plain_epilogue(self) -> Epilogue:
+        """The epilogue of a request without a tree."""
+        return self.epilogue  # type: ignore[return-value]  # a tree's request is asked for its form
 
     # -- sizes ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -118,16 +160,20 @@ class MatmulRequest(Request):
     @cached_property
     def c_dtype(self) -> Dtype:
         """The dtype of C; without one, that of D or, for an fp8 D, that of the operands that go with a C of 16 bits."""
+        if self.treed:
+            return self.form.c_dtype
         if self.c is not None:
             return self.c.dtype
         if not self.d_dtype.is_fp8:
             return self.d_dtype
-        companions = (self.bias, self.aux if self.epilogue.activation == "gelu" else None)
+        companions = (self.bias, self.aux if self.plain_epilogue.activation == "gelu" else None)
         return next((t.dtype for t in companions if t is not None and t.dtype in HALF), BF16)
 
     @cached_property
     def c_is_out(self) -> bool:
         """Whether D is also C."""
+        if self.treed:
+            return self.c is not None and self.c is self.out
         return self.has_beta if self.c is None else self.c is self.out
 
     @cached_property
@@ -144,13 +190,19 @@ class MatmulRequest(Request):
         return self.a.device
 
     def signature(self) -> Signature:
+        if self.treed:
+            dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype)
+            library = "cutlass" if self.config is not None and self.library is None else self.library
+            return Signature(dtypes, self.compute, self.epilogue, library=library)
         vector = self.bias if self.bias is not None else self.bgrad
         bias = None if vector is None else vector.dtype
-        aux = None if self.aux is None or self.epilogue.activation != "gelu" else self.aux.dtype
-        dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype, bias, aux)
-        return Signature(dtypes, self.compute, self.epilogue, self.scales.modes())
+        aux = None if self.aux is None or self.plain_epilogue.activation != "gelu" else self.aux.dtype
+        added = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype, bias, aux)
+        return Signature(added, self.compute, self.epilogue, self.scales.modes(), self.library)
 
     def key(self) -> tuple[Any, ...]:
+        if self.treed:
+            return self.form.key()
         return (
             self.a.layout,
             self.b.layout,
@@ -182,9 +234,12 @@ class MatmulRequest(Request):
             self.workspace,
             self.autotune,
             self.reduced_precision,
+            self.library,
         )
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        if self.treed:
+            return self.form.arguments(outputs)
         out = outputs.get("out", self.out)
         c = self.c if self.c is not None else out if self.has_beta else None
         operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
@@ -205,8 +260,10 @@ class MatmulRequest(Request):
 
     @cached_property
     def _uses(self) -> tuple[Use, ...]:
+        if self.treed:
+            return self.form.tensors()
         uses: list[Use] = []
-        written = {"out", "bgrad", *(("aux",) if self.epilogue.writes_aux else ())}
+        written = {"out", "bgrad", *(("aux",) if self.plain_epilogue.writes_aux else ())}
         for name in TENSORS:
             tensor = getattr(self, name)
             if tensor is not None:
@@ -225,12 +282,14 @@ class MatmulRequest(Request):
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        if self.treed:
+            return self.form.unallocated()
         found: dict[str, tuple[Shape, Shape, Dtype]] = {}
         if self.out is None:
             found["out"] = (self.shape, c_strides(self.shape), self.d_dtype)
-        if self.epilogue.writes_aux and self.aux is None:
-            found["aux"] = (*aux_shape(self.epilogue, self.shape), self.aux_dtype)
-        if self.epilogue.writes_bgrad and self.bgrad is None:
+        if self.plain_epilogue.writes_aux and self.aux is None:
+            found["aux"] = (*aux_shape(self.plain_epilogue, self.shape), self.aux_dtype)
+        if self.plain_epilogue.writes_bgrad and self.bgrad is None:
             shape = (*self.batch, self.m if self.epilogue is Epilogue.BGRADA else self.n)
             found["bgrad"] = (shape, c_strides(shape), self.c_dtype)
         return found
@@ -238,19 +297,23 @@ class MatmulRequest(Request):
     @cached_property
     def aux_dtype(self) -> Dtype:
         """The dtype of aux: u8 for a ReLU mask; for GELU that of the tensor given, or else of C."""
-        if self.epilogue.activation == "relu":
+        if self.plain_epilogue.activation == "relu":
             return U8
         return self.c_dtype if self.aux is None else self.aux.dtype
 
     def result(self, outputs: Operands) -> Any:
+        if self.treed:
+            return self.form.result(outputs)
         given = [outputs.get("out", self.out)]
-        if self.epilogue.writes_aux:
+        if self.plain_epilogue.writes_aux:
             given.append(outputs.get("aux", self.aux))
-        if self.epilogue.writes_bgrad:
+        if self.plain_epilogue.writes_bgrad:
             given.append(outputs.get("bgrad", self.bgrad))
         return given[0] if len(given) == 1 else tuple(given)
 
     def replace(self, **operands: Tensor) -> MatmulRequest:
+        if self.treed:
+            return replace(self, **self.form.replaced(operands))
         names = {field.name for field in fields(self)}
         for name in operands:
             if name not in names:
@@ -258,6 +321,8 @@ class MatmulRequest(Request):
         return replace(self, **operands)  # type: ignore[arg-type]  # names are checked, values by the new request
 
     def describe(self) -> str:
+        if self.treed:
+            return self.form.describe()
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
         modes = [
             f"{name} scale {mode.name}"
@@ -266,6 +331,7 @@ class MatmulRequest(Request):
         ]
         compute = [self.compute.name] if self.compute is not None else []
         reduced = ["reduced_precision"] if self.reduced_precision else []
+        library = [f"library={self.library}"] if self.library is not None else []
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(
-            [self.epilogue.name, *compute, *modes, *reduced]
+            [self.plain_epilogue.name, *compute, *modes, *reduced, *library]
         )

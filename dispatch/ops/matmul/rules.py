@@ -109,9 +109,9 @@ def extents_by_4(request: MatmulRequest) -> str:
 
 def bgrad_order(request: MatmulRequest) -> str:
     """BGRADA reads a column by column and BGRADB reads b row by row, so they must lie that way."""
-    if request.epilogue is Epilogue.BGRADA and request.a.layout.strides[-2] != 1 and request.m > 1:
+    if request.plain_epilogue is Epilogue.BGRADA and request.a.layout.strides[-2] != 1 and request.m > 1:
         return "needs a column-major for BGRADA: make it as dev.array(a.numpy().mT.copy()).mT"
-    if request.epilogue is Epilogue.BGRADB and request.b.layout.strides[-1] != 1 and request.n > 1:
+    if request.plain_epilogue is Epilogue.BGRADB and request.b.layout.strides[-1] != 1 and request.n > 1:
         return "needs b row-major for BGRADB: copy it with dev.array(b.numpy())"
     return ""
 
@@ -141,9 +141,9 @@ def full_precision(request: MatmulRequest) -> str:
 
 def gelu_asked(request: MatmulRequest) -> str:
     """f64: reduced precision is asked for with a GELU, which is the library's own here."""
-    if request.epilogue.activation != "gelu" or request.reduced_precision:
+    if request.plain_epilogue.activation != "gelu" or request.reduced_precision:
         return ""
-    return f"needs reduced_precision=True for epilogue {request.epilogue.name}, has False"
+    return f"needs reduced_precision=True for epilogue {request.plain_epilogue.name}, has False"
 
 
 def fp8_d_scales(request: MatmulRequest) -> str:

@@ -61,8 +61,8 @@ class Shortcut:
 
     def __init__(self, plan: Plan, request: MatmulRequest) -> None:
         self.plan = plan
-        self.aux_written = request.epilogue.writes_aux
-        self.several = self.aux_written or request.epilogue.writes_bgrad
+        self.aux_written = request.plain_epilogue.writes_aux
+        self.several = self.aux_written or request.plain_epilogue.writes_bgrad
         self.unallocated = request.unallocated()
         self.whole = request.a.dtype is I8
         self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several

@@ -39,6 +39,12 @@ TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 def validate(request: MatmulRequest) -> None:
     """Raise BadRequest for a request that no library could carry out, StaleTensor for operands that are gone."""
     _check_kinds(request)
+    if request.treed:
+        from dispatch.ops.matmul import trees
+
+        _check_matrices(request)
+        trees.validate(request)
+        return
     request.device.check(*(tensor for _, tensor, _ in request.tensors()))
     _check_numbers(request)
     _check_operands(request)
@@ -48,7 +54,6 @@ def validate(request: MatmulRequest) -> None:
 
 
 KINDS = (
-    ("epilogue", Epilogue),
     ("scales", Scales),
     ("fast_accum", bool),
     ("autotune", bool),
@@ -64,6 +69,10 @@ def _check_kinds(request: MatmulRequest) -> None:
             raise BadRequest(
                 name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
             )
+    if request.operands and not request.treed:
+        raise BadRequest("operands", shown(request.operands), "none: it has no tree that names them")
+    if request.epilogue.__class__ is not Epilogue:
+        _check_tree(request.epilogue)
     for name, kind in KINDS:
         value = getattr(request, name)
         if not isinstance(value, kind):
@@ -73,11 +82,17 @@ def _check_kinds(request: MatmulRequest) -> None:
     workspace = request.workspace
     if workspace is not None and (type(workspace) is not int or workspace < 0):
         raise BadRequest("workspace", repr(workspace), "a number of bytes, 0 or more, or None")
+    if request.library is not None and type(request.library) is not str:
+        raise BadRequest("library", shown(request.library), "the name of a library, such as 'cutlass', or None")
     if request.out_dtype is not None:
         try:
-            Dtype.of(request.out_dtype)
+            wanted = Dtype.of(request.out_dtype)
         except TypeError as error:
             raise BadRequest("out_dtype", repr(request.out_dtype), "a dtype", str(error)) from None
+        if request.out is not None and wanted is not request.out.dtype:
+            raise BadRequest("out_dtype", str(wanted), f"{request.out.dtype}, the dtype of out, or None")
+    if request.treed:
+        return  # what a tree names can be looked at once the tree was
     home = request.a.device
     for name, tensor, _ in request.tensors():
         if tensor.device is not home and tensor.device.alive:
@@ -86,8 +101,15 @@ def _check_kinds(request: MatmulRequest) -> None:
             )
 
 
-def _check_operands(request: MatmulRequest) -> None:
-    """A and B are matrices that fit, in an order that a library can step through."""
+def _check_tree(epilogue: object) -> None:
+    from dispatch.libraries.cutlass.evt import Node
+
+    if not isinstance(epilogue, Node):
+        raise BadRequest("epilogue", shown(epilogue), "an Epilogue, such as Epilogue.RELU, or a tree of dispatch.evt")
+
+
+def _check_matrices(request: MatmulRequest) -> None:
+    """A and B are matrices that fit."""
     a, b = request.a, request.b
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim < 2:
@@ -101,6 +123,11 @@ def _check_operands(request: MatmulRequest) -> None:
         raise BadRequest("b", str(b.layout), f"batch axes that broadcast with those of a {a.layout}") from None
     if products > MAX_EXTENT:
         raise BadRequest("a", f"{products} products of {a.layout} and {b.layout}", f"up to {MAX_EXTENT}", "take slices")
+
+
+def _check_operands(request: MatmulRequest) -> None:
+    """A and B are matrices that fit, in an order that a library can step through."""
+    _check_matrices(request)
     _check_shape("c", request.c, request.shape)
     _check_shape("out", request.out, request.shape)
     for name in ("a", "b", "c", "out"):
@@ -131,7 +158,7 @@ def _check_shape(name: str, tensor: Tensor | None, *shapes: Shape) -> None:
 
 def _check_epilogue(request: MatmulRequest) -> None:
     """The epilogue has the tensors it needs, of the right shapes, and no others."""
-    epilogue = request.epilogue
+    epilogue = request.plain_epilogue
     if epilogue is Epilogue.NONE and request.bias is request.aux is request.bgrad is None:
         return
     needs = {
@@ -176,8 +203,8 @@ def _takes(epilogue: Epilogue, name: str) -> bool:
 
 
 def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
-    wanted, _ = aux_shape(request.epilogue, request.shape)
-    relu = request.epilogue.activation == "relu"
+    wanted, _ = aux_shape(request.plain_epilogue, request.shape)
+    relu = request.plain_epilogue.activation == "relu"
     hint = "leave aux=None in the forward product, and pass on the one that it returns"
     if relu and aux.dtype is not U8:
         raise BadRequest("aux", str(aux.layout), f"u8{list(wanted)}, the bit mask of a ReLU", hint)
@@ -197,8 +224,6 @@ def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
 def _check_out(request: MatmulRequest) -> None:
     """D has its dtype, and no tensor that is written overlaps another operand."""
     out = request.out
-    if out is not None and request.out_dtype is not None and Dtype.of(request.out_dtype) is not out.dtype:
-        raise BadRequest("out_dtype", str(Dtype.of(request.out_dtype)), f"{out.dtype}, the dtype of out, or None")
     if request.c is None and out is None and request.has_beta:
         raise BadRequest("beta", str(request.beta), "0, for there is neither c nor out to be scaled", "pass c=…")
     if request.c_is_out and request.c_dtype is not request.d_dtype and out is not None and request.c is None:
@@ -252,8 +277,8 @@ def _check_scales(request: MatmulRequest) -> None:
             raise BadRequest(f"scales.{name}", repr(getattr(scales, name)), "a ScaleMode")
     for name in FACTORS:
         _check_factor(request, name)
-    if scales.aux is not None and not (request.epilogue.writes_aux or request.epilogue.is_gradient):
-        raise BadRequest("scales.aux", "a factor", f"none: epilogue {request.epilogue.name} has no aux")
+    if scales.aux is not None and not (request.plain_epilogue.writes_aux or request.plain_epilogue.is_gradient):
+        raise BadRequest("scales.aux", "a factor", f"none: epilogue {request.plain_epilogue.name} has no aux")
     for name in ("amax_d", "amax_aux"):
         amax = getattr(scales, name)
         if amax is not None and (not isinstance(amax, Tensor) or amax.dtype is not F32 or amax.size != 1):

@@ -14,8 +14,8 @@ from dispatch.libraries.cutlass.emit.sm90_gemm import GEMM_WORDS, GemmSpec, emit
 from dispatch.libraries.cutlass.emit.sm100_gemm import BlackwellSpec
 from dispatch.libraries.cutlass.emit.sm100_gemm import emit as emit_blackwell
 from dispatch.libraries.cutlass.visitors import Operand, lower
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest
-from dispatch.ops.cutlass_gemm.cutlass import spec_of
+from dispatch.ops.matmul import MatmulRequest
+from dispatch.ops.matmul.cutlass import spec_of
 
 SPACE = "cutlass::epilogue::fusion::"
 ROUND = "cutlass::FloatRoundStyle::round_to_nearest"
@@ -175,11 +175,11 @@ def test_stream_k_tells_its_workspace():
 
 def request(m, n, k, **options):
     dev = dp.device("host")
-    return CutlassGemmRequest(dev.zeros((m, k), "bf16"), dev.array(np.zeros((n, k)), "bf16").T, **options)
+    return MatmulRequest(dev.zeros((m, k), "bf16"), dev.array(np.zeros((n, k)), "bf16").T, **options, library="cutlass")
 
 
 def test_no_extent_is_part_of_a_kernel():
-    one, other = (emit(spec_of(r, Arch(90), LARGE)) for r in (request(64, 48, 32), request(4096, 8192, 1024)))
+    one, other = (emit(spec_of(r.form, Arch(90), LARGE)) for r in (request(64, 48, 32), request(4096, 8192, 1024)))
     assert one == other
 
 
@@ -190,9 +190,13 @@ def test_the_tree_and_its_operands_are_part_of_a_kernel():
         (evt.relu(evt.accumulator() + evt.row("bias")), "f32"),
         (evt.accumulator() + evt.row("bias"), "f32"),
     ):
-        specs.append(spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, kind)}), Arch(90), SMALL))
+        specs.append(
+            spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, kind)}).form, Arch(90), SMALL)
+        )
     tree = evt.accumulator() + evt.row("bias")
-    specs.append(spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, "bf16")}), Arch(90), SMALL))
+    specs.append(
+        spec_of(request(8, 16, 8, epilogue=tree, operands={"bias": dev.zeros(16, "bf16")}).form, Arch(90), SMALL)
+    )
     assert len(set(specs)) == len({emit(spec).text for spec in specs}) == 3
 
 
@@ -237,7 +241,7 @@ def test_no_operand_of_a_tree_is_called_as_a_word_is():
 
 def test_the_order_of_tiles_is_an_argument_and_no_part_of_a_kernel():
     orders = [LARGE, LARGE._replace(swizzle=8), LARGE._replace(raster="along_m")]
-    sources = [emit(spec_of(request(64, 48, 32), Arch(90), config)) for config in orders]
+    sources = [emit(spec_of(request(64, 48, 32).form, Arch(90), config)) for config in orders]
     assert len(set(sources)) == 1
     assert {"swizzle", "raster"} <= {word.name for word in sources[0].words}
     assert "arguments.scheduler.max_swizzle_size = int(in.integer(swizzle_));" in sources[0].text

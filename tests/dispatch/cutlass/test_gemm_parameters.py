@@ -19,11 +19,11 @@ from dispatch.libraries.cutlass.config import LARGE, RASTERS
 from dispatch.libraries.cutlass.emit import sm90_grouped_gemm as grouped
 from dispatch.libraries.cutlass.emit.sm90_gemm import emit
 from dispatch.libraries.cutlass.params import Template, TensorMap, stand_ins
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest
-from dispatch.ops.cutlass_gemm.cutlass import fixed_words, spec_of
 from dispatch.ops.grouped_matmul.config import MEDIUM
 from dispatch.ops.grouped_matmul.cutlass import ARRAYS
 from dispatch.ops.grouped_matmul.cutlass import spec_of as grouped_spec
+from dispatch.ops.matmul import MatmulRequest
+from dispatch.ops.matmul.cutlass import fixed_words, spec_of
 
 try:
     headers.find()
@@ -59,7 +59,7 @@ def for_the_cpu(sources):
 def request_():
     dev = dp.device("host")
     out = dev.zeros((M, N + 8), "bf16")[:, :N]
-    return CutlassGemmRequest(dev.zeros((M, K), "bf16"), dev.zeros((N, K), "bf16").T, out=out)
+    return MatmulRequest(dev.zeros((M, K), "bf16"), dev.zeros((N, K), "bf16").T, out=out, library="cutlass")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def groups():
 @pytest.fixture(scope="module")
 def sources(request_, groups):
     return {
-        "product": emit(spec_of(request_, Arch(90), LARGE)),
+        "product": emit(spec_of(request_.form, Arch(90), LARGE)),
         "groups": grouped.emit(grouped_spec(groups, Arch(90), MEDIUM)),
     }
 
@@ -120,7 +120,7 @@ def launched(request_, sources, library):
 
     def launch(raster="heuristic", swizzle=1, processors=132, clusters=0):
         order = {"swizzle": swizzle, "raster": RASTERS.index(raster), "clusters": clusters}
-        values = {**fixed_words(request_, processors), **order}
+        values = {**fixed_words(request_.form, processors), **order}
         return learned(library.product, sources["product"].words, values)
 
     return launch

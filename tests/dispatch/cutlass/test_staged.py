@@ -18,11 +18,11 @@ from dispatch.keys import BF16, F32, Arch, Dtype
 from dispatch.libraries.cutlass import evt, staged
 from dispatch.libraries.cutlass.matrices import poisoned_matrix
 from dispatch.libraries.cutlass.staged import Lines, Staged
-from dispatch.ops.cutlass_gemm import cutlass as gemm
-from dispatch.ops.cutlass_gemm import sm100 as blackwell
-from dispatch.ops.cutlass_gemm.cases import EXTENTS, Case
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
 from dispatch.ops.grouped_matmul import cutlass as grouped
+from dispatch.ops.matmul import cutlass as gemm
+from dispatch.ops.matmul import sm100 as blackwell
+from dispatch.ops.matmul.tree_cases import EXTENTS, Case
 from dispatch.testing.memory import GuardedBuffer, poison
 
 WRITTEN = 0x01  # each byte that a kernel writes
@@ -133,9 +133,9 @@ def test_a_product_writes_its_output_and_nothing_beside_it(
     d = Dtype.of(dtype)
     case = Case(name, (BF16, BF16, BF16 if d.bits == 8 else d, d), EXTENTS[name], None, orders, batch)
     request, memories = case._request(host, rng)
-    row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal")
+    row = next(row for row in dp.TABLE.of("matmul") if row.function == "GemmUniversal")
     config = gemm.choose(*EXTENTS[name], BATCH, 132)
-    order = gemm.spec_of(request, Arch(90), config).orders[3]
+    order = gemm.spec_of(request.form, Arch(90), config).orders[3]
     kernels(tma({"out": d.itemsize}, order))
     plan = gemm.CutlassPlan(request, executor, row, config)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_what_a_tree_stores_is_written_and_nothing_beside_it(host, executor, ker
     tree = evt.store(evt.store(evt.accumulator(), "wide", F32), "narrow", BF16)
     case = Case("tree", (BF16,) * 4, (37, 53, 29), None, tree=tree, given=True, batch=(BATCH,))
     request, memories = case._request(host, rng)
-    row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal")
+    row = next(row for row in dp.TABLE.of("matmul") if row.function == "GemmUniversal")
     kernels(tma({"out": 2, "wide": 4, "narrow": 2}, "row"))
     gemm.CutlassPlan(request, executor, row, gemm.choose(37, 53, 29, BATCH, 132)).enqueue(request.arguments({}))
     assert len(memories) == 3
@@ -165,7 +165,7 @@ def test_what_is_made_for_a_call_has_room_behind_each_line_and_is_not_copied(hos
     made = outputs["out"]
     assert made.layout.strides == (56, 1)
     assert made.storage.nbytes == 37 * 56 * 2
-    row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.function == "GemmUniversal")
+    row = next(row for row in dp.TABLE.of("matmul") if row.function == "GemmUniversal")
     kernels(tma({"out": 2}, "row"))
     gemm.CutlassPlan(request, executor, row, gemm.choose(37, 53, 29, 1, 132)).enqueue(request.arguments(outputs))
     assert is_written(made)
@@ -174,7 +174,7 @@ def test_what_is_made_for_a_call_has_room_behind_each_line_and_is_not_copied(hos
 
 def test_blackwells_kernels_write_nothing_beside_an_output_either(host, executor, kernels, copies, rng):
     request, memories = Case("awkward", (BF16,) * 4, (37, 53, 29), None)._request(host, rng)
-    row = next(row for row in dp.TABLE.of("cutlass_gemm") if row.min_arch == Arch(100))
+    row = next(row for row in dp.TABLE.of("matmul") if row.min_arch == Arch(100) and row.library == "cutlass")
     kernels(tma({"out": 2}, "row"))
     blackwell.BlackwellPlan(request, executor, row).enqueue(request.arguments({}))
     check(memories)

@@ -1,89 +1,57 @@
-"""Autotune without a GPU: what is remembered, and how cuBLASLt is asked for the same product."""
+"""Products as trees and as epilogues, and what autotune remembers of CUTLASS's kernels; no GPU is needed."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.errors import BadRequest, NoRow
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 from dispatch.keys import Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import Config
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cublaslt_candidate, tune
-from dispatch.ops.cutlass_gemm.reference import reference
-from dispatch.ops.matmul.lower import lower
+from dispatch.ops.matmul import MatmulRequest, tune
+from dispatch.ops.matmul.reference import evaluate_tree, reference
 
 ALPHA = evt.linear_combination(with_source=False)
+WITH_C = evt.linear_combination(with_source=True)
 
 
-def request(tree=None, c=None, **options):
+def request(tree=Epilogue.NONE, c=None, **options):
     rng, dev = np.random.default_rng(3), dp.device("host")
     a, b = dev.array(rng.standard_normal((16, 24)), "f32"), dev.array(rng.standard_normal((32, 24)), "f32").T
-    given = {"bias": dev.array(rng.standard_normal(32), "f32")} if "bias" in str(tree) else {}
+    if "bias" in str(tree):
+        options["operands"] = {"bias": dev.array(rng.standard_normal(32), "f32")}
+    elif "BIAS" in str(getattr(tree, "name", "")):
+        options["bias"] = dev.array(rng.standard_normal(32), "f32")
     c = None if c is None else dev.array(rng.standard_normal((16, 32)), "f32")
-    options |= {"compute": dp.Compute.COMPUTE_32F_FAST_TF32, "autotune": True}
-    return CutlassGemmRequest(a, b, c=c, epilogue=tree, operands=given, **options)
+    options = {"compute": dp.Compute.COMPUTE_32F_FAST_TF32, "autotune": True} | options
+    return MatmulRequest(a, b, c=c, epilogue=tree, **options)
 
 
-FUSED = {
-    "plain": (None, None, Epilogue.NONE),
-    "with c": (None, True, Epilogue.NONE),
+SAID = {
+    "plain": (ALPHA, None, Epilogue.NONE),
+    "with c": (WITH_C, True, Epilogue.NONE),
     "accumulator": (evt.accumulator(), None, Epilogue.NONE),
     "relu": (evt.relu(ALPHA), None, Epilogue.RELU),
     "bias": (ALPHA + evt.row("bias"), None, Epilogue.BIAS),
     "gelu of bias": (evt.gelu_tanh(evt.accumulator() + evt.row("bias")), None, Epilogue.GELU_BIAS),
-    "relu of c and bias": (evt.relu(evt.linear_combination(with_source=True) + evt.row("bias")), 1, Epilogue.RELU_BIAS),
+    "relu of c and bias": (evt.relu(WITH_C + evt.row("bias")), True, Epilogue.RELU_BIAS),
 }
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_matmul_is_asked_for_what_means_the_same(name):
-    tree, c, epilogue = FUSED[name]
-    options = {"alpha": 0.5, "beta": -2.0 if c else None}
-    asked = request(tree, c, **options)
-    twin = cublaslt_candidate.matmul_of(asked, dp.device("host").zeros((16, 32), "f32"))
-    assert (twin.epilogue, twin.autotune, twin.reduced_precision) == (epilogue, True, False)
-    expected = reference(asked)["out"]
-    np.testing.assert_allclose(dp.run(twin).numpy(), expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
-
-
-def test_a_rival_is_for_all_numbers_as_the_plan_is():
-    """Numbers are no part of a plan's key, so that a later beta may be any."""
-    asked, later = (request(c=True, beta=beta) for beta in (0.0, 2.0))
-    assert asked.key()[4:] == later.key()[4:]
-    assert cublaslt_candidate.matmul_of(asked, dp.device("host").zeros((16, 32), "f32")).has_beta
-    on_device = dp.device("host").zeros((), "f32")
-    assert cublaslt_candidate.matmul_of(request(c=True, alpha=on_device, beta=on_device), None).beta is on_device
-
-
-class OfCublasLt:
-    """An executor whose plans of matmul are lowered as those of a GPU are."""
-
-    def plan(self, twin):
-        lower(twin, twin.compute)
-        raise AssertionError("matmul takes it")
-
-
-def test_what_matmul_cannot_lower_has_no_rival():
-    dev = dp.device("host")
-    by_columns = request(ALPHA + evt.row("bias"), out=dev.zeros((32, 16), "f32").T)
-    assert cublaslt_candidate.plan(by_columns, OfCublasLt()) is None
-    other_order = replace(request(out=dev.zeros((16, 32), "f32"), c=True), c=dev.zeros((32, 16), "f32").T)
-    assert cublaslt_candidate.plan(other_order, OfCublasLt()) is None
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_the_arguments_of_matmul_are_those_of_the_request(name):
-    tree, c, _ = FUSED[name]
-    asked = request(tree, c, alpha=0.5, beta=-2.0 if c else None)
-    out = dp.device("host").zeros((16, 32), "f32")
-    names = ("a", "b", "c", "out", *asked.kinds)
-    named = dict(zip(names, asked.arguments({"out": out}), strict=True))
-    bias = "bias" if "bias" in asked.kinds else ""
-    twin = cublaslt_candidate.matmul_of(asked, out)
-    assert cublaslt_candidate.arguments_of(named, bias, source="beta" in asked.kinds) == twin.arguments({})
+@pytest.mark.parametrize("name", SAID)
+def test_a_tree_that_an_epilogue_says_is_that_epilogue(name):
+    tree, c, epilogue = SAID[name]
+    options = {"beta": -2.0 if c else None, "alpha": 1.0 if name in ("accumulator", "gelu of bias") else 0.5}
+    asked, as_tree = request(tree, c, **options), request(tree, c, library="cutlass", **options)
+    assert (asked.epilogue, asked.treed, as_tree.treed) == (epilogue, False, True)
+    expected = reference(as_tree)["out"]
+    np.testing.assert_allclose(reference(asked)["out"], expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
+    np.testing.assert_allclose(dp.run(asked).numpy(), expected, rtol=2**-9, atol=2**-7)
+    np.testing.assert_allclose(dp.run(as_tree).numpy(), expected, rtol=2**-9, atol=2**-7)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +65,100 @@ def test_the_arguments_of_matmul_are_those_of_the_request(name):
     ],
     ids=str,
 )
-def test_what_cublaslt_does_not_fuse_has_no_rival(tree):
-    assert cublaslt_candidate.matmul_of(request(tree, c=True if "c)" in str(tree) else None), None) is None
+def test_what_no_epilogue_says_stays_a_tree(tree):
+    assert request(tree, c=True if "c)" in str(tree) else None).treed
 
 
+def test_a_tree_that_passes_over_what_the_request_has_is_no_epilogue():
+    assert request(evt.accumulator(), alpha=0.5).treed
+    assert request(evt.accumulator(), c=True).treed
+    assert request(ALPHA, c=True).treed
+    assert request(evt.accumulator(), alpha=dp.device("host").array([1.0], "f32")).treed
+    assert not request(ALPHA, alpha=0.5).treed
+
+
+@pytest.mark.parametrize("epilogue", [e for e in Epilogue if not (e.writes_aux or e.is_gradient or e.writes_bgrad)])
+@pytest.mark.parametrize("c", [None, True], ids=["no c", "c"])
+def test_a_plain_request_as_a_tree_means_the_same_at_the_same_arguments(epilogue, c):
+    options = {"alpha": 0.5, "beta": -2.0 if c else None, "library": "cublasLt"}
+    asked = request(epilogue, c, **options)
+    np.testing.assert_allclose(evaluate_tree(asked, np.float64)["out"], reference(asked)["out"], rtol=2**-9, atol=2**-7)
+    out = dp.device("host").zeros((16, 32), "f32")
+    named = dict(zip(asked.form.names, asked.arguments({"out": out}), strict=True))
+    expected = {"a": asked.a.ptr, "b": asked.b.ptr, "out": out.ptr, "alpha": 0.5}
+    expected |= {"c": asked.c.ptr, "beta": -2.0} if c else {}
+    expected |= {"bias": asked.bias.ptr} if asked.bias is not None else {}
+    assert {name: named[name] for name in expected} == expected
+    assert {"a", "b", "out", *asked.form.kinds} <= expected.keys() | {"c"}
+
+
+def test_what_is_added_without_c_is_out_itself():
+    out = dp.device("host").array(np.ones((16, 32)), "f32")
+    asked = request(out=out, beta=2.0)
+    assert asked.form.c is out
+    assert dict(zip(asked.form.names, asked.arguments({}), strict=True))["c"] == out.ptr
+    unread = request(c=True, beta=0.0)
+    assert unread.form.c is None
+    assert "beta" not in unread.form.kinds
+
+
+def test_without_a_library_the_table_chooses_by_its_order():
+    dev = dp.device("host")
+    a, b = dev.array(np.ones((16, 32)), "i8"), dev.array(np.ones((16, 32)), "i8").T
+    assert dp.explain(MatmulRequest(a, b)).row.of("cublasLt")
+    wide = MatmulRequest(a, b, out_dtype="f32", alpha=2)  # only CUTLASS has these dtypes
+    assert dp.explain(wide).row.of("cutlass")
+    assert (dp.run(wide).numpy() == 64).all()
+    with pytest.raises(NoRow, match=r"no row of the table takes matmul\(.*library=cublasLt"):
+        dp.matmul(a, b, out_dtype="f32", library="cublasLt")
+
+
+def test_a_plain_products_dense_output_must_be_what_tensor_maps_can_write():
+    dev = dp.device("host")
+    a, b = dev.zeros((16, 32), "i8"), dev.zeros((21, 32), "i8").T
+    with pytest.raises(NoRow, match=r"out with lines at multiples of 16 bytes, or library='cutlass', has 21 col"):
+        dp.matmul(a, b, out_dtype="f32")
+    assert dp.matmul(a, b, out_dtype="f32", library="cutlass").layout.strides == (24, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "operand"),
+    [
+        ({"epilogue": Epilogue.GELU_AUX, "library": "cutlass"}, "epilogue"),
+        ({"epilogue": Epilogue.BGRADB, "config": Config((128, 128), (2, 1))}, "epilogue"),
+        ({"epilogue": evt.silu(evt.accumulator()), "scales": dp.Scales(a=2.0)}, "scales"),
+        ({"epilogue": evt.silu(evt.accumulator()), "workspace": 0}, "workspace"),
+        ({"epilogue": evt.silu(evt.accumulator()), "reduced_precision": True}, "reduced_precision"),
+        ({"operands": {"bias": 1.0}}, "operands"),
+        ({"library": 3}, "library"),
+        ({"config": "large"}, "config"),
+    ],
+    ids=str,
+)
+def test_what_no_tree_has_is_refused_by_name(options, operand):
+    with pytest.raises(BadRequest, match=rf"^{operand}: "):
+        request(**({"tree": options.pop("epilogue")} if "epilogue" in options else {}), **options)
+
+
+def test_a_bias_beside_a_tree_is_pointed_to_the_tree():
+    bias = dp.device("host").zeros(32, "f32")
+    with pytest.raises(BadRequest, match=r"^bias: .*evt.row\('bias'\)"):
+        request(evt.silu(evt.accumulator()), bias=bias)
+    asked = request(Epilogue.GELU_BIAS, library="cutlass")
+    assert asked.treed
+    other = dp.device("host").array(np.full(32, 3.0), "f32")
+    assert asked.replace(bias=other).bias is other
+
+
+# -- what is remembered --------------------------------------------------------------------------------------------
 def test_autotune_is_part_of_the_key_and_named():
-    assert request().key() != CutlassGemmRequest(request().a, request().b, compute=request().compute).key()
-    assert "autotune" in request().describe()
+    assert request(library="cutlass").key() != request(library="cutlass", autotune=False).key()
+    assert "autotune" in request(library="cutlass").describe()
 
 
 def test_a_request_is_remembered_by_layouts_and_tree():
-    assert tune.store_key(request()) == tune.store_key(request())
-    keys = {tune.store_key(request(tree)) for tree in (None, evt.relu(ALPHA), evt.relu(evt.accumulator()))}
+    assert tune.stored_key(request()) == tune.stored_key(request())
+    keys = {tune.stored_key(request(tree)) for tree in (evt.silu(ALPHA), evt.relu(ALPHA), evt.gelu(ALPHA))}
     assert len(keys) == 3
 
 
@@ -118,32 +168,56 @@ def test_outputs_that_are_given_change_nothing_where_they_lie_as_they_would():
     out, top = asked.unallocated()["out"], asked.unallocated()["top"]
     given = asked.replace(out=host.empty(out[0], out[2]), top=host.empty(top[0], top[2]))
     assert not given.unallocated()
-    assert tune.store_key(given) == tune.store_key(asked)
+    assert tune.stored_key(given) == tune.stored_key(asked)
     column_major = asked.replace(out=host.empty(out[0][::-1], out[2]).T)
-    assert tune.store_key(column_major) != tune.store_key(asked)
+    assert tune.stored_key(column_major) != tune.stored_key(asked)
+
+
+CONFIG = Config((128, 256), (2, 1), swizzle=4, raster="along_m")
 
 
 class Won:
     """A plan that has won."""
 
     def __init__(self, row):
-        self.row = row
+        self.row, self.config, self.kernel = row, CONFIG, "1f"
 
 
 def test_the_outcome_names_row_and_kernel_and_survives_the_disk(tmp_path):
-    row = dp.TABLE.of("matmul")[0]
+    row = next(row for row in dp.TABLE.of("matmul") if row.library == "cutlass")
     outcome = tune.outcome(Won(row))
-    assert json.loads(outcome.blob) == {"row": row.name, "kernel": "cublasLtMatmul"}
-    AlgorithmCache("GPU", "cublasLt-1", tmp_path).put("cutlass_gemm", "key", outcome)
-    assert tune.recall(AlgorithmCache("GPU", "cublasLt-1", tmp_path).get("cutlass_gemm", "key")) == (None, "")
+    assert json.loads(outcome.blob)["row"] == row.name
+    AlgorithmCache("GPU", "cublasLt-1", tmp_path).put(tune.OP, "key", outcome)
+    assert tune.recall(AlgorithmCache("GPU", "cublasLt-1", tmp_path).get(tune.OP, "key")) == (CONFIG, "1f")
 
 
 def test_a_remembered_configuration_is_one_of_the_stated_set_or_none():
     def kept(config):
         return Algorithm(json.dumps({"row": "r", "kernel": "k", "config": config, "id": "1f"}).encode(), 0)
 
-    config = Config((128, 256), (2, 1), swizzle=4, raster="along_m")
-    assert tune.recall(kept(config)) == (config, "1f")
+    assert tune.recall(kept(CONFIG)) == (CONFIG, "1f")
     assert tune.recall(kept([[128, 255], [2, 1]])) is None
     assert tune.recall(kept("nonsense")) is None
     assert tune.recall(Algorithm(b"\xff", 0)) is None
+
+
+@pytest.mark.parametrize("scales", [{"d": 2.0}, {"aux": 2.0}, {"amax_d": 1}, {"amax_aux": 1}], ids=str)
+def test_no_factor_of_a_plain_product_is_passed_over(scales):
+    """What cuBLASLt's rows refuse comes to CUTLASS's, which have no scales at all."""
+    dev = dp.device("host")
+    a, b = dev.zeros((16, 32), "f8e4m3"), dev.zeros((32, 32), "f8e4m3").T
+    scales = {name: value if value == 2.0 else dev.zeros((1,), "f32") for name, value in scales.items()}
+    with pytest.raises((NoRow, BadRequest), match="scales"):
+        dp.matmul(a, b, scales=dp.Scales(**scales))
+
+
+def test_every_field_of_a_plain_request_is_honoured_or_refused_by_cutlass():
+    """A field that is new must be looked at here: a kernel that knows nothing of it would pass it over."""
+    known = {"a", "b", "c", "bias", "out", "epilogue", "alpha", "beta", "compute", "out_dtype", "fast_accum"}
+    allowed = {"autotune", "operands", "config", "library", "reduced_precision"}
+    refused = {"aux", "bgrad", "scales", "workspace"}
+    assert {field.name for field in fields(MatmulRequest)} == known | allowed | refused
+    dev = dp.device("host")
+    a, b = dev.zeros((16, 32), "i8"), dev.zeros((16, 32), "i8").T
+    with pytest.raises(NoRow, match="needs no limit of workspace, has 0"):
+        dp.matmul(a, b, out_dtype="f32", workspace=0)

@@ -185,7 +185,12 @@ def product(plan, a, b, c, d):
 def exact_cases():
     """Every case of the rows whose epilogues may end in these kernels, in which there is something to compute."""
     for row in dp.TABLE.of("matmul"):
-        if row.min_arch != HOST or row.dtypes[0] is not row.dtypes[3] or row.dtypes[3] not in exact_kernels.TYPES:
+        if (
+            row.min_arch != HOST
+            or not row.of("cublasLt")
+            or row.dtypes[0] is not row.dtypes[3]
+            or row.dtypes[3] not in exact_kernels.TYPES
+        ):
             continue
         for case in cases(row):
             wanted = case.epilogue in GELUS if row.dtypes[3] is F64 else case.epilogue not in COMMUTING

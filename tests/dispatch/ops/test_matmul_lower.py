@@ -7,7 +7,7 @@ every tensor, and its results must be those of the row-major reference.
 import ctypes
 import itertools
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,14 +24,7 @@ from dispatch.table.select import select
 E = Epilogue
 NOTHING = (None, None)
 A, B, C, BIAS, AUX, BGRAD, D = range(7)
-F64_ROW = SimpleNamespace(
-    dtypes=(F64,) * 4,
-    epilogue_dtypes=((F64,), (F64,)),
-    compute=Compute.COMPUTE_64F,
-    epilogues=tuple(Epilogue),
-    scales=(NOTHING,),
-    rules=(),
-)
+F64_ROW = replace(next(row for row in dp.TABLE.of("matmul") if row.dtypes == (F64,) * 4), rules=())
 HOST = None
 
 

@@ -520,7 +520,7 @@ def test_a_bias_of_another_dtype_is_no_call_of_the_same_pattern(dev):
     dp.matmul(a, b, bias=dev.zeros((48,), "bf16"), epilogue=Epilogue.BIAS)
     assert dev.executor().patterns
     with pytest.raises(dp.errors.NoRow, match="bias"):
-        dp.matmul(dev.zeros((40, 16), "bf16"), b, bias=dev.zeros((48,), "f32"), epilogue=Epilogue.BIAS)
+        dp.matmul(dev.zeros((40, 16), "bf16"), b, bias=dev.zeros((48,), "f64"), epilogue=Epilogue.BIAS)
 
 
 def test_read_only_memory_is_refused_after_the_same_that_may_be_written(dev):

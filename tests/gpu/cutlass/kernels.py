@@ -28,13 +28,13 @@ from dispatch.libraries.cutlass.emit import sm90_grouped_gemm as emit_grouped
 from dispatch.libraries.cutlass.emit import sm100_gemm as emit100
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
 from dispatch.libraries.cutlass.kernel_cache import store
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass
-from dispatch.ops.cutlass_gemm import cases as checks
-from dispatch.ops.cutlass_gemm import sm80 as multistage
-from dispatch.ops.cutlass_gemm import sm100 as blackwell
 from dispatch.ops.grouped_matmul import config as grouped_config
 from dispatch.ops.grouped_matmul import cutlass as grouped
 from dispatch.ops.grouped_matmul.cases import grouped_cases
+from dispatch.ops.matmul import MatmulRequest, cutlass
+from dispatch.ops.matmul import sm80 as multistage
+from dispatch.ops.matmul import sm100 as blackwell
+from dispatch.ops.matmul import tree_cases as checks
 from dispatch.progress import finish
 
 if TYPE_CHECKING:
@@ -61,10 +61,12 @@ class Kernel(NamedTuple):
 
 def rows(arches: tuple[int, ...] = (SM90,)) -> Iterator[Kernel]:
     """Those of each row's cases on GPUs of these architectures."""
-    for row in dp.TABLE.of("cutlass_gemm"):
+    for row in dp.TABLE.of("matmul"):
         # Hopper runs the rows of sm_80, too; of the newer ones, those of Blackwell's own kernels are meant.
+        if row.library != "cutlass":
+            continue
         on = [Arch(arch) for arch in arches if row.on(Arch(arch)) and (row.min_arch > SM90) == (arch > SM90)]
-        for case in checks.cases(row) if on else ():
+        for case in checks.row_cases(row) if on else ():
             request = case.request(DEV, np.random.default_rng(0))
             for arch in on:
                 yield kernel_of(request, row, arch, case.id)
@@ -79,7 +81,7 @@ def trees() -> Iterator[Kernel]:
     """Those of the random trees and of quantization."""
     for case in (*checks.quantized_cases(), *checks.tree_cases()):
         request = case.request(DEV, np.random.default_rng(0))
-        spec = cutlass.spec_of(request, SM90, request.config)
+        spec = cutlass.spec_of(request.form, SM90, request.config)
         yield Kernel(emit.emit(spec), spec.target, case.id)
 
 
@@ -95,23 +97,23 @@ def groups() -> Iterator[Kernel]:
             yield Kernel(emit_grouped.emit(spec), spec.target, f"{row.name} {case.id}")
 
 
-def plain(dtype: str, tree: evt.Node | None = None, **options: object) -> CutlassGemmRequest:
+def plain(dtype: str, tree: evt.Node | dp.Epilogue = dp.Epilogue.NONE, **options: object) -> MatmulRequest:
     """A product of small matrices: a kernel does not know their extents."""
     a, b = DEV.zeros((16, 32), dtype), DEV.zeros((32, 32), dtype).T
-    return CutlassGemmRequest(a, b, epilogue=tree, **options)  # type: ignore[arg-type]
+    return MatmulRequest(a, b, epilogue=tree, **options, library="cutlass")  # type: ignore[arg-type]
 
 
-def raced(request: CutlassGemmRequest, extents: tuple[int, int, int]) -> Iterator[Kernel]:
+def raced(request: MatmulRequest, extents: tuple[int, int, int]) -> Iterator[Kernel]:
     """Those that autotune times for some extents."""
     for config in dict.fromkeys(c.kernel for c in candidates(*extents, 1, PROCESSORS)):
-        spec = cutlass.spec_of(request, SM90, config)
+        spec = cutlass.spec_of(request.form, SM90, config)
         yield Kernel(emit.emit(spec), spec.target, f"{request.describe()} {config}")
 
 
 def tuned() -> Iterator[Kernel]:
     """Those of the tests of autotune."""
     alpha = evt.linear_combination(with_source=False)
-    for tree in (None, evt.relu(alpha), evt.silu(alpha)):
+    for tree in (dp.Epilogue.NONE, evt.relu(alpha), evt.silu(alpha)):
         for extents in ((2048, 2048, 1024), (64, 1024, 2048)):
             yield from raced(plain("bf16", tree), extents)
 
@@ -145,11 +147,10 @@ def swiglu() -> Iterator[Kernel]:
     for tokens, width, hidden in ((256, 512, 1024), (4096, 4096, 11008)):
         up_and_gate, down = (tokens, hidden, width), (tokens, width, hidden)
         for request, extents in (
-            (plain("bf16"), up_and_gate),
             (plain("bf16", block.GATE, operands={"up": made}), up_and_gate),
             (plain("bf16", block.DOWN, c=c), down),
         ):
-            spec = cutlass.spec_of(request, SM90, choose(*extents, 1, PROCESSORS))
+            spec = cutlass.spec_of(request.form, SM90, choose(*extents, 1, PROCESSORS))
             yield Kernel(emit.emit(spec), spec.target, f"gated block {request.describe()}")
 
 
@@ -165,17 +166,17 @@ SETS = {
 }
 
 
-def kernel_of(request: CutlassGemmRequest, row: dp.Row, arch: Arch, label: str) -> Kernel:
+def kernel_of(request: MatmulRequest, row: dp.Row, arch: Arch, label: str) -> Kernel:
     """The kernel that carries out a request by a row, on a GPU."""
     source: Source
     if row.function == "DefaultGemmUniversal":
-        multistage_spec = multistage.spec_of(request, arch, PROCESSORS)
+        multistage_spec = multistage.spec_of(request.form, arch, PROCESSORS)
         source, target = emit80.emit(multistage_spec), multistage_spec.target
     elif row.min_arch > SM90:
-        blackwell_spec = blackwell.spec_of(request, arch)
+        blackwell_spec = blackwell.spec_of(request.form, arch)
         source, target = emit100.emit(blackwell_spec), blackwell_spec.target
     else:
-        spec = cutlass.spec_of(request, arch, request.config)
+        spec = cutlass.spec_of(request.form, arch, request.config)
         source, target = emit.emit(spec), spec.target
     return Kernel(source, target, f"{row.name} {label}")
 

@@ -1,18 +1,19 @@
-"""Autotune of cutlass_gemm on the GPU: kernels of CUTLASS and cuBLASLt race once, and the winner is remembered."""
+"""Autotune on the GPU: kernels of CUTLASS and cuBLASLt race once, and the winner is remembered."""
 
 import json
 
 import pytest
 
 import dispatch as dp
+from dispatch.bind import race
 from dispatch.execute import cuda_executor
 from dispatch.execute.algorithm_cache import AlgorithmCache
 from dispatch.libraries.cutlass import evt
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, tune
-from dispatch.ops.cutlass_gemm.cases import Check
+from dispatch.ops.matmul import MatmulRequest, cublaslt, tune
+from dispatch.ops.matmul.tree_cases import Check
 
 ALPHA = evt.linear_combination(with_source=False)
-TREES = {"plain": None, "relu": evt.relu(ALPHA), "silu, which cuBLASLt has not": evt.silu(ALPHA)}
+TREES = {"plain": dp.Epilogue.NONE, "relu": evt.relu(ALPHA), "silu, which cuBLASLt has not": evt.silu(ALPHA)}
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def gpu(tmp_path, monkeypatch):
 def request(gpu, rng, extents, tree, **options):
     m, n, k = extents
     a, b = gpu.array(rng.standard_normal((m, k)), "bf16"), gpu.array(rng.standard_normal((n, k)), "bf16").T
-    return CutlassGemmRequest(a, b, epilogue=tree, autotune=True, **options)
+    return MatmulRequest(a, b, epilogue=tree, autotune=True, **options)
 
 
 @pytest.mark.parametrize("extents", [(2048, 2048, 1024), (64, 1024, 2048)], ids=str)
@@ -39,28 +40,30 @@ def test_the_winner_is_right_and_is_remembered(name, extents, gpu, rng, monkeypa
     asked = request(gpu, rng, extents, TREES[name])
     check = Check(name, asked)
     check.verify(dp.run(asked))
-    known = gpu.executor().algorithms("cublasLt").get("cutlass_gemm", tune.store_key(asked))
-    facts = json.loads(known.blob)
-    print(f"{extents} {name}: {facts['kernel']}, of row {facts['row']}")
-    assert facts["kernel"] == "cublasLtMatmul" or facts["row"] in {row.name for row in dp.TABLE.of("cutlass_gemm")}
-    assert "silu" not in name or facts["kernel"] != "cublasLtMatmul"
+    memory = gpu.executor().algorithms("cublasLt")
+    kernel = json.loads(memory.get(tune.OP, tune.stored_key(asked)).blob)
+    known = memory.get("matmul rows", race.stored_key(asked))
+    winner = kernel["row"] if known is None else json.loads(known.blob)["row"]
+    print(f"{extents} {name}: {winner}; of CUTLASS's kernels {kernel['kernel']}")
+    assert (known is None) == ("silu" in name), "one row alone takes that tree"
 
-    def race(*_):
+    def again(*_):
         raise AssertionError("what was remembered was timed again")
 
-    monkeypatch.setattr(tune, "fastest", race)
+    for module in (race, tune, cublaslt):
+        monkeypatch.setattr(module, "fastest", again)
     gpu.forget_plans()
     check.verify(dp.run(asked))
     call = dp.prepare(asked)
-    assert call.row.name == facts["row"]
+    assert call.row.name == winner
     check.verify(call())
 
 
 def test_every_candidate_is_right(gpu, rng):
     """Each order of tiles is another walk over D: none may leave a tile out."""
-    asked = request(gpu, rng, (2312, 4616, 136), None)
+    asked = request(gpu, rng, (2312, 4616, 136), dp.Epilogue.NONE, library="cutlass")
     check = Check("candidate", asked)
-    row = dp.prepare(CutlassGemmRequest(asked.a, asked.b)).row
+    row = dp.prepare(MatmulRequest(asked.a, asked.b, library="cutlass")).row
     executor = gpu.executor()
     for plan in tune.candidate_plans(asked, executor, row):
         outputs = executor.outputs(asked)

@@ -1,24 +1,23 @@
-"""Every cutlass_gemm row on the GPU through all its cases, against float64: the recorded call, the plain one, again."""
+"""Every CUTLASS row of matmul on the GPU through its cases, against float64: the recorded call, a plain one, again."""
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.errors import NoRow
-from dispatch.keys import HOST
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import CONFIGS, Config
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
-from dispatch.ops.cutlass_gemm.cases import Check, cases, quantized_cases, tree_cases
-from dispatch.ops.cutlass_gemm.reference import reference
+from dispatch.ops.matmul import MatmulRequest, matmul
+from dispatch.ops.matmul.reference import reference
+from dispatch.ops.matmul.tree_cases import Check, quantized_cases, row_cases, tree_cases
 
 HOPPER, BLACKWELL = (
-    [row for row in dp.TABLE.of("cutlass_gemm") if row.min_arch != HOST and (row.min_arch > 90) is newer]
+    [row for row in dp.TABLE.of("matmul") if row.library == "cutlass" and (row.min_arch > 90) is newer]
     for newer in (False, True)
 )
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in HOPPER for case in cases(row)]
-NEWER = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in BLACKWELL for case in cases(row)]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in HOPPER for case in row_cases(row)]
+NEWER = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in BLACKWELL for case in row_cases(row)]
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def halves(gpu, rng, m, n, k):
 
 def test_a_replay_reads_what_is_there_then(gpu, rng):
     a, b = halves(gpu, rng, 256, 192, 128)
-    call = dp.prepare(CutlassGemmRequest(a, b, config=Config((128, 128), (2, 1))))
+    call = dp.prepare(MatmulRequest(a, b, config=Config((128, 128), (2, 1)), library="cutlass"))
     for _ in range(3):
         a.copy_from(rng.standard_normal(a.shape))
         Check("replay", call.request).verify(call())
@@ -81,17 +80,17 @@ def test_a_replay_reads_what_is_there_then(gpu, rng):
 def test_a_number_may_change_from_call_to_call(gpu, rng):
     a, b = halves(gpu, rng, 128, 64, 64)
     for alpha in (1.0, -0.5, 3.0):
-        request = CutlassGemmRequest(a, b, alpha=alpha, config=Config((128, 128), (2, 1)))
+        request = MatmulRequest(a, b, alpha=alpha, config=Config((128, 128), (2, 1)), library="cutlass")
         Check("alpha", request).verify(dp.run(request))
-    request = CutlassGemmRequest(a, b, alpha=gpu.array([0.25], "f32"), config=Config((128, 128), (2, 1)))
+    request = MatmulRequest(a, b, alpha=gpu.array([0.25], "f32"), config=Config((128, 128), (2, 1)), library="cutlass")
     Check("alpha on the device", request).verify(dp.run(request))
 
 
 def test_the_default_choice_runs_and_is_right(gpu, rng):
     a, b = halves(gpu, rng, 100, 136, 72)
     np.testing.assert_allclose(
-        cutlass_gemm(a, b).numpy().astype(float),
-        reference(CutlassGemmRequest(a, b))["out"],
+        matmul(a, b, library="cutlass").numpy().astype(float),
+        reference(MatmulRequest(a, b, library="cutlass"))["out"],
         rtol=2**-7,
         atol=1e-3,
     )
@@ -101,16 +100,20 @@ def test_a_matrix_may_be_shared_by_the_batch(gpu, rng):
     a, b = halves(gpu, rng, 72, 48, 136)
     many = gpu.array(rng.standard_normal((3, 72, 136)), "bf16")
     config = Config((64, 128), (1, 1), "pingpong")
-    Check("shared b", CutlassGemmRequest(many, b, config=config)).check(cutlass_gemm(many, b, config=config, alpha=1.0))
+    Check("shared b", MatmulRequest(many, b, config=config, library="cutlass")).check(
+        matmul(many, b, config=config, alpha=1.0, library="cutlass")
+    )
     many = gpu.array(rng.standard_normal((3, 48, 136)), "bf16").mT
-    Check("shared a", CutlassGemmRequest(a, many, config=config)).check(cutlass_gemm(a, many, config=config, alpha=1.0))
+    Check("shared a", MatmulRequest(a, many, config=config, library="cutlass")).check(
+        matmul(a, many, config=config, alpha=1.0, library="cutlass")
+    )
 
 
 def test_c_may_be_d_itself(gpu, rng):
     a, b = halves(gpu, rng, 300, 136, 72)
     c = gpu.array(rng.standard_normal((300, 136)), "bf16")
     config = Config((128, 128), (2, 1))
-    check = Check("in place", CutlassGemmRequest(a, b, c=c, out=c, alpha=0.5, beta=-1.0, config=config))
+    check = Check("in place", MatmulRequest(a, b, c=c, out=c, alpha=0.5, beta=-1.0, config=config, library="cutlass"))
     check.verify(dp.run(check.request))  # once: a second run has another C
 
 
@@ -119,7 +122,7 @@ def test_stream_k_is_right_run_after_run(gpu, rng):
     config = Config((128, 128), (1, 1), "cooperative", "stream_k")
     assert config in CONFIGS
     a, b = halves(gpu, rng, 128, 384, 8192)
-    check = Check("stream-K", CutlassGemmRequest(a, b, config=config))
+    check = Check("stream-K", MatmulRequest(a, b, config=config, library="cutlass"))
     call = dp.prepare(check.request)
     result = None
     for _ in range(4):
@@ -131,7 +134,7 @@ def test_stream_k_is_right_run_after_run(gpu, rng):
 def test_a_misaligned_pointer_is_refused_before_it_is_touched(gpu):
     whole = gpu.zeros(65 * 64, "bf16")
     with pytest.raises(NoRow, match="a at a multiple of 16 bytes, has 2"):
-        cutlass_gemm(whole[1 : 1 + 64 * 64].reshape(64, 64), gpu.zeros((64, 64), "bf16"))
+        matmul(whole[1 : 1 + 64 * 64].reshape(64, 64), gpu.zeros((64, 64), "bf16"), library="cutlass")
 
 
 @pytest.mark.parametrize("n", [72, 53])  # TMA stores whole 16 bytes, and 53 of bf16 end amid them
@@ -141,7 +144,7 @@ def test_memory_beside_an_output_is_left_alone(n, gpu, rng):
     tree = evt.store(evt.accumulator(), "copy", "bf16")
     other = gpu.array(np.full((102, 96), 7.0), "bf16")
     inside = (slice(1, 101), slice(8, 8 + n))
-    request = CutlassGemmRequest(a, b, out=whole[inside], epilogue=tree, operands={"copy": other[inside]})
+    request = MatmulRequest(a, b, out=whole[inside], epilogue=tree, operands={"copy": other[inside]}, library="cutlass")
     Check("guarded", request).verify(dp.run(request))
     for matrix in (whole.numpy(), other.numpy()):
         matrix[inside] = 7
@@ -158,7 +161,7 @@ def test_no_node_of_a_tree_hides_nan(gpu):
         values = np.linspace(-2, 2, 128 * 128).reshape(128, 128).astype(np.float32)
         values[37, 91] = value
         given = {"x": gpu.array(values, "bf16"), "y": gpu.array(np.ones((128, 128)), "bf16")}
-        request = CutlassGemmRequest(a, b, epilogue=tree, operands=tuple(given.items()), out_dtype="f32")
+        request = MatmulRequest(a, b, epilogue=tree, operands=tuple(given.items()), out_dtype="f32", library="cutlass")
         got, wanted = dp.run(request), reference(request)
         for tensor, expected in zip(got, (wanted[n] for n in ("out", "low", "high", "least")), strict=True):
             np.testing.assert_array_equal(tensor.numpy(), np.asarray(expected, np.float32).reshape(tensor.shape))

@@ -1,4 +1,4 @@
-"""cutlass_gemm on the host: every row through its cases and random trees; what is refused, by whom and why."""
+"""CUTLASS's rows of matmul on the host: their cases and random trees; what is refused, by whom and why."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, HOST
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.conv import conv_fwd
-from dispatch.ops.cutlass_gemm import CutlassGemmRequest, cutlass_gemm
-from dispatch.ops.cutlass_gemm.cases import cases, quantized_cases, tree_cases
-from dispatch.ops.cutlass_gemm.reference import reference
+from dispatch.ops.matmul import MatmulRequest, matmul
+from dispatch.ops.matmul.reference import reference
+from dispatch.ops.matmul.tree_cases import quantized_cases, row_cases, tree_cases
 
-ROWS = [row for row in dp.TABLE.of("cutlass_gemm") if row.min_arch == HOST]
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+ROWS = [row for row in dp.TABLE.of("matmul") if row.min_arch == HOST and row.of("cutlass")]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in row_cases(row)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_random_tree_passes(case, dev, rng):
 
 def test_the_reference_is_numpys_product(dev, rng):
     a, b = rng.standard_normal((5, 16)), rng.standard_normal((16, 8))
-    request = CutlassGemmRequest(dev.array(a, "bf16"), dev.array(b, "bf16"), alpha=0.5)
+    request = MatmulRequest(dev.array(a, "bf16"), dev.array(b, "bf16"), alpha=0.5, library="cutlass")
     expected = 0.5 * (np.asarray(request.a).astype(np.float64) @ np.asarray(request.b).astype(np.float64))
     np.testing.assert_allclose(reference(request)["out"], expected)
 
@@ -47,7 +47,7 @@ def test_the_reference_is_numpys_product(dev, rng):
 def test_what_the_tree_stores_and_reduces_is_returned_in_its_order(dev, rng):
     a, b = (dev.array(rng.standard_normal(shape), "f16") for shape in ((4, 8), (8, 16)))
     tree = evt.reduce(evt.relu(evt.store(evt.accumulator(), "before", "f32")), "total", "sum", over="n")
-    out, before, total = cutlass_gemm(a, b, epilogue=tree)
+    out, before, total = matmul(a, b, epilogue=tree, library="cutlass")
     assert (out.dtype, before.dtype, total.dtype) == ("f16", "f32", "f32")
     assert (out.shape, before.shape, total.shape) == ((4, 16), (4, 16), (4,))
     np.testing.assert_allclose(total.numpy(), np.maximum(before.numpy(), 0).sum(1), rtol=1e-5)
@@ -56,7 +56,9 @@ def test_what_the_tree_stores_and_reduces_is_returned_in_its_order(dev, rng):
 def test_memory_given_for_an_output_is_written(dev):
     a, b = dev.array(np.ones((4, 8)), "f16"), dev.array(np.ones((8, 16)), "f16")
     largest = dev.zeros((), "f32")
-    out, returned = cutlass_gemm(a, b, epilogue=evt.amax(evt.accumulator(), "top"), operands={"top": largest})
+    out, returned = matmul(
+        a, b, epilogue=evt.amax(evt.accumulator(), "top"), operands={"top": largest}, library="cutlass"
+    )
     assert returned is largest
     assert largest.item() == 8
     assert out.numpy().min() == 8
@@ -65,7 +67,7 @@ def test_memory_given_for_an_output_is_written(dev):
 def test_a_prepared_call_takes_other_operands_by_the_trees_names(dev):
     a, b = dev.array(np.ones((4, 8)), "f16"), dev.array(np.ones((8, 16)), "f16")
     tree = evt.accumulator() + evt.row("bias")
-    call = dp.prepare(CutlassGemmRequest(a, b, epilogue=tree, operands={"bias": dev.zeros(16, "f32")}))
+    call = dp.prepare(MatmulRequest(a, b, epilogue=tree, operands={"bias": dev.zeros(16, "f32")}, library="cutlass"))
     assert call().numpy().max() == 8
     assert call(bias=dev.array(np.full(16, 2.0), "f32")).numpy().min() == 10
     with pytest.raises(BadRequest, match="no operand of this request"):
@@ -74,8 +76,8 @@ def test_a_prepared_call_takes_other_operands_by_the_trees_names(dev):
 
 def test_the_rest_is_clipped_and_rounded_on_the_way_to_few_bits(dev):
     a, b = dev.array([[100.0]] * 4, "f16"), dev.array([[1.0, 3.5, -9.0, 0.025]], "f16")
-    assert cutlass_gemm(a, b, out_dtype="i8").numpy()[0].tolist() == [100, 127, -128, 2]
-    assert cutlass_gemm(a, b, out_dtype="f8e4m3").numpy()[0].astype(float).tolist() == [96, 352, -448, 2.5]
+    assert matmul(a, b, out_dtype="i8", library="cutlass").numpy()[0].tolist() == [100, 127, -128, 2]
+    assert matmul(a, b, out_dtype="f8e4m3", library="cutlass").numpy()[0].astype(float).tolist() == [96, 352, -448, 2.5]
 
 
 def apart(dev, shape, strides, dtype="bf16"):
@@ -86,7 +88,7 @@ def apart(dev, shape, strides, dtype="bf16"):
 
 def small(dev, **options):
     fields = {"a": dev.zeros((16, 32), "bf16"), "b": dev.zeros((32, 16), "bf16")} | options
-    return CutlassGemmRequest(**fields)
+    return MatmulRequest(**fields, library="cutlass")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +176,9 @@ def test_a_tree_that_cutlass_cannot_build_is_refused_on_the_host_too(options, re
 @pytest.mark.parametrize("alpha", [0.5, np.float32(0.5), 2**31, -(2.0**40), float("nan")], ids=repr)
 def test_a_number_that_no_i32_is_does_not_run_by_the_plan_of_one_that_is(alpha, dev):
     a, b = dev.array(np.ones((16, 32)), "i8"), dev.array(np.ones((16, 32)), "i8").T
-    assert (cutlass_gemm(a, b, alpha=np.float32(-2)).numpy() == -64).all()
+    assert (matmul(a, b, alpha=np.float32(-2), library="cutlass").numpy() == -64).all()
     with pytest.raises(NoRow, match=r"whole numbers of 32 bits for an i32 D, has alpha"):
-        cutlass_gemm(a, b, alpha=alpha)
+        matmul(a, b, alpha=alpha, library="cutlass")
 
 
 @pytest.mark.parametrize("value", [10**400, 1e39, np.float64(-1e300)], ids=lambda v: f"{type(v).__name__} {v}"[:20])
@@ -190,7 +192,7 @@ def test_a_number_that_f32_does_not_hold_is_named(value, dev):
     with pytest.raises(BadRequest, match=r"operands\['s'\]: got .* a number"):
         conv_fwd(x, w, epilogue=tree, operands={"s": value})
     double = dev.array(np.ones((8, 8)), "f64")
-    assert cutlass_gemm(double, double, alpha=1e300).numpy().max() == 8e300
+    assert matmul(double, double, alpha=1e300, library="cutlass").numpy().max() == 8e300
 
 
 def test_equal_choices_have_equal_keys_and_other_trees_have_others(dev):

@@ -1,7 +1,7 @@
-"""The cases that the rows of cutlass_gemm are tried with, random epilogue trees, and how far a result may be off.
+"""The cases that CUTLASS's rows of matmul are tried with, random epilogue trees, and how far a result may be off.
 
-Tests parametrize over `cases(row)`, `tree_cases()` and `quantized_cases()` and run `case.check(device, rng)`. A case
-names its kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
+`cases.py` takes `row_cases(row)` from here; tests also run `tree_cases()` and `quantized_cases()`. A case names its
+kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype
+from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype, Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.config import Config
 from dispatch.libraries.cutlass.matrices import poisoned_matrix, poisoned_vector, random_matrix
-from dispatch.ops.cutlass_gemm.reference import reference
-from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+from dispatch.ops.matmul.reference import reference
+from dispatch.ops.matmul.request import MatmulRequest
 from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import by_numpy
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Case",
     "Check",
-    "cases",
     "quantized_cases",
     "random_tree",
+    "row_cases",
     "tree_cases",
 ]
 
@@ -74,13 +74,11 @@ class Case:
     def id(self) -> str:
         return f"{'·'.join(map(str, self.dtypes))}-{self.name}"
 
-    def request(self, device: Device, rng: np.random.Generator) -> CutlassGemmRequest:
+    def request(self, device: Device, rng: np.random.Generator) -> MatmulRequest:
         """The case with fresh operands."""
         return self._request(device, rng)[0]
 
-    def _request(
-        self, device: Device, rng: np.random.Generator
-    ) -> tuple[CutlassGemmRequest, tuple[GuardedBuffer, ...]]:
+    def _request(self, device: Device, rng: np.random.Generator) -> tuple[MatmulRequest, tuple[GuardedBuffer, ...]]:
         m, n, k = self.extents
         a, b, c, d = self.dtypes
         operands: dict[str, Any] = {}
@@ -98,18 +96,19 @@ class Case:
         if self.given and self.tree is not None:
             written |= self._written(device, self.tree, d)
             operands |= {name: memory.view for name, memory in written.items() if name != "out"}
-        request = CutlassGemmRequest(
+        request = MatmulRequest(
             random_matrix(device, rng, (*self.batch, m, k), a, self.orders[0], self.step),
             random_matrix(device, rng, (*self.batch, k, n), b, self.orders[1], self.step),
             c=random_matrix(device, rng, (*self.batch, m, n), c, self.orders[2], self.step) if self.c else None,
             out=written["out"].view,
-            epilogue=self.tree,
+            epilogue=Epilogue.NONE if self.tree is None else self.tree,
             operands=operands,
             alpha=alpha,
             beta=beta if self.c else None,
             compute=self.compute,
             fast_accum=self.fast_accum,
             config=self.config,
+            library="cutlass",
         )
         return request, tuple(written.values())
 
@@ -140,7 +139,7 @@ def evt_kinds(tree: Node) -> dict[str, str]:
 class Check:
     """A request, its float64 reference, the bound of each output, and memory that is watched."""
 
-    def __init__(self, name: str, request: CutlassGemmRequest, written: tuple[GuardedBuffer, ...] = ()) -> None:
+    def __init__(self, name: str, request: MatmulRequest, written: tuple[GuardedBuffer, ...] = ()) -> None:
         self.name, self.request, self.written = name, request, written
         self.expected = reference(request)
         self.allowed = bounds(request, self.expected)
@@ -160,7 +159,7 @@ class Check:
         if count := sum(memory.disturbed() for memory in self.written):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         outputs = result if isinstance(result, tuple) else (result,)
-        for name, tensor in zip(("out", *self.request.writes), outputs, strict=True):
+        for name, tensor in zip(("out", *self.request.form.produced), outputs, strict=True):
             got, expected, allowed = tensor.numpy().astype(np.float64), self.expected[name], self.allowed[name]
             with np.errstate(invalid="ignore"):
                 wrong = ~(np.abs(got - expected) <= allowed)
@@ -173,19 +172,20 @@ class Check:
                 )
 
 
-def bounds(request: CutlassGemmRequest, expected: dict[str, Array]) -> dict[str, Array]:
+def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Array]:
     """How far each output may be off.
 
     From the product's own error on (`product_error`) errors go through the tree. An output is rounded to its dtype, or
     to a whole number.
     """
+    form = request.form
     a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
     error = product_error(a, b, request.a.dtype, request.compute, on_host=by_numpy(request.a.device))
-    operands = {name: np.asarray(x) for name, x in request.given.items() if name not in request.writes}
+    operands = {name: np.asarray(x) for name, x in form.given.items() if name not in form.produced}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)
-    found = errors_of(request.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
-    dtypes = {"out": request.d_dtype, **{name: dtype for name, (_, dtype) in request.writes.items()}}
+    found = errors_of(form.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
+    dtypes = {"out": request.d_dtype, **{name: made.dtype for name, made in form.produced.items()}}
     return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
 
@@ -199,7 +199,7 @@ FAVORITES = (
 )
 
 
-def cases(row: Row) -> list[Case]:
+def row_cases(row: Row) -> list[Case]:
     """Several extents with one kernel, a batch, fast accumulation where there is some; for bf16 all orders and C."""
     a, b, c, d = row.dtypes
     dtypes = (a, b, c, d)

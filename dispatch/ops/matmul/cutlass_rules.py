@@ -1,4 +1,4 @@
-"""What a row of cutlass_gemm asks of a request beyond its dtypes: what tensor maps and tensor cores can step through.
+"""What a CUTLASS row of matmul asks of a request beyond its columns: what tensor maps and tensor cores step through.
 
 Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
 """
@@ -11,10 +11,10 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
 from dispatch.libraries.cutlass.layout import alignment, dense_line, lines_by_16, order_of
 from dispatch.libraries.cutlass.visitors import lower
-from dispatch.ops.cutlass_gemm.cutlass import operands_of
+from dispatch.ops.matmul.cutlass import operands_of
 
 if TYPE_CHECKING:
-    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = [
     "buildable",
@@ -24,13 +24,14 @@ __all__ = [
     "k_dense",
     "linear",
     "no_fast_accum",
+    "no_limit",
     "one_batch_axis",
     "some_elements",
     "whole_numbers",
 ]
 
 
-def k_dense(request: CutlassGemmRequest) -> str:
+def k_dense(request: MatmulRequest) -> str:
     """Hopper's tensor cores read operands that are not of 16 bits along k only."""
     wrong = []
     if order_of(request.a) != "row":
@@ -40,20 +41,23 @@ def k_dense(request: CutlassGemmRequest) -> str:
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def by_16_bytes(request: CutlassGemmRequest) -> str:
+def by_16_bytes(request: MatmulRequest) -> str:
     """Tensor maps: matrices start at a multiple of 16 bytes, and so does each of their lines."""
-    matrices = {"a": request.a, "b": request.b, "c": request.c, "out": request.out}
-    for name, kind in request.kinds.items():
-        operand = request.given.get(name)
+    form = request.form
+    matrices = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
+    for name, kind in form.kinds.items():
+        operand = form.given.get(name)
         if kind in ("load", "store"):
             matrices[name] = operand  # type: ignore[assignment]  # the request has seen to it that it is a tensor
     wrong = [
         reason for name, tensor in matrices.items() if tensor is not None and (reason := lines_by_16(name, tensor))
     ]
+    if not form.treed and form.out is None and form.n * form.d_dtype.bits % 128:  # D will be dense
+        wrong.append(f"out with lines at multiples of 16 bytes, or library='cutlass', has {form.n} columns")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def by_4_bytes(request: CutlassGemmRequest) -> str:
+def by_4_bytes(request: MatmulRequest) -> str:
     """Multistage kernels copy at least 4 bytes at a time, and write rows."""
     wrong = []
     for name, tensor in (("a", request.a), ("b", request.b)):
@@ -61,26 +65,27 @@ def by_4_bytes(request: CutlassGemmRequest) -> str:
             wrong.append(f"{name} with dense rows or columns, has {tensor.layout}")
         elif alignment(tensor.shape, tensor.layout.strides, tensor.dtype.itemsize, tensor.layout.alignment) < 4:
             wrong.append(f"{name} with lines of and at multiples of 4 bytes, has {tensor.layout}")
-    for name, matrix in (("c", request.c), ("out", request.out)):
+    for name, matrix in (("c", request.form.c), ("out", request.out)):
         if matrix is not None and (not dense_line(matrix) or order_of(matrix) != "row"):
             wrong.append(f"{name} with dense rows, has {matrix.layout}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def buildable(request: CutlassGemmRequest) -> str:
+def buildable(request: MatmulRequest) -> str:
     """CUTLASS has visitors for the whole tree, over operands of these dtypes."""
+    form = request.form
     try:
-        lower(request.tree, operands_of(request), request.d_dtype, None if request.c is None else request.c.dtype)
+        lower(form.tree, operands_of(form), form.d_dtype, None if form.c is None else form.c.dtype)
     except Refused as refused:
         return str(refused)
     return ""
 
 
-def dense_vectors(request: CutlassGemmRequest) -> str:
+def dense_vectors(request: MatmulRequest) -> str:
     """Vectors are read and reduced element after element, and a reduction's memory is filled at once."""
     wrong = []
-    for name, kind in request.kinds.items():
-        given = request.given.get(name)
+    for name, kind in request.form.kinds.items():
+        given = request.form.given.get(name)
         if kind not in ("row", "col", "reduce") or not isinstance(given, Tensor):
             continue
         steps = given.layout.strides[-1:] if given.shape[-1:] != (1,) and kind != "reduce" else ()
@@ -89,31 +94,36 @@ def dense_vectors(request: CutlassGemmRequest) -> str:
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
-def linear(request: CutlassGemmRequest) -> str:
+def linear(request: MatmulRequest) -> str:
     """Multistage kernels scale and add."""
-    if request.epilogue is not None:
-        return f"needs no epilogue but alpha, beta and c, has {request.epilogue}"
+    if not request.form.is_linear:
+        return f"needs no epilogue but alpha, beta and c, has {request.form.tree}"
     return f"needs no config, has {request.config}" if request.config is not None else ""
 
 
-def one_batch_axis(request: CutlassGemmRequest) -> str:
+def one_batch_axis(request: MatmulRequest) -> str:
     """A tensor map has one axis for the batch, and each batch of an output its own memory."""
     if len(request.batch) > 1:
         return f"needs one batch axis at most, has {len(request.batch)}: reshape them to one"
     return ""
 
 
-def some_elements(request: CutlassGemmRequest) -> str:
+def some_elements(request: MatmulRequest) -> str:
     """Nothing is launched for nothing."""
     return "" if request.k and all(request.shape) else f"needs extents of 1 or more, has {(*request.shape, request.k)}"
 
 
-def whole_numbers(request: CutlassGemmRequest) -> str:
+def whole_numbers(request: MatmulRequest) -> str:
     """An i32 D is computed in integers, its scalars too."""
-    wrong = ", ".join(f"{name} {request.given[name]}" for name in request.not_whole)
+    wrong = ", ".join(f"{name} {request.form.given[name]}" for name in request.form.not_whole)
     return f"needs whole numbers of 32 bits for an i32 D, has {wrong}" if wrong else ""
 
 
-def no_fast_accum(request: CutlassGemmRequest) -> str:
+def no_limit(request: MatmulRequest) -> str:
+    """A kernel takes the workspace that it is made for."""
+    return "" if request.workspace is None else f"needs no limit of workspace, has {request.workspace}"
+
+
+def no_fast_accum(request: MatmulRequest) -> str:
     """Fast accumulation is a choice of fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""

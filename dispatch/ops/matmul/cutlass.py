@@ -1,4 +1,4 @@
-"""A CutlassGemmRequest carried out by a CUTLASS kernel: its spec, its parameters, and what goes before and behind it.
+"""A product carried out by a CUTLASS kernel: its spec, its parameters, and what goes before and behind it.
 
 The table's GPU rows end here, by `plan`. Everything but addresses and numbers is done when a plan is made; a run writes
 the parameters on the host and launches.
@@ -29,66 +29,63 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
-    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.ops.matmul.trees import TreeForm
 
 __all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "plan", "spec_of", "staged"]
 
 BYTES_K = 128  # of a tile along k: a line of the swizzle
 
 
-def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: choose the kernel, compile or load it, learn its parameters."""
-    if request.autotune and request.config is None:
-        from dispatch.ops.cutlass_gemm import tune
-
-        return tune.plan(request, executor, row)
-    return CutlassPlan(request, executor, row, chosen(request, executor))
+    return CutlassPlan(request, executor, row, chosen(request.form, executor))
 
 
-def chosen(request: CutlassGemmRequest, executor: CudaExecutor) -> Config:
+def chosen(form: TreeForm, executor: CudaExecutor) -> Config:
     """The configuration of a request: its own, or the one that suits its extents."""
-    return choose(request.m, request.n, request.k, request.batches, multiprocessors(executor), request.config)
+    return choose(form.m, form.n, form.k, form.batches, multiprocessors(executor), form.config)
 
 
-def compiled(request: CutlassGemmRequest, row: Row, config: Config) -> tuple[Source, str, Future[bytes]]:
+def compiled(form: TreeForm, row: Row, config: Config) -> tuple[Source, str, Future[bytes]]:
     """The source of a request's kernel, its id and its future cubin."""
-    spec = spec_of(request, Arch(90), config)
+    spec = spec_of(form, Arch(90), config)
     source = emit(spec)
-    future = compiler.request(source, spec.target, f"{row.name} {config.kernel}: {request.tree}")
+    future = compiler.request(source, spec.target, f"{row.name} {config.kernel}: {form.tree}")
     return source, compiler.kernel_id(source, spec.target), future
 
 
-def spec_of(request: CutlassGemmRequest, arch: Arch, config: Config) -> GemmSpec:
-    """The kernel of a request."""
+def spec_of(form: TreeForm, arch: Arch, config: Config) -> GemmSpec:
+    """The kernel of a form."""
     # Outputs that are made for the request have rows.
-    orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
+    orders = [order_of(t) if t is not None else "row" for t in (form.a, form.b, form.c, form.out)]
     return GemmSpec(
         arch=arch,
-        a=request.a.dtype,
-        b=request.b.dtype,
-        c=None if request.c is None else request.c.dtype,
-        d=request.d_dtype,
+        a=form.a.dtype,
+        b=form.b.dtype,
+        c=None if form.c is None else form.c.dtype,
+        d=form.d_dtype,
         orders=(orders[0], orders[1], orders[2], orders[3]),
-        tile=(*config.tile, BYTES_K * 8 // request.a.dtype.bits),
+        tile=(*config.tile, BYTES_K * 8 // form.a.dtype.bits),
         cluster=config.cluster,
         schedule=config.schedule,
         scheduler=config.scheduler,
-        epilogue=request.tree,
-        operands=tuple(operands_of(request).items()),
-        tf32=request.compute is Compute.COMPUTE_32F_FAST_TF32,
-        fast_accumulation=request.fast_accum,
+        epilogue=form.tree,
+        operands=tuple(operands_of(form).items()),
+        tf32=form.compute is Compute.COMPUTE_32F_FAST_TF32,
+        fast_accumulation=form.fast_accum,
     )
 
 
-def operands_of(request: CutlassGemmRequest) -> dict[str, Operand]:
+def operands_of(form: TreeForm) -> dict[str, Operand]:
     """What each operand that the tree names is, for its visitor."""
     found = {}
-    for name, kind in request.kinds.items():
-        given = request.given.get(name)
+    for name, kind in form.kinds.items():
+        given = form.given.get(name)
         if kind in ("store", "reduce"):
-            dtype = request.writes[name][1]
+            dtype = form.produced[name].dtype
         else:
-            number = I32 if request.d_dtype is I32 else F32
+            number = I32 if form.d_dtype is I32 else F32
             dtype = given.dtype if isinstance(given, Tensor) else number
         is_matrix = kind in ("load", "store") and isinstance(given, Tensor)
         found[name] = Operand(kind, dtype, order_of(given) if is_matrix else "row")  # type: ignore[arg-type]
@@ -100,45 +97,44 @@ class CutlassPlan(TreePlan):
 
     __slots__ = ("config", "kernel", "spec")
 
-    def __init__(self, request: CutlassGemmRequest, executor: CudaExecutor, row: Row, config: Config) -> None:
+    def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row, config: Config) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
         self.config = config
-        self.spec = spec_of(request, Arch(90), config)
-        source, self.kernel, future = compiled(request, row, config)
+        form = request.form
+        self.spec = spec_of(form, Arch(90), config)
+        source, self.kernel, future = compiled(form, row, config)
         loaded = module(executor.device, self.kernel, future.result(), source.words)
-        self._number = whole_bits if request.d_dtype is I32 else float_bits
-        self._names = ("a", "b", "c", "out", *request.kinds)
-        self._values = fixed_words(request, multiprocessors(executor))
+        self._number = whole_bits if form.d_dtype is I32 else float_bits
+        self._names = form.names
+        self._values = fixed_words(form, multiprocessors(executor))
         self._values |= {"swizzle": config.swizzle, "raster": RASTERS.index(config.raster)}
-        self._staged = staged(request, executor)
+        self._staged = staged(form, executor)
         self._values |= self._staged.words
         self._launch = Launch(loaded, executor, self._values, config.cluster)
-        reduced = (node.name for node in walk(request.tree) if isinstance(node, Reduce))
-        sizes = {name: prod(request.writes[name][0]) for name in reduced}
-        self._reduce(request.tree, sizes, {"m": request.m, "n": request.n, "mn": request.m * request.n})
+        reduced = (node.name for node in walk(form.tree) if isinstance(node, Reduce))
+        sizes = {name: prod(form.produced[name].shape) for name in reduced}
+        self._reduce(form.tree, sizes, {"m": form.m, "n": form.n, "mn": form.m * form.n})
 
 
-def staged(request: CutlassGemmRequest, executor: CudaExecutor) -> Staged:
+def staged(form: TreeForm, executor: CudaExecutor) -> Staged:
     """The memory that the kernel writes for those matrices which the request gives and a tensor map would overrun."""
-    given = {"out": request.out} | {
-        name: request.given.get(name) for name, kind in request.kinds.items() if kind == "store"
-    }
+    given = {"out": form.out} | {name: form.given.get(name) for name, kind in form.kinds.items() if kind == "store"}
     return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
 
 
-def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:
+def fixed_words(form: TreeForm, processors: int) -> dict[str, int]:
     """The words that do not change from run to run; 1 stands for an address that is there."""
     values = {
-        "m": request.m,
-        "n": request.n,
-        "k": request.k,
-        "batches": request.batches,
+        "m": form.m,
+        "n": form.n,
+        "k": form.k,
+        "batches": form.batches,
         "multiprocessors": processors,
     }
-    missing = request.unallocated()
-    for name in ("a", "b", "c", "out", *request.kinds):
-        given: Any = getattr(request, name) if name in ("a", "b", "c", "out") else request.given.get(name)
+    missing = form.unallocated()
+    for name in ("a", "b", "c", "out", *form.kinds):
+        given: Any = getattr(form, name) if name in ("a", "b", "c", "out") else form.given.get(name)
         if name in missing:
             shape, strides, _ = missing[name]
         elif isinstance(given, Tensor):
@@ -146,8 +142,8 @@ def fixed_words(request: CutlassGemmRequest, processors: int) -> dict[str, int]:
         else:
             continue
         values[name] = 1
-        kind = request.kinds.get(name, "matrix")
-        axes = {"row": 1, "col": 1, "scalar": 0, "reduce": len(shape) - len(request.batch)}.get(kind, 2)
+        kind = form.kinds.get(name, "matrix")
+        axes = {"row": 1, "col": 1, "scalar": 0, "reduce": len(shape) - len(form.batch)}.get(kind, 2)
         values[f"{name}.batch"] = strides[0] if len(shape) > axes and kind != "scalar" and shape[0] > 1 else 0
         if axes == 2:
             values[f"{name}.pitch"] = pitch(shape, strides)

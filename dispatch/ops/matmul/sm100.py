@@ -1,4 +1,4 @@
-"""A CutlassGemmRequest carried out by a kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
+"""A product carried out by a kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
 
 The table's Blackwell rows end here, by `plan`. The kernels are compiled in tests and have run on no machine yet, which
 their rows say; the parameters are made as Hopper's are.
@@ -6,7 +6,6 @@ their rows say; the parameters are made as Hopper's are.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
 from dispatch.core.request import Argument, Plan
@@ -15,19 +14,20 @@ from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES, CLUSTER, BlackwellSpec, emit
 from dispatch.libraries.cutlass.launch import Launch, module
 from dispatch.libraries.cutlass.layout import order_of
-from dispatch.libraries.cutlass.plan import multiprocessors
-from dispatch.ops.cutlass_gemm.cutlass import fixed_words, staged
+from dispatch.libraries.cutlass.plan import float_bits, multiprocessors
+from dispatch.ops.matmul.cutlass import fixed_words, staged
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Arch
-    from dispatch.ops.cutlass_gemm.request import CutlassGemmRequest
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.ops.matmul.trees import TreeForm
 
 __all__ = ["BlackwellPlan", "plan", "spec_of"]
 
 
-def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, learn its parameters."""
     arch = executor.device.arch
     if arch not in ARCHES or arch < row.min_arch:
@@ -35,15 +35,15 @@ def plan(request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> Plan:
     return BlackwellPlan(request, executor, row)
 
 
-def spec_of(request: CutlassGemmRequest, arch: Arch) -> BlackwellSpec:
-    """The kernel of a request."""
-    orders = [order_of(t) if t is not None else "row" for t in (request.a, request.b, request.c, request.out)]
+def spec_of(form: TreeForm, arch: Arch) -> BlackwellSpec:
+    """The kernel of a form."""
+    orders = [order_of(t) if t is not None else "row" for t in (form.a, form.b, form.c, form.out)]
     return BlackwellSpec(
         arch=arch,
-        a=request.a.dtype,
-        b=request.b.dtype,
-        c=None if request.c is None else request.c.dtype,
-        d=request.d_dtype,
+        a=form.a.dtype,
+        b=form.b.dtype,
+        c=None if form.c is None else form.c.dtype,
+        d=form.d_dtype,
         orders=(orders[0], orders[1], orders[2], orders[3]),
     )
 
@@ -53,17 +53,17 @@ class BlackwellPlan(Plan):
 
     __slots__ = ("_executor", "_launch", "_names", "_staged", "_values", "spec")
 
-    def __init__(self, request: CutlassGemmRequest, executor: CudaExecutor, row: Row) -> None:
+    def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        self.spec = spec_of(request, executor.device.arch)
+        self.spec = spec_of(request.form, executor.device.arch)
         source = emit(self.spec)
-        future = compiler.request(source, self.spec.target, f"{row.name}: {request.tree}")
+        future = compiler.request(source, self.spec.target, f"{row.name}: {request.form.tree}")
         kernel = compiler.kernel_id(source, self.spec.target)
         loaded = module(executor.device, kernel, future.result(), source.words)
-        self._names = ("a", "b", "c", "out", *request.kinds)
-        self._staged = staged(request, executor)
-        self._values = {**fixed_words(request, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
+        self._names = request.form.names
+        self._staged = staged(request.form, executor)
+        self._values = {**fixed_words(request.form, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
         self._launch = Launch(loaded, executor, self._values, CLUSTER)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -72,7 +72,7 @@ class BlackwellPlan(Plan):
             if type(argument) is int:
                 values[name] = argument
             else:
-                values[f"{name}.value"] = int(struct.unpack("<I", struct.pack("<f", argument.real))[0])
+                values[f"{name}.value"] = float_bits(argument.real)
         stream = self._executor.target.value or 0
         self._launch.enqueue({**values, **self._staged.addresses}, stream)
         self._staged.copy_out(values, stream)

@@ -1,0 +1,91 @@
+"""Autotune across rows: the plans of all rows that take a request race, and the winner is remembered on disk.
+
+`bind` comes here with requests that say `autotune`. Within its row a library has chosen its own fastest algorithm by
+then; here the rows are held against each other, by the same measurement. Where one row alone binds, nothing is timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.layout import Layout
+from dispatch.errors import Refused
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument, Plan, Request
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["fastest_plan", "stored_key"]
+
+ROWS = "rows"  # of an op, in the memory, beside what libraries remember there
+
+
+def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], refused: dict[Row, Refused]) -> Plan:
+    """The plan of the fastest of the rows that bind, or of the one remembered; Refused where none binds.
+
+    What a library says to a row is put into `refused`. The first row runs in every race and is the one that others must
+    beat, as the library's own choice is within one.
+    """
+    memory = executor.algorithms(rows[0].library) if len(rows) > 1 else None
+    key = stored_key(request) if memory is not None else ""
+    if memory is not None:
+        known = memory.get(f"{request.op} {ROWS}", key)
+        winner = None if known is None else next((row for row in rows if row.name == _name(known)), None)
+        if winner is not None:
+            rows = [winner, *(row for row in rows if row is not winner)]
+            plan = _bound(executor, request, winner, refused)
+            if plan is not None:
+                return plan
+    executor.refuse_capture("a request that is to be tuned")
+    plans = [plan for row in rows if row not in refused and (plan := _bound(executor, request, row, refused))]
+    if not plans:
+        raise Refused("no row binds")
+    if len(plans) == 1 or memory is None:
+        return plans[0]
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        plans[number].enqueue(arguments)
+
+    best = plans[fastest(executor, request, run, len(plans))]
+    memory.put(f"{request.op} {ROWS}", key, Algorithm(json.dumps({"row": best.row.name}).encode(), 0))
+    return best
+
+
+def _bound(executor: CudaExecutor, request: Request, row: Row, refused: dict[Row, Refused]) -> Plan | None:
+    """The plan of a row; None where its library refuses."""
+    try:
+        plan: Plan = row.call(request, executor, row)
+    except Refused as refusal:
+        refused[row] = refusal
+        return None
+    return plan
+
+
+def _name(known: Algorithm) -> str:
+    """The row that an outcome names; "" for what names none."""
+    try:
+        return str(json.loads(known.blob)["row"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def stored_key(request: Request) -> str:
+    """The request in words, and a digest of all that its plan depends on: the same in every process."""
+    digest = hashlib.sha256(repr(_words(request.key())).encode()).hexdigest()[:16]
+    return f"{request.describe()} {digest}"
+
+
+def _words(part: Any) -> Any:
+    """A part of a key without anything that is of this process alone."""
+    if isinstance(part, Layout):
+        return str(part.dtype), part.shape, part.strides, part.alignment, part.readonly
+    if isinstance(part, (tuple, list)):
+        return [_words(each) for each in part]
+    return repr(part)

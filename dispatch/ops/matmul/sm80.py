@@ -1,0 +1,72 @@
+"""A product carried out by a multistage kernel, as sm_80 has them and every newer GPU runs.
+
+The table's sm_80 rows end here, by `plan`: float64, and what tensor maps cannot step through. Alpha and beta are read
+on the device, so a number among them is put there once by the executor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import F64
+from dispatch.libraries.cutlass.emit.sm80_gemm import MultistageSpec, emit
+from dispatch.libraries.cutlass.layout import alignment, order_of
+from dispatch.libraries.cutlass.plan import MultistageKernelPlan
+from dispatch.ops.matmul.cutlass import fixed_words
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Arch, Dtype
+    from dispatch.libraries.cutlass.emit.sm90_gemm import Source
+    from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.ops.matmul.trees import TreeForm
+
+__all__ = ["MultistagePlan", "plan", "spec_of"]
+
+LARGE_TILE = 128 * 128
+
+
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    return MultistagePlan(request, executor, row)
+
+
+def spec_of(form: TreeForm, arch: Arch, processors: int) -> MultistageSpec:
+    """The kernel of a request: the small tile where large ones would leave multiprocessors idle."""
+    made = form.unallocated().get("out")
+    d = (made[0], made[1]) if made is not None else (form.shape, form.out.layout.strides)  # type: ignore[union-attr]
+    size = form.d_dtype.bits // 8
+    outputs = [alignment(*d, size, 256 if made is not None else form.out.layout.alignment)]  # type: ignore[union-attr]
+    if form.c is not None:
+        outputs.append(alignment(form.c.shape, form.c.layout.strides, size, form.c.layout.alignment))
+    inputs = [alignment(t.shape, t.layout.strides, t.dtype.itemsize, t.layout.alignment) for t in (form.a, form.b)]
+    if form.a.dtype is F64:  # whose tiles are laid out for one element at a time
+        inputs = [F64.itemsize, F64.itemsize]
+    tiles = -(-form.m // 128) * -(-form.n // 128) * form.batches
+    return MultistageSpec(
+        arch=arch,
+        a=form.a.dtype,
+        b=form.b.dtype,
+        d=form.d_dtype,
+        orders=(order_of(form.a), order_of(form.b)),
+        alignment=(inputs[0], inputs[1], min(outputs)),
+        source=form.c is not None,
+        small=tiles < processors,
+    )
+
+
+class MultistagePlan(MultistageKernelPlan):
+    """One kernel for one set of layouts."""
+
+    __slots__ = ()
+
+    def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(request.form, executor, row)
+        self._names = request.form.names
+
+    @staticmethod
+    def _kernel(request: TreeForm, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
+        spec = spec_of(request, arch, processors)
+        return spec, emit(spec), fixed_words(request, processors), spec.accumulator

@@ -1,0 +1,328 @@
+"""A product as a tree: what CUTLASS's kernels make of a MatmulRequest.
+
+`TreeForm` is that view of any request: of one with an epilogue tree, which only CUTLASS has kernels for, and of a plain
+one, whose Epilogue it spells as a tree. `named_epilogue` is the way back: the Epilogue that says what a tree says.
+`validate` looks at requests with a tree. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind._cached import cached_property
+from dispatch.checks import NO_NUMBERS, check_number
+from dispatch.core.operands import Output
+from dispatch.core.overlap import overlap, same_view
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import BF16, F32, HALF, I8, I32, Dtype, Epilogue
+from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.evt import Binary, Node, Reduce, Store, Unary, linear_combination, walk
+from dispatch.libraries.cutlass.evt_operands import Given, Treed, check_tree, pairs_of
+from dispatch.ops.matmul.scales import FACTORS_AND_AMAX
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Operands, Use
+    from dispatch.keys import Compute
+    from dispatch.libraries.cutlass.config import Config
+
+__all__ = ["TreeForm", "prepare", "validate"]
+
+Shape = tuple[int, ...]
+MATRICES = ("a", "b", "c", "out")
+# cuBLASLt's GELU is the one by tanh.
+SPELLED = {
+    Epilogue.NONE: "",
+    Epilogue.BIAS: "",
+    Epilogue.RELU: "relu",
+    Epilogue.RELU_BIAS: "relu",
+    Epilogue.GELU: "gelu_tanh",
+    Epilogue.GELU_BIAS: "gelu_tanh",
+}
+# In the order of `MatmulRequest.arguments`; what no tree names is passed over.
+PLAIN_ARGUMENTS = ("a", "b", "c", "bias", "aux", "bgrad", "out", "alpha", "beta")
+BESIDE_A_TREE = ("aux", "bgrad", "workspace")  # what stays None
+
+
+class TreeForm(Treed):
+    """A MatmulRequest as CUTLASS sees it: D = tree(A · B, C, operands), with at most one batch axis.
+
+    It has the request's fields by their names, where they mean the same to a kernel.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.treed: bool = request.treed
+        self.a: Tensor = request.a
+        self.b: Tensor = request.b
+        self.c: Tensor | None = request.c
+        if not request.treed:  # with a beta of 0 nothing reads C, and without one D is read
+            self.c = None if not request.has_beta else request.out if request.c is None else request.c
+        self.out: Tensor | None = request.out
+        self.alpha, self.beta, self.operands = request.alpha, request.beta, request.operands
+        if request.bias is not None:
+            self.operands = (*self.operands, ("bias", request.bias))
+        self.compute: Compute | None = request.compute
+        self.config: Config | None = request.config
+        self.fast_accum: bool = request.fast_accum
+        self.m: int = request.m
+        self.n: int = request.n
+        self.k: int = request.k
+        self.batch: Shape = request.batch
+        self.shape: Shape = request.shape
+        self.d_dtype: Dtype = request.d_dtype
+
+    @cached_property
+    def tree(self) -> Node:
+        epilogue: Node | Epilogue = self.request.epilogue
+        if not isinstance(epilogue, Epilogue):
+            return epilogue
+        tree: Node = linear_combination(with_source=self.c is not None)
+        if epilogue.adds_bias:
+            tree = tree + evt.row("bias")
+        function = SPELLED[epilogue]
+        return Unary(function, tree) if function else tree
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is alpha · A · B + beta · C."""
+        return self.tree in LINEAR
+
+    @property
+    def batches(self) -> int:
+        """How many products there are."""
+        return prod(self.batch)
+
+    @property
+    def c_dtype(self) -> Dtype:
+        """The dtype of C; without one, that of the row: D's, or one of 16 bits beside a D of 8."""
+        if self.c is not None:
+            return self.c.dtype
+        if self.d_dtype.bits > 8 or self.a.dtype is I8:
+            return self.d_dtype
+        return self.a.dtype if self.a.dtype in HALF else BF16
+
+    @cached_property
+    def produced(self) -> dict[str, Output]:
+        """The outputs that the tree names, as they are allocated."""
+        shapes = {"m": (*self.batch, self.n), "n": (*self.batch, self.m), "mn": self.batch}
+        found: dict[str, Output] = {}
+        for node in walk(self.tree):
+            if isinstance(node, Store):
+                found[node.name] = padded(self.shape, node.dtype or self.d_dtype)
+            elif isinstance(node, Reduce):
+                found[node.name] = Output(shapes[node.over], c_strides(shapes[node.over]), F32)
+        return found
+
+    @cached_property
+    def not_whole(self) -> tuple[str, ...]:
+        """The scalars of an i32 D that are given as numbers which no i32 is."""
+        if self.d_dtype is not I32:
+            return ()
+        numbers = {name: float(x) for name, x in self.given.items() if not isinstance(x, Tensor)}
+        return tuple(name for name, x in numbers.items() if not (x.is_integer() and -(2**31) <= x < 2**31))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the request's arguments are, in their order, as far as a kernel knows them."""
+        if self.treed:
+            return (*MATRICES, *self.kinds)
+        return (*PLAIN_ARGUMENTS, *("",) * len(self.request.scale_arguments()))
+
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        """The outputs that the request leaves open."""
+        if not self.treed:
+            found: dict[str, tuple[Shape, Shape, Dtype]] = self.request.unallocated()
+            return found
+        wanted = {} if self.out is not None else {"out": padded(self.shape, self.d_dtype)}
+        wanted |= {name: made for name, made in self.produced.items() if name not in self.given}
+        return {name: (made.shape, made.strides, made.dtype) for name, made in wanted.items()}
+
+    # -- the contract of Request, for requests with a tree --------------------------------------------------------
+    def key(self) -> tuple[Any, ...]:
+        layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))
+        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
+        request = self.request
+        choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, request.library)
+        # Numbers are no part of it, but those that a row refuses: else they would find the plan of others.
+        return (*layouts, given, *choices, request.autotune, self.not_whole)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        c = 0 if self.c is None else self.c.ptr
+        pointers = (self.a.ptr, self.b.ptr, c, outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
+        named = {**self.given, **outputs}
+        # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
+        rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
+        return (*pointers, *rest)
+
+    def tensors(self) -> tuple[Use, ...]:
+        named = [(name, getattr(self, name), name == "out") for name in MATRICES]
+        named += [(name, x, name in self.produced) for name, x in self.given.items()]
+        return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
+
+    def result(self, outputs: Operands) -> Any:
+        extra = tuple(self.given.get(name, outputs.get(name)) for name in self.produced)
+        out = outputs.get("out", self.out)
+        return (out, *extra) if extra else out
+
+    def replaced(self, operands: dict[str, Tensor]) -> dict[str, Any]:
+        """The fields of the request with other operands, by the names of the request and of the tree."""
+        fields = (*MATRICES, "alpha", "beta", *(("bias",) if self.request.bias is not None else ()))
+        own: dict[str, Any] = {name: x for name, x in operands.items() if name in fields}
+        named = {name: x for name, x in operands.items() if name not in own}
+        for name in named:
+            if name not in self.kinds:
+                known = ", ".join((*MATRICES, *self.kinds))
+                raise BadRequest(name, "no operand of this request", f"one of {known}")
+        return {**own, "operands": {**dict(self.request.operands), **named}}
+
+    def describe(self) -> str:
+        request = self.request
+        choices = {name: getattr(request, name) for name in ("compute", "config", "library")}
+        words = [f"{name}={value}" for name, value in choices.items() if value is not None]
+        words += [name for name in ("fast_accum", "autotune") if getattr(request, name)]
+        c = "" if self.c is None else f" + {self.c.layout}"
+        text = f"matmul {self.a.layout} x {self.b.layout}{c} -> {self.d_dtype}, epilogue {self.tree}"
+        return ", ".join([text, *words])
+
+
+LINEAR = (linear_combination(with_source=False), linear_combination(with_source=True))
+
+
+def padded(shape: Shape, dtype: Dtype) -> Output:
+    """A matrix to be made in C order, with rows at multiples of 16 bytes, as tensor maps need them."""
+    if len(shape) < 2 or dtype.bits == 0:
+        return Output(shape, c_strides(shape), dtype)
+    step = 128 // dtype.bits
+    pitch = -(-shape[-1] // step) * step
+    return Output(shape, (*(s * pitch for s in c_strides(shape[:-1])), 1), dtype)
+
+
+def prepare(request: Any) -> None:
+    """Note a request's operands as pairs, and a tree that an Epilogue says as that Epilogue."""
+    object.__setattr__(request, "operands", pairs_of(request.operands))
+    tree = request.epilogue
+    if not isinstance(tree, Node) or request.of_cutlass:
+        return
+    epilogue = _named(tree, request.alpha, request.c)
+    given = dict(request.operands)
+    if epilogue is None or given.keys() != ({"bias"} if epilogue.adds_bias else set()) or request.bias is not None:
+        return
+    object.__setattr__(request, "epilogue", epilogue)
+    object.__setattr__(request, "bias", given.get("bias"))
+    object.__setattr__(request, "operands", ())
+
+
+def _named(tree: Node, alpha: Given, c: Tensor | None) -> Epilogue | None:
+    """The Epilogue that says what a tree says of a product, its bias being called "bias"; None where none does.
+
+    The tree alone says whether alpha and C are read: one that passes over what the request has says something else.
+    """
+    function, biased = "", False
+    if isinstance(tree, Unary):
+        function, tree = tree.function, tree.x
+    if isinstance(tree, Binary) and tree.function == "add" and tree.y == evt.row("bias"):
+        biased, tree = True, tree.x
+    plain = tree == evt.accumulator() and not isinstance(alpha, Tensor) and alpha == 1
+    if (tree != LINEAR[c is not None]) and not (plain and c is None):
+        return None
+    return next((e for e, spelled in SPELLED.items() if spelled == function and e.adds_bias == biased), None)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+def validate(request: Any) -> None:
+    """Raise BadRequest for a request with a tree that no kernel could carry out; its matrices were looked at."""
+    _check_fields(request)
+    form: TreeForm = request.form
+    for name in ("alpha", "beta"):
+        value = getattr(request, name)
+        if not isinstance(value, Tensor):
+            check_number(name, value)
+    try:
+        kinds = form.kinds
+    except Refused as refused:
+        raise BadRequest("epilogue", str(request.epilogue), str(refused)) from None
+    _check_operands(form, kinds)
+    form.check_scalars(request.a.dtype)
+    _check_shapes(form)
+    _check_memory(form)
+
+
+def _check_fields(request: Any) -> None:
+    """What is fused is said by the tree alone."""
+    check_tree(request.epilogue if isinstance(request.epilogue, Node) else None, request.config)
+    for name in BESIDE_A_TREE:
+        if getattr(request, name) is not None:
+            raise BadRequest(name, "a value", "None, for kernels of CUTLASS have none", "a tree stores and reduces")
+    if request.reduced_precision:
+        raise BadRequest("reduced_precision", "True", "False: a tree is computed in f32, and rounded at its end")
+    if any(getattr(request.scales, name) is not None for name in FACTORS_AND_AMAX):
+        hint = "evt.scalar, evt.row and evt.col multiply in the tree"
+        raise BadRequest("scales", "factors", "none, for kernels of CUTLASS have none", hint)
+    epilogue = request.epilogue
+    if isinstance(epilogue, Epilogue) and epilogue not in SPELLED:
+        known = ", ".join(one.name for one in SPELLED)
+        raise BadRequest("epilogue", epilogue.name, f"{known} or a tree, which CUTLASS has kernels for")
+    if request.bias is not None and not (isinstance(epilogue, Epilogue) and epilogue.adds_bias):
+        raise BadRequest("bias", str(request.bias.layout), "None", "evt.row('bias') adds one, given in operands")
+
+
+def _check_operands(form: TreeForm, kinds: dict[str, str]) -> None:
+    """Each name of the tree is given, once, as what the tree takes it for."""
+    for name, _ in form.request.operands:
+        if name not in kinds or name in ("alpha", "beta"):
+            raise BadRequest(
+                f"operands[{name!r}]", "an operand", f"one of {', '.join(kinds) or 'none'}: the tree's names"
+            )
+    for name, kind in kinds.items():
+        given = form.given.get(name)
+        if given is None and kind not in ("store", "reduce"):
+            raise BadRequest(f"operands[{name!r}]", "nothing", f"the {kind} that the epilogue reads")
+        number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
+        if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
+            raise BadRequest(
+                f"operands[{name!r}]", repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor"
+            )
+
+
+def _check_shapes(form: TreeForm) -> None:
+    m, n, batch = form.m, form.n, form.batch
+    shapes = {
+        "row": ((n,), (*batch, n)),
+        "col": ((m,), (*batch, m)),
+        "load": ((m, n), form.shape),
+    }
+    wanted: dict[str, tuple[Shape, ...]] = {"c": ((m, n), form.shape), "out": (form.shape,)}
+    wanted |= {name: shapes[kind] for name, kind in form.kinds.items() if kind in shapes}
+    wanted |= {name: (made.shape,) for name, made in form.produced.items()}
+    for name, tensor, _ in form.tensors():
+        if form.kinds.get(name) == "scalar" and tensor.size != 1:
+            raise BadRequest(name, str(tensor.layout), "a number, or a tensor of one element")
+        if name in wanted and tensor.shape not in wanted[name]:
+            raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, wanted[name]))}")
+        if name in form.produced and tensor.dtype is not form.produced[name].dtype:
+            raise BadRequest(name, str(tensor.layout), f"dtype {form.produced[name].dtype}, as the epilogue says")
+
+
+def _check_memory(form: TreeForm) -> None:
+    """All tensors are of one device and alive, and what is written overlaps nothing else."""
+    uses = form.tensors()
+    home = form.a.device
+    home.check(*(tensor for _, tensor, _ in uses))
+    for name, tensor, written in uses:
+        if tensor.device is not home:
+            raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as a is")
+        if not written:
+            continue
+        if tensor.layout.readonly or tensor.layout.meets_itself:
+            raise BadRequest(name, str(tensor.layout), "memory that may be written, its own for each element")
+        for other_name, other, _ in uses:
+            same = name == "out" and other_name == "c" and same_view(tensor, other)
+            if other_name != name and not same and overlap(tensor, other):
+                raise BadRequest(
+                    name, f"memory that overlaps {other_name}", "memory of its own", "only c may be out itself"
+                )

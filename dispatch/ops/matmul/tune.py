@@ -1,0 +1,106 @@
+"""Autotune among CUTLASS's kernels for one product: the candidates race, and the winner is remembered on disk.
+
+`cutlass_matmul` sends requests with `autotune` here, and bind/race.py holds the winner against other libraries. The
+memory is that of cuBLASLt's algorithms (execute/algorithm_cache.py); an outcome names the row and the kernel that won.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
+from dispatch.libraries.cutlass.compile import CompileFailed
+from dispatch.libraries.cutlass.config import CONFIGS, Config, candidates
+from dispatch.libraries.cutlass.plan import multiprocessors
+from dispatch.ops.matmul.cutlass import CutlassPlan, compiled
+from dispatch.progress import finish
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.matmul.request import MatmulRequest
+
+__all__ = ["candidate_plans", "outcome", "plan", "recall", "stored_key"]
+
+OP = "matmul by CUTLASS"  # in the memory, where cuBLASLt's algorithms are those of "matmul"
+
+
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPlan:
+    """The plan of the fastest kernel for a request: the one remembered, or the one that wins now."""
+    key = stored_key(request)
+    known = executor.algorithms("cublasLt").get(OP, key)
+    found = None if known is None else _remembered(request, executor, row, known)
+    if found is not None:
+        return found
+    executor.refuse_capture("a request that is to be tuned")
+    plans = candidate_plans(request, executor, row)
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        plans[number].enqueue(arguments)
+
+    winner = plans[fastest(executor, request, run, len(plans))]
+    executor.algorithms("cublasLt").put(OP, key, outcome(winner))
+    return winner
+
+
+def candidate_plans(request: MatmulRequest, executor: CudaExecutor, row: Row) -> list[CutlassPlan]:
+    """A plan for each candidate that compiles, the one chosen without timing first."""
+    configs = candidates(request.m, request.n, request.k, request.form.batches, multiprocessors(executor))
+    finish([compiled(request.form, row, config)[2] for config in dict.fromkeys(c.kernel for c in configs)])
+    plans = [CutlassPlan(request, executor, row, configs[0])]
+    for config in configs[1:]:
+        try:
+            plans.append(CutlassPlan(request, executor, row, config))
+        except CompileFailed:  # noqa: PERF203 - a tree whose operands leave no room for a large tile
+            continue
+    return plans
+
+
+def outcome(winner: CutlassPlan) -> Algorithm:
+    """What is remembered: the row and the kernel by name, and what finds the kernel again."""
+    facts = {"row": winner.row.name, "kernel": str(winner.config), "config": winner.config, "id": winner.kernel}
+    return Algorithm(json.dumps(facts).encode(), 0)
+
+
+def recall(known: Algorithm) -> tuple[Config, str] | None:
+    """The configuration and the kernel's id of an outcome; None for what says neither."""
+    try:
+        facts = json.loads(known.blob)
+        tile, cluster, *rest = facts["config"]
+        config = Config(tuple(tile), tuple(cluster), *rest)
+        return (config, str(facts["id"])) if config in CONFIGS else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _remembered(request: MatmulRequest, executor: CudaExecutor, row: Row, known: Algorithm) -> CutlassPlan | None:
+    """The plan of an earlier outcome; None where the kernel is another by now."""
+    recalled = recall(known)
+    if recalled is None:
+        return None
+    config, kernel = recalled
+    made = CutlassPlan(request, executor, row, config)
+    return made if made.kernel == kernel else None
+
+
+def stored_key(request: MatmulRequest) -> str:
+    """The request in words, and a digest of all that its plan depends on; the same whether outputs are given or not."""
+    form = request.form
+    named: dict[str, Tensor | None] = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
+    named |= {name: x for name, x in form.given.items() if hasattr(x, "layout")}  # type: ignore[misc]
+    layouts = [
+        (name, str(x.dtype), x.shape, x.layout.strides, x.layout.alignment)
+        for name, x in named.items()
+        if x is not None
+    ]
+    layouts += [
+        (name, str(dtype), shape, strides, 256) for name, (shape, strides, dtype) in request.unallocated().items()
+    ]
+    rest = (form.tree, str(request.d_dtype), str(request.compute), request.fast_accum)
+    digest = hashlib.sha256(repr((sorted(layouts), rest)).encode()).hexdigest()[:16]
+    return f"{form.describe()} {digest}"

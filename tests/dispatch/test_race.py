@@ -1,0 +1,136 @@
+"""Autotune across rows: which plans race, what the winner is remembered by, and what a library's refusal changes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.bind import race
+from dispatch.errors import Refused
+from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
+
+
+class Executor:
+    """What a race asks of an executor."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.captures = 0
+
+    def algorithms(self, library):
+        return AlgorithmCache("GPU", f"{library}-1", self.folder)
+
+    def refuse_capture(self, _):
+        self.captures += 1
+
+
+class Plan:
+    def __init__(self, row):
+        self.row = row
+
+
+def fine(_request, _executor, row):
+    return Plan(row)
+
+
+def refusing(*_):
+    raise Refused("needs another day")
+
+
+@pytest.fixture
+def executor(tmp_path):
+    return Executor(tmp_path)
+
+
+@pytest.fixture
+def races(monkeypatch):
+    """How many took part in each race; the last one wins."""
+    found = []
+
+    def last(_executor, _request, _run, count):
+        found.append(count)
+        return count - 1
+
+    monkeypatch.setattr(race, "fastest", last)
+    return found
+
+
+def rows(*calls):
+    made = [row for row in dp.TABLE.of("matmul") if row.dtypes == (dp.Dtype.of("bf16"),) * 4 and row.min_arch == 90]
+    return [
+        replace(made[0], function=f"call{place}", variant=str(place), call=call) for place, call in enumerate(calls)
+    ]
+
+
+def request(m=16, **options):
+    dev = dp.device("host")
+    return dp.MatmulRequest(dev.zeros((m, 32), "bf16"), dev.zeros((32, 16), "bf16"), autotune=True, **options)
+
+
+def test_all_rows_race_and_the_winner_is_remembered_on_disk(executor, races):
+    few = rows(fine, fine, fine)
+    assert race.fastest_plan(executor, request(), few, {}).row is few[2]
+    assert races == [3]
+    assert race.fastest_plan(Executor(executor.folder), request(), few, {}).row is few[2]
+    assert races == [3]  # by another process, say
+    assert race.fastest_plan(executor, request(m=24), few, {}).row is few[2]
+    assert races == [3, 3]  # another shape is another race
+
+
+def test_a_row_alone_is_not_timed(executor, races):
+    (row,) = rows(fine)
+    assert race.fastest_plan(executor, request(), [row], {}).row is row
+    refused = {}
+    few = rows(refusing, fine)
+    assert race.fastest_plan(executor, request(), few, refused).row is few[1]
+    assert not races
+    assert [str(reason) for reason in refused.values()] == ["needs another day"]
+
+
+def test_where_no_row_binds_every_reason_is_kept(executor):
+    refused = {}
+    few = rows(refusing, refusing)
+    with pytest.raises(Refused):
+        race.fastest_plan(executor, request(), few, refused)
+    assert list(refused) == few
+
+
+def test_a_winner_that_is_refused_by_now_or_gone_is_raced_for_anew(executor, races):
+    few = rows(fine, fine)
+    race.fastest_plan(executor, request(), few, {})
+    now = [few[0], replace(few[1], call=refusing), *rows(fine, fine, fine)[2:]]
+    assert race.fastest_plan(executor, request(), now, {}).row is now[2]
+    assert races == [2, 2]
+    memory = executor.algorithms("cublasLt")
+    memory.put("matmul rows", race.stored_key(request()), Algorithm(b"\xff", 0))
+    assert race.fastest_plan(executor, request(), few, {}).row is few[1]
+    assert races == [2, 2, 2]
+
+
+def every_kind():
+    dev = dp.device("host")
+    a, b = dev.zeros((16, 32), "bf16"), dev.zeros((32, 16), "bf16")
+    x, w = dev.zeros((2, 8, 6, 6), "f16"), dev.zeros((8, 8, 3, 3), "f16")
+    tree = dp.evt.silu(dp.evt.accumulator() * dp.evt.scalar("s"))
+    yield dp.MatmulRequest(a, b, autotune=True)
+    yield dp.MatmulRequest(a, b, autotune=True, scales=dp.Scales(a=dev.array([1.0], "f32")))
+    yield dp.MatmulRequest(a, b, autotune=True, epilogue=tree, operands={"s": dev.array([1.0], "f32")})
+    yield dp.ConvFwdRequest(x, w, autotune=True)
+    yield dp.NormFwdRequest(a, dev.zeros(32, "f32"), autotune=True, mode=dp.NormMode.RMS_NORM)
+    yield dp.SdpaFwdRequest(x, x, x, autotune=True)
+
+
+@pytest.mark.parametrize("asked", list(every_kind()), ids=lambda asked: type(asked).__name__)
+def test_a_stored_key_says_nothing_that_is_of_one_process_alone(asked):
+    key = repr(race._words(asked.key()))
+    assert " at 0x" not in key
+    for _, tensor, _ in asked.tensors():
+        assert str(tensor.ptr) not in key
+
+
+def test_a_view_at_another_alignment_is_another_race():
+    dev = dp.device("host")
+    whole, b = dev.array(np.zeros(16 * 32 + 8), "bf16"), dev.zeros((32, 16), "bf16")
+    views = [whole[start : start + 512].reshape(16, 32) for start in (0, 1)]
+    assert len({race.stored_key(dp.MatmulRequest(view, b, autotune=True)) for view in views}) == 2
