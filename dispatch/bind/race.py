@@ -77,15 +77,24 @@ def _name(known: Algorithm) -> str:
 
 
 def stored_key(request: Request) -> str:
-    """The request in words, and a digest of all that its plan depends on: the same in every process."""
-    digest = hashlib.sha256(repr(_words(request.key())).encode()).hexdigest()[:16]
-    return f"{request.describe()} {digest}"
+    """The request in words, and a digest of all that its plan depends on: the same in every process.
+
+    It is the same whether outputs are given or not, where those that are given lie as they would.
+    """
+    uses = request.tensors()
+    layouts = [(name, *_lies(tensor.layout)) for name, tensor, _ in uses]
+    layouts += [(name, str(made[2]), made[0], made[1], 256, False) for name, made in request.unallocated().items()]
+    digest = hashlib.sha256(repr((sorted(layouts), _choices(request.key()))).encode()).hexdigest()[:16]
+    read = ", ".join(f"{name} {tensor.layout}" for name, tensor, written in uses if not written)
+    return f"{request.op}({read}) {digest}"
 
 
-def _words(part: Any) -> Any:
-    """A part of a key without anything that is of this process alone."""
-    if isinstance(part, Layout):
-        return str(part.dtype), part.shape, part.strides, part.alignment, part.readonly
+def _lies(layout: Layout) -> tuple[Any, ...]:
+    return str(layout.dtype), layout.shape, layout.strides, layout.alignment, layout.readonly
+
+
+def _choices(part: Any) -> Any:
+    """What of a key is no layout, without anything that is of this process alone."""
     if isinstance(part, (tuple, list)):
-        return [_words(each) for each in part]
-    return repr(part)
+        return [_choices(each) for each in part]
+    return repr(None if isinstance(part, Layout) else part)

@@ -123,10 +123,28 @@ def every_kind():
 
 @pytest.mark.parametrize("asked", list(every_kind()), ids=lambda asked: type(asked).__name__)
 def test_a_stored_key_says_nothing_that_is_of_one_process_alone(asked):
-    key = repr(race._words(asked.key()))
+    key = repr(race._choices(asked.key()))
     assert " at 0x" not in key
     for _, tensor, _ in asked.tensors():
         assert str(tensor.ptr) not in key
+    assert " at 0x" not in race.stored_key(asked)
+
+
+@pytest.mark.parametrize("asked", list(every_kind()), ids=lambda asked: type(asked).__name__)
+def test_an_output_that_lies_as_it_would_is_no_other_race_and_one_that_lies_otherwise_is(asked):
+    dev = dp.device("host")
+    shape, strides, dtype = asked.unallocated()["out"]
+    out = dev.empty(shape, dtype)
+    if out.layout.strides == strides:
+        assert race.stored_key(asked.replace(out=out)) == race.stored_key(asked)
+    whole = dev.empty((*shape[:-1], 2 * shape[-1]), dtype)
+    assert race.stored_key(asked.replace(out=whole[..., : shape[-1]])) != race.stored_key(asked)
+
+
+def test_each_choice_is_a_race_of_its_own():
+    keys = [race.stored_key(request()), race.stored_key(request(workspace=1)), race.stored_key(request(alpha=2.0))]
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]  # a number by value is no part of a plan
 
 
 def test_a_view_at_another_alignment_is_another_race():

@@ -100,11 +100,11 @@ def test_a_matrix_may_be_shared_by_the_batch(gpu, rng):
     a, b = halves(gpu, rng, 72, 48, 136)
     many = gpu.array(rng.standard_normal((3, 72, 136)), "bf16")
     config = Config((64, 128), (1, 1), "pingpong")
-    Check("shared b", MatmulRequest(many, b, config=config, library="cutlass")).check(
+    Check("shared b", MatmulRequest(many, b, config=config, library="cutlass")).verify(
         matmul(many, b, config=config, alpha=1.0, library="cutlass")
     )
     many = gpu.array(rng.standard_normal((3, 48, 136)), "bf16").mT
-    Check("shared a", MatmulRequest(a, many, config=config, library="cutlass")).check(
+    Check("shared a", MatmulRequest(a, many, config=config, library="cutlass")).verify(
         matmul(a, many, config=config, alpha=1.0, library="cutlass")
     )
 
