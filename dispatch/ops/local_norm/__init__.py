@@ -127,19 +127,19 @@ def window_sum(array: Array, n: int, axes: range, *, turned: bool = False) -> Ar
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The output of a request by name, computed in a working dtype."""
+    """The output of a request by name, in a working dtype; without means nothing is added, not 0: 0 · ∞ is NaN."""
     x, n = values(request.x, work), request.window
     axes = range(2, x.ndim) if request.over_space else range(1, 2)
-    means = np.zeros_like(x) if getattr(request, "means", None) is None else values(request.means, work)
+    means = values(request.means, work) if getattr(request, "means", None) is not None else None
     share, beta = work.type(request.alpha / n ** len(axes)), work.type(request.beta)
-    squares = window_sum(x * x, n, axes) - 2 * means * window_sum(x, n, axes)
-    s = work.type(request.k) + share * (squares + means**2 * window_sum(np.ones_like(x), n, axes))
+    off = 0 if means is None else means**2 * window_sum(np.ones_like(x), n, axes) - 2 * means * window_sum(x, n, axes)
+    s = work.type(request.k) + share * (window_sum(x * x, n, axes) + off)
     if "dy" not in request.reads:
         return {"out": x * s**-beta}
     dy = values(request.dy, work)
     term = dy * (values(request.y, work) if "y" in request.reads else x * s**-beta) / s
-    reached = x * window_sum(term, n, axes, turned=True) - window_sum(term * means, n, axes, turned=True)
-    return {"out": dy * s**-beta - 2 * beta * share * reached}
+    pull = 0 if means is None else window_sum(term * means, n, axes, turned=True)
+    return {"out": dy * s**-beta - 2 * beta * share * (x * window_sum(term, n, axes, turned=True) - pull)}
 
 
 def dense_alike(request: LocalNormRequest) -> str:
