@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 Number = int | float | complex
+NO_OPERANDS: tuple[()] = ()  # the default, by identity; another empty tuple goes the longer way
 KEYWORDS = tuple(field.name for field in fields(MatmulRequest) if field.kw_only)
 
 
@@ -116,7 +117,7 @@ def _matmul(
     bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue | Node = Epilogue.NONE,
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
-    autotune: bool = False, reduced_precision: bool = False, operands: Any = (), config: Config | None = None,
+    autotune: bool = False, reduced_precision: bool = False, operands: Any = NO_OPERANDS, config: Config | None = None,
     library: str | None = None,
 ) -> Any:
     # fmt: on
@@ -142,8 +143,6 @@ def _matmul(
             shortcut = recognize(executor, key)
     except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
         shortcut = key = None
-    choices = (compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision)
-    given = (c, bias, aux, bgrad, out, epilogue, alpha, beta, *choices, operands, config, library)
     if (
         shortcut is None
         or not shortcut.takes(alpha, beta)
@@ -151,15 +150,17 @@ def _matmul(
         or epilogue.__class__ is not Epilogue
         or library is not None
         or config is not None
-        or operands.__class__ is not tuple
-        or operands
+        or operands is not NO_OPERANDS
         or (fast_accum is not False and fast_accum is not True)  # type: ignore[redundant-expr]
         or (autotune is not False and autotune is not True)  # type: ignore[redundant-expr]
         or (reduced_precision is not False and reduced_precision is not True)  # type: ignore[redundant-expr]
         or (compute is not None and compute.__class__ is not Compute)
         or (workspace is not None and workspace.__class__ is not int)
     ):
-        return _by_request(key, a, b, given)
+        return _by_request(
+            key, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
+            workspace, autotune, reduced_precision, operands, config, library,
+        )  # fmt: skip
     if shortcut.unallocated:
         made = {name: executor.empty(*wanted) for name, wanted in shortcut.unallocated.items()}
         out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
@@ -181,7 +182,11 @@ def _matmul(
     if graph is not None and not executor.stream.external:
         executor.launch(graph, reads, writes)
     elif graph is None and may_overlap(reads, writes):
-        return _by_request(None, a, b, given)  # looks closely, and explains
+        # It looks closely, and explains.
+        return _by_request(
+            None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
+            workspace, autotune, reduced_precision, operands, config, library,
+        )  # fmt: skip
     else:
         executor.enqueue(shortcut.plan, arguments, reads, writes)
     if not shortcut.several:
@@ -189,7 +194,7 @@ def _matmul(
     return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)
 
 
-def _by_request(key: Any, a: Tensor, b: Tensor, given: tuple[Any, ...]) -> Any:
+def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
     request = MatmulRequest(a, b, **named)
