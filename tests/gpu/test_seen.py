@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 
@@ -54,6 +55,7 @@ def test_what_a_hook_raises_fails_its_request_alone(rng, point):
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_memory_in_use_is_counted(isolation):
     with dp.Supervisor("cuda:0", streams=1, isolation=isolation) as sup:
+        gc.collect()  # what other tests left is let go before, not meanwhile
         before = sup.stats().bytes_in_use
         held = sup.device.empty((1 << 24,), "u8")
         sup.device.synchronize()
