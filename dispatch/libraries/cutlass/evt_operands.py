@@ -9,10 +9,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cudabind._cached import cached_property
-from dispatch.checks import MAX_FLOAT, check_number, shown
+from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_number, shown
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F64, I8
 from dispatch.libraries.cutlass.config import Config
 from dispatch.libraries.cutlass.evt import Node, linear_combination
@@ -55,6 +57,30 @@ class Treed:
             **dict(self.operands),
         }
         return {name: named[name] for name in self.kinds if name in named}
+
+    def check_named(self, reserved: str | None = None) -> None:
+        """BadRequest for an operand that the tree does not name, and for what the tree does not take a name for.
+
+        No name begins with what is `reserved`.
+        """
+        try:
+            kinds = self.kinds
+        except Refused as refused:
+            raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
+        for name, _ in self.operands:
+            if name not in kinds or name in ("alpha", "beta"):
+                known = ", ".join(kinds) or "none"
+                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {known}: the tree's names")
+        for name, kind in kinds.items():
+            given = self.given.get(name)
+            place = f"operands[{name!r}]"
+            if reserved is not None and name.startswith(reserved):
+                raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {reserved}")
+            if given is None and kind not in ("store", "reduce"):
+                raise BadRequest(place, "nothing", f"the {kind} that the epilogue reads")
+            number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
+            if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
+                raise BadRequest(place, repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor")
 
     def check_scalars(self, operands: Dtype) -> None:
         """BadRequest for a number that no scalar is: f64 for f64 operands, i32 (rows see to it) for i8, else f32."""

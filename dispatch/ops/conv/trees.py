@@ -10,17 +10,14 @@ from abc import abstractmethod
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import numpy as np
-
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output
 from dispatch.core.request import R_co
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk
 from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, pairs_of
@@ -203,31 +200,17 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         """The tree can be named, and each of its names is given as what it takes it for."""
         if not self.treed and not self.operands:
             return
-        try:
-            kinds = self.kinds
-        except Refused as refused:
-            raise BadRequest("epilogue", str(self.epilogue), str(refused)) from None
-        for name, _ in self.operands:
-            if name not in kinds or name in OWN:
-                known = ", ".join(kinds) or "none"
-                raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {known}: the tree's names")
+        self.check_named(RESERVED)
         for name in ("deterministic", "workspace", "autotune"):
             if getattr(self, name):
                 raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
-        for name, kind in kinds.items():
-            if name.startswith(RESERVED):
-                raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {RESERVED}")
+        for name, kind in self.kinds.items():
             self._check_operand(name, kind)
         self.check_scalars(getattr(self, self.operand_names[0]).dtype)
 
     def _check_operand(self, name: str, kind: str) -> None:
         given = self.given.get(name)
         place = f"operands[{name!r}]"
-        if given is None and kind not in ("store", "reduce"):
-            raise BadRequest(place, "nothing", f"the {kind} that the epilogue reads")
-        number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
-        if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
-            raise BadRequest(place, repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor")
         if not isinstance(given, Tensor):
             return
         self.device.check(given)

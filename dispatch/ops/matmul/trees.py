@@ -10,15 +10,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS, check_number
+from dispatch.checks import check_number
 from dispatch.core.operands import Output
 from dispatch.core.overlap import overlap, same_view
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, Dtype, Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.evt import Binary, Node, Reduce, Store, Unary, linear_combination, walk
@@ -63,6 +61,7 @@ class TreeForm(Treed):
         if not request.treed:  # with a beta of 0 nothing reads C, and without one D is read
             self.c = None if not request.has_beta else request.out if request.c is None else request.c
         self.out: Tensor | None = request.out
+        self.epilogue: Any = request.epilogue
         self.alpha, self.beta, self.operands = request.alpha, request.beta, request.operands
         if request.bias is not None:
             self.operands = (*self.operands, ("bias", request.bias))
@@ -78,7 +77,7 @@ class TreeForm(Treed):
 
     @cached_property
     def tree(self) -> Node:
-        epilogue: Node | Epilogue = self.request.epilogue
+        epilogue: Node | Epilogue = self.epilogue
         if not isinstance(epilogue, Epilogue):
             return epilogue
         tree: Node = linear_combination(with_source=self.c is not None)
@@ -242,11 +241,7 @@ def validate(request: Any) -> None:
         value = getattr(request, name)
         if not isinstance(value, Tensor):
             check_number(name, value)
-    try:
-        kinds = form.kinds
-    except Refused as refused:
-        raise BadRequest("epilogue", str(request.epilogue), str(refused)) from None
-    _check_operands(form, kinds)
+    form.check_named()
     form.check_scalars(request.a.dtype)
     _check_shapes(form)
     _check_memory(form)
@@ -269,24 +264,6 @@ def _check_fields(request: Any) -> None:
         raise BadRequest("epilogue", epilogue.name, f"{known} or a tree, which CUTLASS has kernels for")
     if request.bias is not None and not (isinstance(epilogue, Epilogue) and epilogue.adds_bias):
         raise BadRequest("bias", str(request.bias.layout), "None", "evt.row('bias') adds one, given in operands")
-
-
-def _check_operands(form: TreeForm, kinds: dict[str, str]) -> None:
-    """Each name of the tree is given, once, as what the tree takes it for."""
-    for name, _ in form.request.operands:
-        if name not in kinds or name in ("alpha", "beta"):
-            raise BadRequest(
-                f"operands[{name!r}]", "an operand", f"one of {', '.join(kinds) or 'none'}: the tree's names"
-            )
-    for name, kind in kinds.items():
-        given = form.given.get(name)
-        if given is None and kind not in ("store", "reduce"):
-            raise BadRequest(f"operands[{name!r}]", "nothing", f"the {kind} that the epilogue reads")
-        number = isinstance(given, (int, float, np.number)) and not isinstance(given, NO_NUMBERS)
-        if given is not None and not isinstance(given, Tensor) and not (kind == "scalar" and number):
-            raise BadRequest(
-                f"operands[{name!r}]", repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor"
-            )
 
 
 def _check_shapes(form: TreeForm) -> None:
