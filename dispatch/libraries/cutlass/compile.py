@@ -18,20 +18,23 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudabind._fork import anew
-from dispatch.errors import DispatchError
+from dispatch.errors import DispatchError, Refused
 from dispatch.libraries.cutlass import headers
 from dispatch.libraries.cutlass.kernel_cache import Entry, folder, store
 from dispatch.logs import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cutlass.emit.sm90_gemm import Source
 
-__all__ = ["OPTIONS", "CompileFailed", "Later", "ahead", "kernel_id", "request", "toolchain"]
+__all__ = ["OPTIONS", "CompileFailed", "Later", "ahead", "kernel_id", "plan_of", "request", "toolchain"]
 
 OPTIONS = (
     "-std=c++17",
@@ -77,6 +80,20 @@ def toolchain() -> str | None:
         return None
     amendments = hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
     return f"NVRTC {version}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
+
+
+def plan_of(plan: Callable[..., Plan], request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan of a CUTLASS row.
+
+    Where its kernel cannot be had here that is an error for a request that only CUTLASS carries out (`treed`), and for
+    any other one Refused: the next row is asked, and a race goes on among the others.
+    """
+    try:
+        return plan(request, executor, row)
+    except (headers.HeadersMissing, CompileFailed) as missing:
+        if request.treed:
+            raise
+        raise Refused(str(missing)) from missing
 
 
 class Later(Exception):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
-from dispatch.errors import Refused
 from dispatch.ops.conv.reference import evaluate
 from dispatch.ops.conv.request import (
     Activation,
@@ -55,29 +54,18 @@ numpy_conv = numpy_call(evaluate)
 
 def cutlass_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a CUTLASS kernel with im2col tensor maps, which is compiled where it is in no cache."""
-    from dispatch.ops.conv import cutlass  # at first use: importing `dispatch` looks for no headers
+    from dispatch.libraries.cutlass.compile import plan_of  # at first use: importing `dispatch` looks for no headers
+    from dispatch.ops.conv import cutlass
 
-    return _compiled(cutlass.plan, request, executor, row)
+    return plan_of(cutlass.plan, request, executor, row)
 
 
 def multistage_conv(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.conv import sm80
 
-    return _compiled(sm80.plan, request, executor, row)
-
-
-def _compiled(plan: Any, request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan; Refused where nothing compiles here and the request did not ask for CUTLASS."""
-    from dispatch.libraries.cutlass.headers import HeadersMissing
-
-    try:
-        made: Plan = plan(request, executor, row)
-    except HeadersMissing as missing:
-        if request.treed:
-            raise
-        raise Refused(str(missing)) from missing
-    return made
+    return plan_of(sm80.plan, request, executor, row)
 
 
 def numpy_tree_conv(_request: ConvRequest, _executor: Executor, row: Row) -> Plan:

@@ -17,7 +17,6 @@ from dispatch.core.overlap import may_overlap
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
-from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import recognize, remember
@@ -64,37 +63,27 @@ def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) 
 
 def cutlass_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a CUTLASS kernel, which is compiled where it is in no cache."""
-    from dispatch.ops.matmul import cutlass, tune  # at first use: importing `dispatch` looks for no headers
+    from dispatch.libraries.cutlass.compile import plan_of  # at first use: importing `dispatch` looks for no headers
+    from dispatch.ops.matmul import cutlass, tune
 
     tuned = request.autotune and request.config is None
-    return _compiled(tune.plan if tuned else cutlass.plan, request, executor, row)
+    return plan_of(tune.plan if tuned else cutlass.plan, request, executor, row)
 
 
 def blackwell_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a CUTLASS kernel for sm_100a or sm_120a."""
+    from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.matmul import sm100
 
-    return _compiled(sm100.plan, request, executor, row)
+    return plan_of(sm100.plan, request, executor, row)
 
 
 def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.matmul import sm80
 
-    return _compiled(sm80.plan, request, executor, row)
-
-
-def _compiled(plan: Any, request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan; Refused where nothing compiles here and the request did not ask for CUTLASS."""
-    from dispatch.libraries.cutlass.headers import HeadersMissing
-
-    try:
-        made: Plan = plan(request, executor, row)
-    except HeadersMissing as missing:
-        if request.treed:
-            raise
-        raise Refused(str(missing)) from missing
-    return made
+    return plan_of(sm80.plan, request, executor, row)
 
 
 def numpy_tree_matmul(_request: MatmulRequest, _executor: Executor, row: Row) -> Plan:

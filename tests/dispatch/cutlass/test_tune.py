@@ -1,18 +1,21 @@
 """Products as trees and as epilogues, and what autotune remembers of CUTLASS's kernels; no GPU is needed."""
 
 import json
+import re
 from dataclasses import fields
 
 import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, NoRow
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 from dispatch.keys import Epilogue
 from dispatch.libraries.cutlass import evt
+from dispatch.libraries.cutlass.compile import CompileFailed
 from dispatch.libraries.cutlass.config import Config
-from dispatch.ops.matmul import MatmulRequest, tune
+from dispatch.libraries.cutlass.headers import HeadersMissing
+from dispatch.ops.matmul import MatmulRequest, cutlass, cutlass_matmul, tune
 from dispatch.ops.matmul.reference import evaluate_tree, reference
 
 ALPHA = evt.linear_combination(with_source=False)
@@ -221,3 +224,20 @@ def test_every_field_of_a_plain_request_is_honoured_or_refused_by_cutlass():
     a, b = dev.zeros((16, 32), "i8"), dev.zeros((16, 32), "i8").T
     with pytest.raises(NoRow, match="needs no limit of workspace, has 0"):
         dp.matmul(a, b, out_dtype="f32", workspace=0)
+
+
+@pytest.mark.parametrize(
+    "error", [HeadersMissing("no headers"), CompileFailed("a kernel", "an error", "a log")], ids=str
+)
+def test_a_kernel_that_cannot_be_had_costs_a_plain_product_its_row_alone(error, monkeypatch):
+    def fails(*_):
+        raise error
+
+    for module in (cutlass, tune):
+        monkeypatch.setattr(module, "plan", fails)
+    for options in ({}, {"autotune": True}):
+        asked = MatmulRequest(request().a, request().b, compute=request().compute, **options)
+        with pytest.raises(Refused, match=re.escape(str(error))):
+            cutlass_matmul(asked, None, None)
+    with pytest.raises(type(error)):
+        cutlass_matmul(request(evt.silu(ALPHA)), None, None)
