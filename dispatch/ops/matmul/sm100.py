@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES, CLUSTER, BlackwellSpec, emit
 from dispatch.libraries.cutlass.launch import Launch, module
 from dispatch.libraries.cutlass.layout import order_of
-from dispatch.libraries.cutlass.plan import float_bits, multiprocessors
+from dispatch.libraries.cutlass.plan import TreePlan, float_bits, multiprocessors
 from dispatch.ops.matmul.cutlass import fixed_words, staged
 
 if TYPE_CHECKING:
+    from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Arch
@@ -48,31 +48,22 @@ def spec_of(form: TreeForm, arch: Arch) -> BlackwellSpec:
     )
 
 
-class BlackwellPlan(Plan):
+class BlackwellPlan(TreePlan):
     """One kernel for one set of layouts."""
 
-    __slots__ = ("_executor", "_launch", "_names", "_staged", "_values", "spec")
+    __slots__ = ("spec",)
 
     def __init__(self, request: MatmulRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        self.spec = spec_of(request.form, executor.device.arch)
+        form = request.form
+        self.spec = spec_of(form, executor.device.arch)
         source = emit(self.spec)
-        future = compiler.request(source, self.spec.target, f"{row.name}: {request.form.tree}")
+        future = compiler.request(source, self.spec.target, f"{row.name}: {form.tree}")
         kernel = compiler.kernel_id(source, self.spec.target)
         loaded = module(executor.device, kernel, future.result(), source.words)
-        self._names = request.form.names
-        self._staged = staged(request.form, executor)
-        self._values = {**fixed_words(request.form, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
+        self._number, self._names = float_bits, form.names
+        self._staged = staged(form, executor)
+        self._values = {**fixed_words(form, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
         self._launch = Launch(loaded, executor, self._values, CLUSTER)
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        values = dict(self._values)
-        for name, argument in zip(self._names, arguments, strict=True):
-            if type(argument) is int:
-                values[name] = argument
-            else:
-                values[f"{name}.value"] = float_bits(argument.real)
-        stream = self._executor.target.value or 0
-        self._launch.enqueue({**values, **self._staged.addresses}, stream)
-        self._staged.copy_out(values, stream)
+        self._reduce(form.tree, {}, {})  # it scales and adds
