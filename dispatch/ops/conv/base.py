@@ -64,7 +64,7 @@ class ConvRequest(TreedConvRequest[R_co]):
         out_dtype: that of the result where `out` is left out; None for that of the operands.
         deterministic: bit for bit the same result at every run.
         workspace: the most bytes an engine may use; None leaves it to the library, up to 1 GiB.
-        autotune: time cuDNN's candidates once, keep the fastest, and remember it on disk.
+        autotune: time the candidates of all libraries once, keep the fastest, and remember it on disk.
     """
 
     advice: ClassVar[str] = "dense operands with channels last, multiples of 8 channels, and fewer limits on engines"

@@ -152,7 +152,7 @@ def _said(request: ConvFwdRequest) -> str:
 # -- CUTLASS -----------------------------------------------------------------------------------------------------------
 def alone(request: ConvRequest) -> str:
     """A kernel fuses what its tree says, and leaves no choice of algorithms."""
-    set_apart = ("activation", "deterministic", "workspace", "autotune")
+    set_apart = ("activation", "deterministic", "workspace")
     neutral = (None, False, Activation.IDENTITY)
     wrong = [f"{name} {value}" for name in set_apart if (value := getattr(request, name, None)) not in neutral]
     return f"needs none of {', '.join(set_apart)}, has {' and '.join(wrong)}" if wrong else ""

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import dispatch as dp
@@ -9,6 +10,7 @@ from dispatch.bind import race
 from dispatch.execute import cuda_executor
 from dispatch.execute.algorithm_cache import AlgorithmCache
 from dispatch.libraries.cutlass import evt
+from dispatch.ops.conv import channels_last
 from dispatch.ops.matmul import MatmulRequest, cublaslt, tune
 from dispatch.ops.matmul.tree_cases import Check
 
@@ -69,3 +71,28 @@ def test_every_candidate_is_right(gpu, rng):
         outputs = executor.outputs(asked)
         plan.enqueue(asked.arguments(outputs))
         check.verify(asked.result(outputs))
+
+
+def test_a_convolution_is_raced_for_by_both_libraries(gpu, rng, monkeypatch, torch):
+    x, w = (
+        channels_last(gpu.array(rng.standard_normal(shape) / 8, "f16")) for shape in ((8, 64, 28, 28), (64, 64, 3, 3))
+    )
+    asked = dp.ConvFwdRequest(x, w, pad=1, autotune=True)
+    raced = []
+    real = race.fastest
+
+    def watched(executor, request, run, count):
+        raced.append(count)
+        return real(executor, request, run, count)
+
+    monkeypatch.setattr(race, "fastest", watched)
+    got = dp.run(asked).numpy()
+    given = [torch.from_numpy(tensor.numpy().astype(np.float64)) for tensor in (x, w)]
+    np.testing.assert_allclose(got, torch.nn.functional.conv2d(*given, padding=1).numpy(), rtol=2e-3, atol=2e-2)
+    call = dp.prepare(asked)
+    print(f"{raced[0]} rows raced for {asked.describe()}: {call.row.name}")
+    assert len(raced) == 1
+    assert raced[0] >= 2, "cuDNN's rows, and CUTLASS's where its headers are"
+    known = gpu.executor().algorithms("cudnn").get("conv_fwd rows", race.stored_key(asked))
+    assert json.loads(known.blob) == {"row": call.row.name}
+    np.testing.assert_array_equal(call().numpy(), got)
