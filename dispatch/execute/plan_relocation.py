@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cudabind import driver
 from dispatch.execute.cuda_graph import instantiated
 from dispatch.execute.graph_nodes import Nodes, NotRelocatable
-from dispatch.execute.relocated_graph import MISFIT, RelocatedGraph
+from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph
 from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PlanRelocation:
 
     @property
     def launches(self) -> int:
-        return sum(graph.launches for graph in self.graphs)
+        return sum(graph.executable.launches for graph in self.graphs)
 
     @property
     def nodes(self) -> int:
@@ -82,7 +82,8 @@ class PlanRelocation:
         self._is_learning = True
         try:
             for graph in self.graphs:
-                if graph.status or (graph.due and graph.fits(arguments)):
+                executable = graph.executable
+                if executable.status or (executable.until_check <= 0 and graph.fits(arguments)):
                     self._compare(executor, plan, graph, arguments)
                     return
             self._calls += 1
@@ -147,19 +148,19 @@ class PlanRelocation:
         self, executor: CudaExecutor, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]
     ) -> None:
         """Compare what the graph would launch with what the library launches; for good, where they differ."""
-        if graph.status:
-            why = f"its graph takes no other parameters: status {graph.status}"
+        if graph.executable.status:
+            why = f"its graph takes no other parameters: status {graph.executable.status}"
         else:
-            predicted = graph.predicted(arguments)
             captured = _captured(executor, plan, arguments, {})
-            if predicted is None or captured is None:
+            if captured is None or not graph.write(arguments):
                 return
+            predicted = graph.images()
             executor.relocations.checked += 1
             nodes = captured.nodes
             if [(n.kind, n.form, n.image) for n in nodes] == [
                 (n.kind, n.form, image) for n, image in zip(graph.nodes, predicted, strict=True)
             ]:
-                graph.compared(next_in=8 * max(graph.launches, 8))
+                graph.compared()
                 return
             why = "a later call of the library had other parameters than what was learnt predicts"
         self.drop(plan, graph)
@@ -230,13 +231,11 @@ class Learner:
             alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
             if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
                 raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
-            executable = instantiated(graph)
+            executable = Executable(graph, instantiated(graph))
         except BaseException:
             driver.cuGraphDestroy.unchecked(graph)
             raise
-        made = RelocatedGraph(graph, executable, nodes, words, self._form, executor.launcher)
-        made.keep = executor.lasting()
-        return made
+        return RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
 
 
 def _captured(
