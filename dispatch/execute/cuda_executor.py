@@ -43,7 +43,6 @@ R = TypeVar("R")
 
 __all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
 
-MAX_GRAPHS = 1024  # relocated ones on one executor; the oldest goes first
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
 APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
@@ -62,7 +61,7 @@ class CudaExecutor(Executor):
         self.target = ctypes.c_void_p(stream.c_handle.value)
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
-        self.relocations = Relocations(MAX_GRAPHS)
+        self.relocations = Relocations()
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind import driver
 from dispatch.execute.cuda_graph import instantiated
@@ -19,17 +19,30 @@ from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, lea
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
 
     from dispatch.core.request import Argument, Plan
-    from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["PlanRelocation", "Relocations"]
 
 EVERY = 4  # library's calls between two steps: they take as long as three to six calls
+MAX_GRAPHS = 1024  # of one executor; the oldest goes first
 MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 LOST = 3  # recordings that something else has ended, before it is given up
 NOT_SAFE = "its call cannot be captured"
+
+
+class Recorder(Protocol):
+    """What is asked of an executor here."""
+
+    relocations: Relocations
+
+    @property
+    def numbers_in_memory(self) -> int: ...
+    def recorded(self, plan: Plan, arguments: tuple[Argument, ...], /) -> ctypes.c_void_p | None: ...
+    def launcher(self, executable: ctypes.c_void_p, /) -> Callable[[], int]: ...
+    def lasting(self) -> tuple[Any, ...]: ...
 
 
 class PlanRelocation:
@@ -75,7 +88,7 @@ class PlanRelocation:
                 return status
         return MISFIT
 
-    def follow(self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+    def follow(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Note that the library was called with these arguments, and learn or compare."""
         if self._is_learning:  # a finalizer's call, within a step
             return
@@ -92,7 +105,7 @@ class PlanRelocation:
         finally:
             self._is_learning = False
 
-    def learn_now(self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...]) -> str:
+    def learn_now(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn to the end: "" where a graph fits these arguments then, else why there is none."""
         while not any(graph.fits(arguments) for graph in self.graphs):
             if None in self.refused or Form.of(arguments) in self.refused:
@@ -117,7 +130,7 @@ class PlanRelocation:
         self._learners.pop(form, None)  # type: ignore[arg-type]
         self._every = min(2 * self._every, BACK_OFF)
 
-    def _step(self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+    def _step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         form = Form.of(arguments)
         if form in self.refused:
             self._every = min(2 * self._every, BACK_OFF)
@@ -144,9 +157,7 @@ class PlanRelocation:
             self._add(plan, graph)
             executor.relocations.add(plan, graph)
 
-    def _compare(
-        self, executor: CudaExecutor, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]
-    ) -> None:
+    def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
         """Compare what the graph would launch with what the library launches; for good, where they differ."""
         if graph.executable.status:
             why = f"its graph takes no other parameters: status {graph.executable.status}"
@@ -187,7 +198,7 @@ class Learner:
         """Whether the arguments are of its form."""
         return not self._is_exact or Form.of(arguments, exact=True) == self._form
 
-    def step(self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
+    def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
         """The next step; the graph with the last of them. Raises NotRelocatable."""
         if len(self._captures) < LEARNT + PROVING:
             self._capture(executor, plan, arguments)
@@ -197,7 +208,7 @@ class Learner:
             return None
         return self._made(executor, plan, arguments, self._words)
 
-    def _capture(self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+    def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         drawn = made_up(arguments, self._form, self._rng)
         numbers = executor.numbers_in_memory
         captured = _captured(executor, plan, drawn, self._sizes)
@@ -217,7 +228,7 @@ class Learner:
             raise NotRelocatable("its captures are ended by other libraries again and again")
 
     def _made(
-        self, executor: CudaExecutor, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
+        self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
     ) -> RelocatedGraph | None:
         """The graph, captured once more at the addresses of a real call, which must be as predicted, too."""
         graph = executor.recorded(plan, arguments)
@@ -235,11 +246,14 @@ class Learner:
         except BaseException:
             driver.cuGraphDestroy.unchecked(graph)
             raise
-        return RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
+        made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
+        if not made.fits(arguments):  # it would be learnt again and again
+            raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
+        return made
 
 
 def _captured(
-    executor: CudaExecutor,
+    executor: Recorder,
     plan: Plan,
     arguments: tuple[Argument, ...],
     sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]],
@@ -257,15 +271,14 @@ def _captured(
 class Relocations:
     """The relocated graphs of one executor, and what became of the others; the oldest graph goes first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._graphs: dict[RelocatedGraph, Plan] = {}  # in the order in which they were made
         self.refused = self.checked = self.differed = 0
 
     def add(self, plan: Plan, graph: RelocatedGraph) -> None:
         """Note a graph, and let the oldest go where there are too many."""
         self._graphs[graph] = plan
-        if len(self._graphs) > self._most:
+        if len(self._graphs) > MAX_GRAPHS:
             oldest = next(iter(self._graphs))
             other = self._graphs.pop(oldest)
             other.relocation.drop(other, oldest)

@@ -36,10 +36,11 @@ SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word
 class Executable:
     """A captured graph and its executable one, which end with it, and what its launches count."""
 
-    __slots__ = ("graph", "handle", "launches", "status", "until_check")
+    __slots__ = ("_end", "graph", "handle", "launches", "status", "until_check")
 
     def __init__(self, graph: ctypes.c_void_p, handle: int) -> None:
         self.graph, self.handle = graph, ctypes.c_void_p(handle)
+        self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
         self.launches = 0  # at other addresses than the one before
         self.status = 0  # of a node that takes no other parameters
         self.until_check = FIRST_CHECK
@@ -48,8 +49,9 @@ class Executable:
         if sys.is_finalizing():
             return
         with relaxed():  # the driver frees a graph that is still running once it is done
-            driver.cuGraphExecDestroy.unchecked(self.handle)
-            driver.cuGraphDestroy.unchecked(self.graph)
+            end_executable, end_graph = self._end
+            end_executable(self.handle)
+            end_graph(self.graph)
 
 
 class RelocatedGraph:
@@ -167,7 +169,9 @@ class RelocatedGraph:
                 if kind is float and number == 0:  # which the other zero is equal to
                     tests.append(f"copysign(1.0, x{place}) {'>' if math.copysign(1, number.real) < 0 else '<'} 0")
             elif kind is not int:
-                tests.append(f"x{place} == 0 or x{place} == 1 or x{place}.__class__ is not {kind.__name__}")
+                tests.append(f"x{place} == 0 or x{place} == 1")
+                if kind is float:
+                    tests.append(f"isinstance(x{place}, complex)")
         operands = form.operands
         if len(operands) > FEW:
             tests.append(f"len({{{', '.join(f'x{place}' for place in operands)}}}) != {len(operands)}")

@@ -58,9 +58,9 @@ class Word(NamedTuple):
 class Form(NamedTuple):
     """What arguments have in common that lead to one form of a call: which operands are there, and which are one.
 
-    `kinds` has the type of each: int for an address, else that of a number. `fixed` has None for an address and for a
-    number that may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first
-    operand at the same address.
+    `kinds` has int for an address, float or complex for a number. `fixed` has None for an address and for a number that
+    may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first operand at the
+    same address.
     """
 
     kinds: tuple[type, ...]
@@ -71,7 +71,10 @@ class Form(NamedTuple):
     def of(cls, arguments: Sequence[Argument], *, exact: bool = False) -> Form:
         """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone."""
         first: dict[Argument, int] = {}
-        kinds = tuple(map(type, arguments))
+        kinds = tuple(
+            int if type(argument) is int else complex if isinstance(argument, complex) else float
+            for argument in arguments
+        )
         fixed = tuple(
             argument if (not argument if kind is int else exact or argument in SPECIAL) else None
             for argument, kind in zip(arguments, kinds, strict=True)
