@@ -99,6 +99,11 @@ class OperandRequest(Request[R_co]):
         """The inputs that must be there: those whose field has no default."""
         return _without_default(type(self))
 
+    @classmethod
+    def plain_reads(cls) -> tuple[str, ...] | None:
+        """`reads`, unless the class has a say of its own in what a plan is given or gives back."""
+        return cls.reads if cls.reads and not _has_own(cls) else None
+
     # -- the contract of Request ----------------------------------------------------------------------------------
     @property
     def device(self) -> Device:
@@ -242,6 +247,19 @@ class OperandRequest(Request[R_co]):
                 partners = [other for one, other in self.in_place if one == name]
                 hint = f"{' or '.join(partners)} may be {name} itself" if partners else f"leave {name}=None"
                 raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", hint)
+
+
+# What says how operands become addresses, and what is given back.
+OWN = (
+    *("__post_init__", "_check_outputs", "_check_tensors", "_check_written", "_outputs", "_sized", "_unallocated"),
+    *("_uses", "arguments", "device", "is_plain", "key", "result", "tensors", "unallocated"),
+)
+
+
+@functools.cache
+def _has_own(kind: type[OperandRequest]) -> bool:
+    """Whether a class says itself what `OperandRequest` says for all."""
+    return any(getattr(kind, name) is not getattr(OperandRequest, name) for name in OWN)
 
 
 @functools.cache

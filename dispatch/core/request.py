@@ -14,8 +14,6 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import TypeVar
 
     from dispatch.device.device import Device
@@ -69,6 +67,19 @@ class Request(ABC, Generic[R_co]):
     bound: Any = None
     # Whether all rows that take the request are timed, and the fastest carries it out; a field of some classes.
     autotune: Any = False
+
+    @classmethod
+    def plain_reads(cls) -> tuple[str, ...] | None:
+        """What plain requests of this class read, in the order of their arguments; None where none is plain.
+
+        A plain request stands for all calls of its layouts and choices: they differ in addresses alone.
+        """
+        return None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this one is plain, where the class has such requests."""
+        return self.plain_reads() is not None
 
     @property
     @abstractmethod
@@ -128,18 +139,17 @@ class Request(ABC, Generic[R_co]):
 class Plan:
     """A request bound to one executor: everything that does not depend on addresses is done.
 
-    `launch` and `relocation` belong to cuda_executor.py: what launches it at any addresses, once that is learnt, and
-    what is known of that.
+    `graphs` and `seen` belong to cuda_executor.py: the captured graphs by arguments, and the arguments seen once.
     """
 
-    __slots__ = ("__weakref__", "capture_safe", "launch", "relocation", "row")
+    __slots__ = ("__weakref__", "capture_safe", "graphs", "row", "seen")
     is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
 
     def __init__(self, row: Any, *, capture_safe: bool) -> None:
         self.row = row
         self.capture_safe = capture_safe
-        self.launch: Callable[[tuple[Argument, ...]], int] | None = None
-        self.relocation: Any = None
+        self.graphs: dict[tuple[Argument, ...], Any] = {}
+        self.seen: dict[tuple[Argument, ...], None] = {}
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits."""

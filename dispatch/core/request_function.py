@@ -1,13 +1,13 @@
-"""The function of a request class: it makes a request and runs it, with the class's own parameters."""
+"""The function of a request class: it runs what the class describes, with the class's own parameters."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
-from dispatch.core.request import run
+from dispatch.core.remembered import call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def request_function(
     `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request.
     """
     kind: Any = request_class
-    function: Any = _made(kind, name) if call is None else call
+    function: Any = call_of(kind, name) if call is None else call
     function.__name__ = function.__qualname__ = name
     function.__module__ = kind.__module__
     function.__annotations__ = {field.name: field.type for field in fields(kind)} | {"return": _result(kind)}
@@ -68,22 +68,6 @@ def request_function_of_either(
     text, entries, _ = _sections(second)
     function.__doc__ = f"{function.__doc__}\n\nOr: {text}\n\nArgs:\n{entries}"
     return cast("OfEither[P, R, Q, S]", function)
-
-
-def _made(kind: Any, name: str) -> Any:
-    """`def name(parameters of the class): return run(kind(those))`, compiled, as `dataclass` makes its `__init__`."""
-    given = fields(kind)
-    if any(field.default_factory is not MISSING for field in given):
-        raise TypeError(f"{kind.__name__}: a default of a request is a value, not a factory")
-    parameters, passed = [], []
-    for field in sorted(given, key=lambda field: bool(field.kw_only)):
-        if field.kw_only and "*" not in parameters:
-            parameters.append("*")
-        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
-        passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
-    scope = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
-    exec(f"def {name}({', '.join(parameters)}):\n    return _run(_kind({', '.join(passed)}))", scope)
-    return scope[name]
 
 
 def _documentation(kind: Any) -> str:

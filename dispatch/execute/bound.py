@@ -40,7 +40,11 @@ class Bound:
         if executor.closed:
             executor.check()
         if self.arguments is not None:
-            executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
+            graph = self.plan.graphs.get(self.arguments)
+            if graph is not None and not executor.stream.external:
+                executor.launch(graph, self.reads, self.writes)
+            else:
+                executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
             return self.result
         outputs = executor.outputs(request)
         executor.run_into(request, outputs)

@@ -46,7 +46,10 @@ class Executor:
         self.handles: dict[str, Any] = {}  # of libraries, by their names
         self.at_close: list[Callable[[], None]] = []  # how modules let go of what they hold for this executor
         self.plans: dict[tuple[Any, ...], Plan] = {}
-        self.shortcuts: dict[Any, Any] = {}  # what the request functions remember of their calls, by layouts,
+        self.calls: dict[
+            Any, Any
+        ] = {}  # what is remembered of calls, by class, layouts and choices (core/remembered.py)
+        self.shortcuts: dict[Any, Any] = {}  # the same of `matmul`, which has ways of its own: by layouts,
         self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common
 
     @property
@@ -111,8 +114,7 @@ class Executor:
     def forget(self) -> None:
         """Let all plans go; the next request chooses anew."""
         self.plans = {}  # another one, by which a bound request sees that it must choose anew
-        self.shortcuts = {}
-        self.patterns = {}
+        self.calls, self.shortcuts, self.patterns = {}, {}, {}
 
     def release(self) -> None:
         """Let go of all that can be made again, memory included; prepared calls keep what they need."""

@@ -50,9 +50,13 @@ class ConvFwdRequest(ConvRequest[Any]):
     bias: Tensor | None = None
     activation: Activation = Activation.IDENTITY
 
+    @classmethod
+    def plain_reads(cls) -> tuple[str, ...]:
+        return ("x", "w", "bias", "z")
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        return ("x", "w", "z") if self.treed else ("x", "w", "bias", "z")
+        return ("x", "w", "z") if self.treed else self.plain_reads()
 
     @property
     def x_shape(self) -> Shape:

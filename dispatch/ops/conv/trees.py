@@ -83,6 +83,15 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         added = self.mode != "fwd" and self.z is not None
         return self.epilogue is not None or self.config is not None or self.library == "cutlass" or added
 
+    @classmethod
+    def plain_reads(cls) -> tuple[str, ...]:
+        """Of those that have no tree: `operands` may hold tensors."""
+        return cls.operand_names
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.treed and not self.operands
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         return (*self.operand_names, "z") if self.treed else self.operand_names

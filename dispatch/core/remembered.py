@@ -1,0 +1,263 @@
+"""Calls that were made before: from the operands of a repeated call to its plan, without a request.
+
+A request function asks its executor for what it remembers of a call of the same class, layouts and choices. That is a
+function `take`, which runs the plan on the operands of this call, or gives back UNFIT where only a request can tell
+whether they are fine: it looks closely, and explains. What is remembered stands for what a request would lead to, to
+the letter: the same plan, addresses in the same order, the same reads and writes, the same result.
+
+A key finds more than it should, for 1, True and 1.0 are equal, and so are 0.0 and -0.0: `take` tells choices apart.
+What depends on addresses it looks at in each call, which is whether a tensor that is written overlaps another. How a
+pair would have to lie for that follows from their layouts, so that it is a subtraction and two comparisons. Alignment,
+and whether memory may be written, are in a layout.
+
+The code of `take` names each operand, and loops over none; calls that give the same operands share it. Nothing here
+keeps a tensor or a request, and nothing here knows an op.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache, lru_cache
+from itertools import combinations, starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.request import run
+from dispatch.device.stream import current
+from dispatch.device.tensor import Tensor
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.operands import OperandRequest
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Layout
+
+__all__ = ["MAX_CALLS", "call_of"]
+
+MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
+MAX_FORMS = 1024  # of all classes
+UNFIT = object()  # what `take` gives back where a request is to be made
+Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
+
+
+class Form(NamedTuple):
+    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+
+    parameters: tuple[str, ...]  # operands and choices, in the order in which `take` is given them
+    choices: tuple[str, ...]
+    order: tuple[str, ...]  # of the addresses; an operand that is not there has 0
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]  # those that are given
+    made: tuple[str, ...]  # the outputs that are allocated
+    results: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+
+# -- the function of a request class ----------------------------------------------------------------------------------
+def call_of(kind: Any, name: str) -> Any:
+    """`def name(parameters of the class)`: the way through what is remembered, else through a request.
+
+    Compiled, as `dataclass` makes its `__init__`.
+    """
+    given = fields(kind)
+    if any(field.default_factory is not MISSING for field in given):
+        raise TypeError(f"{kind.__name__}: a default of a request is a value, not a factory")
+    parameters, passed = [], []
+    for field in sorted(given, key=lambda field: bool(field.kw_only)):
+        if field.kw_only and "*" not in parameters:
+            parameters.append("*")
+        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
+        passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
+    made = f"_kind({', '.join(passed)})"
+    scope: dict[str, Any] = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
+    if (reads := kind.plain_reads()) is None:
+        lines = [f"return _run({made})"]
+    else:
+        scope |= {"_current": current, "_executor_on": _executor_on, "_remember": _remember, "_UNFIT": UNFIT}
+        lines = _lines_of_call(kind, reads[0], made)
+    exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
+    return scope[name]
+
+
+def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
+    operands, choices = _fields_of(kind)
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
+    return [
+        "_executor = _current.executor",
+        "try:",
+        f"    _device = {first}.layout.device",
+        "    if _executor is None or _executor.device is not _device:",
+        "        _executor = _executor_on(_device)",
+        f"    _key = (_kind, {', '.join((*layouts, *choices))})",
+        "    _calls = _executor.calls",
+        "    _take = _calls.get(_key)",
+        "except Exception:",  # an operand is no tensor, a choice has no hash: the request says which
+        "    _key = _take = None",
+        "if _take is not None:",
+        f"    _result = _take(_executor, {', '.join((*operands, *choices))})",
+        "    if _result is not _UNFIT:",
+        "        return _result",
+        f"_request = {made}",
+        "_result = _run(_request)",
+        "if _key is not None:",
+        "    _remember(_executor, _calls, _key, _request)",
+        "return _result",
+    ]
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a class that are tensors, and the others."""
+    operands = tuple(field.name for field in fields(kind) if field.type in ("Tensor", "Tensor | None"))
+    return operands, tuple(field.name for field in fields(kind) if field.name not in operands)
+
+
+def _executor_on(device: Device) -> Any:
+    """The calling thread's executor on a device that is not that of its current one."""
+    device.check()
+    return device.executor()
+
+
+# -- what is remembered -----------------------------------------------------------------------------------------------
+def _remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
+    """Keep what the next call of the same key needs, where a request that was run stands for all calls like it."""
+    bound = request.bound
+    if getattr(bound, "executor", None) is not executor or not request.is_plain:
+        return  # the host's plans run requests
+    operands, choices = _fields_of(type(request))
+    values = key[1 + len(operands) :]
+    if not all(map(_is_constant, values)):
+        return
+    order = (*(type(request).plain_reads() or ()), *request.writes)
+    uses = {name: (tensor.layout, written) for name, tensor, written in request.tensors()}
+    if not uses.keys() <= set(order):
+        return
+    made = request.unallocated()
+    form = Form(
+        parameters=(*operands, *choices),
+        choices=choices,
+        order=order,
+        reads=tuple(name for name, (_, written) in uses.items() if not written),
+        writes=tuple(name for name, (_, written) in uses.items() if written),
+        made=tuple(made),
+        results=tuple(request.outputs()),
+        pairs=_pairs_of(request, uses),
+    )
+    bounds = [_bounds(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
+    take = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
+    if len(calls) >= MAX_CALLS:
+        calls.pop(next(iter(calls)), None)
+    calls[key] = take
+
+
+def _pairs_of(request: OperandRequest, uses: dict[str, tuple[Layout, bool]]) -> tuple[Pair, ...]:
+    """The pairs of operands whose memory must be apart."""
+    pairs = [pair for pair in combinations(uses, 2) if any(uses[name][1] for name in pair)]
+    return tuple((*pair, not request.in_place.isdisjoint((pair, pair[::-1]))) for pair in pairs)
+
+
+def _bounds(one: Layout, other: Layout) -> tuple[int, int, int | None]:
+    """Between which distances of two tensors' addresses they may share a byte, and that at which they are one view."""
+    same = (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
+    if one.size == 0 or other.size == 0:
+        return 0, 0, None
+    return one.low - other.high, one.high - other.low, 0 if same else None
+
+
+@lru_cache(MAX_FORMS)
+def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+    """The function that makes the `take` of a plan, with its choices, outputs and bounds, compiled for a form."""
+    held = [f"_held_{name}" for name in form.choices]
+    lines = []
+    if held:
+        lines += [
+            f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
+            f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
+            "        return _UNFIT",
+            # The next call is likely to have these very objects.
+            f"    {', '.join(held)}, = {', '.join(form.choices)},",
+        ]
+        lines = [f"nonlocal {', '.join(held)}", *lines]
+    given = (*form.reads, *form.writes)
+    lines += [f"if {' or '.join(f'type({name}) is not _Tensor' for name in given)}:", "    return _UNFIT"]
+    lines += [f"_at_{name} = {name}.ptr" for name in given]
+    if form.pairs:
+        lines += [f"if {' or '.join(starmap(_meeting, enumerate(form.pairs)))}:", "    return _UNFIT"]
+    lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.made]
+    lines += [f"_at_{name} = {name}.ptr" for name in form.made]
+    there = {*given, *form.made}
+    addresses = _tuple([f"_at_{name}" if name in there else "0" for name in form.order])
+    lines += [
+        f"_executor.enqueue(_plan, {addresses}, {_tuple(form.reads)}, {_tuple((*form.writes, *form.made))})",
+        f"return {form.results[0] if len(form.results) == 1 else _tuple(form.results)}",
+    ]
+    numbers = range(len(form.pairs))
+    unpacked = [
+        *([f"{_tuple(held)} = _choices"] if held else []),
+        *([f"{_tuple([f'_made_{name}' for name in form.made])} = _outputs"] if form.made else []),
+        *([f"{_tuple([f'_{end}_{n}' for n in numbers])} = _{end}s" for end in ("low", "high", "one") if form.pairs]),
+    ]
+    source = [
+        "def make(_plan, _choices, _outputs, _lows=(), _highs=(), _ones=()):",
+        *(f"    {line}" for line in unpacked),
+        f"    def take(_executor, {', '.join(form.parameters)}):",
+        *(f"        {line}" for line in lines),
+        "    return take",
+    ]
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": _same}
+    exec("\n".join(source), scope)
+    made: Callable[..., Callable[..., Any]] = scope["make"]
+    return made
+
+
+def _meeting(number: int, pair: Pair) -> str:
+    """The condition that two operands may overlap, and are not one view where they may be."""
+    one, other, in_place = pair
+    distance = f"_at_{other} - _at_{one}"
+    meeting = f"_low_{number} < {distance} < _high_{number}"
+    return f"{meeting} and {distance} != _one_{number}" if in_place else meeting
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)},)" if names else "()"
+
+
+# -- choices ----------------------------------------------------------------------------------------------------------
+NUMBERS = {np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"}
+CONSTANTS = (type(None), bool, int, str, Dtype)
+REAL = (float, np.floating)
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a choice stays as it is, and equals itself: what users' own classes hold may change."""
+    kind = type(value)
+    if kind is float or kind in NUMBERS:
+        return bool(value == value)  # no NaN
+    if kind is tuple:
+        return all(map(_is_constant, value))
+    if kind is type:
+        return issubclass(value, np.generic) or value in (bool, int, float, complex)
+    if "__dataclass_params__" in vars(kind):
+        return kind.__dataclass_params__.frozen and all(_is_constant(getattr(value, f.name)) for f in fields(value))
+    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype))
+
+
+def _same(held: Any, given: Any) -> bool:
+    """Whether a constant and a choice that equals it are one to a request, too: 1 is not True, and 0.0 not -0.0."""
+    if held is given:
+        return True
+    if type(held) is not type(given):
+        return False
+    if isinstance(held, tuple):
+        return len(held) == len(given) and all(map(_same, held, given))
+    if is_dataclass(held):
+        return all(_same(getattr(held, field.name), getattr(given, field.name)) for field in fields(held))
+    if isinstance(held, REAL):
+        return bool(held == given) and math.copysign(1, held) == math.copysign(1, given)
+    return bool(held == given)
