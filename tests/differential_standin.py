@@ -1,15 +1,17 @@
 """A stand-in for a GPU with cuBLASLt, on host memory: tests/differential.py runs all of matmul on it without a GPU.
 
-Plans, descriptors, shortcuts, recorded calls and refits are the real code. `cublasLtMatmul` is replaced by a product in
-NumPy that believes nothing but what the library would be told: the attributes of real cuBLASLt descriptors, read back,
-and addresses. Its results depend on the algorithm, and the algorithm on every part of the problem, so that a call with
-the descriptors or the algorithm of another problem gives other numbers or writes other memory.
+Plans, descriptors, shortcuts, relocated graphs and refits are the real code. `cublasLtMatmul` is replaced by a product
+in NumPy that believes nothing but what the library would be told: the attributes of real cuBLASLt descriptors, read
+back, and addresses. Its results depend on the algorithm, and the algorithm on every part of the problem, so that a call
+with the descriptors or the algorithm of another problem gives other numbers or writes other memory.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
+import struct
 import threading
 import zlib
 from contextlib import nullcontext
@@ -25,6 +27,7 @@ from dispatch.device.host import HostDevice
 from dispatch.device.stream import Stream
 from dispatch.errors import Refused
 from dispatch.execute.cuda_executor import CudaExecutor
+from dispatch.execute.graph_nodes import KERNEL, Node
 from dispatch.keys import Arch, Dtype
 from dispatch.ops.matmul import cublaslt, empty
 
@@ -92,7 +95,7 @@ class Standin(HostDevice):
 class Recorded:
     """A recorded call: what the library was told then, told again."""
 
-    def __init__(self, jobs: list[Callable[[], None]]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self._jobs = jobs
 
     def launch(self) -> int:
@@ -107,13 +110,13 @@ class StandinExecutor(CudaExecutor):
     versions = {"cublasLt": (13, 1, 0)}  # noqa: RUF012
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        jobs: list[Callable[[], None]] = []
-        recording.jobs = jobs
-        try:
-            enqueue()
-        finally:
-            recording.jobs = None
-        return Recorded(jobs)
+        return Recorded(_jobs(enqueue))
+
+    def recorded(self, plan: Any, arguments: Any) -> Any:
+        return _jobs(lambda: plan.enqueue(arguments))
+
+    def launcher(self, executable: Any) -> Callable[[], int]:
+        return Recorded(graphs[executable.value]).launch
 
     def write(self, address: int, value: complex, dtype: Dtype) -> None:
         number = np.array(value, dtype.numpy)
@@ -123,10 +126,51 @@ class StandinExecutor(CudaExecutor):
 Standin.open_executor = StandinExecutor
 
 
+def _jobs(enqueue: Callable[[], None]) -> list[Job]:
+    """What the library is told to do."""
+    recording.jobs = jobs = []
+    try:
+        enqueue()
+    finally:
+        recording.jobs = None
+    return jobs
+
+
+# -- executable graphs: the jobs of a recording, each of which does what its image says -------------------------------
+graphs: dict[int, list[Job]] = {}
+numbers = itertools.count(1)
+
+
+class Nodes:
+    """What graph_nodes.Nodes reads off a graph, of a list of jobs."""
+
+    def __init__(self, jobs: list[Job], _sizes: Any) -> None:
+        self.handles, self.edges = tuple(range(len(jobs))), ()
+        self.nodes = [Node(KERNEL, job.form(), job.image()) for job in jobs]
+
+
+def instantiated(jobs: list[Job]) -> int:
+    """The handle of an executable graph."""
+    number = next(numbers)
+    graphs[number] = [copy.copy(job) for job in jobs]
+    return number
+
+
+def setter(executable: Any, handle: int, node: Node, image: int) -> tuple[Callable[[], int], None]:
+    """What has a job do what its new image says."""
+    job, size = graphs[executable.value][handle], len(node.image)
+
+    def put() -> int:
+        job.take(ctypes.string_at(image, size))
+        return 0
+
+    return put, None
+
+
 class Recording(threading.local):
     """What this thread records at present."""
 
-    jobs: list[Callable[[], None]] | None = None
+    jobs: list[Job] | None = None
 
 
 recording = Recording()
@@ -178,10 +222,12 @@ class Job:
         self.a, self.b, self.c, self.d = (Laid(layout) for layout in (la, lb, lc, ld))
         self.places = (a.value, b.value, c.value, d.value)
         scale = DTYPES[get("SCALE_TYPE", ctypes.c_int32)]
-        on_device = get("POINTER_MODE", ctypes.c_int32)
-        numbers = [_at(x.value, scale, (), ()) for x in (alpha, beta)]
+        self.scale, self.on_device = scale, bool(on_device := get("POINTER_MODE", ctypes.c_int32))
         # Numbers on the host are read as the library is called, those on the device as it runs.
-        self.numbers = numbers if on_device else [number.copy() for number in numbers]
+        self.bits = [
+            struct.pack("<2Q", x.value, 0) if on_device else _at(x.value, scale, (), ()).tobytes().ljust(16, b"\0")
+            for x in (alpha, beta)
+        ]
         # As an H200's library: of a beta that it cannot see it must take it that C is read.
         self.is_refused = (on_device and not c.value) or (self.c.dtype != self.d.dtype and c.value == d.value)
         self.trans = get("TRANSA", ctypes.c_int32), get("TRANSB", ctypes.c_int32)
@@ -203,6 +249,30 @@ class Job:
             f"{address:#x} is not at a multiple of {known}" for address, known in given if address and address % known
         ]
         assert not wrong, f"CUDA_ERROR_MISALIGNED_ADDRESS: {wrong}, {given}"
+
+    def form(self) -> tuple[Any, ...]:
+        """All but what the image has."""
+        laid = [tuple(vars(matrix).values()) for matrix in (self.a, self.b, self.c, self.d)]
+        steps = (self.bias_step, self.bias_dtype, self.aux_ld, self.aux_step, self.aux_dtype)
+        return (*laid, self.scale, self.on_device, self.trans, self.epilogue, *steps, self.turn)
+
+    def image(self) -> bytes:
+        """Addresses, and the numbers or theirs."""
+        addresses = (*(place or 0 for place in self.places), self.bias, self.aux, *self.factors)
+        return struct.pack("<10Q", *addresses) + b"".join(self.bits)
+
+    def take(self, image: bytes) -> None:
+        """Have the addresses and numbers of another image."""
+        *places, self.bias, self.aux, one, two, three, four = struct.unpack_from("<10Q", image)
+        self.places, self.factors = tuple(places), [one, two, three, four]
+        self.bits = [image[80:96], image[96:112]]
+
+    @property
+    def numbers(self) -> list[Any]:
+        """Alpha and beta."""
+        if self.on_device:
+            return [_at(*struct.unpack_from("<Q", bits), self.scale, (), ()) for bits in self.bits]
+        return [np.frombuffer(bits, self.scale.numpy, 1)[0] for bits in self.bits]
 
     def __call__(self) -> None:
         a, b = self.a.view(self.places[0]), self.b.view(self.places[1])
@@ -309,7 +379,13 @@ def _set(address: int, value: int, nbytes: int, _stream: int) -> None:
     ctypes.memset(address, value, nbytes)
 
 
+def _gone(_handle: Any) -> int:
+    return 0
+
+
 DRIVER = SimpleNamespace(
+    cuGraphDestroy=SimpleNamespace(unchecked=_gone),
+    cuGraphExecDestroy=SimpleNamespace(unchecked=lambda handle: graphs.pop(handle.value, None) and 0),
     cuMemcpyDtoDAsync=_move,
     cuMemcpy2DAsync=_move_lines,
     cuMemsetD8Async=_set,
@@ -320,10 +396,14 @@ DRIVER = SimpleNamespace(
 
 def install(patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-in where the real libraries are called; `patch` is pytest's `monkeypatch.setattr`, or `setattr`."""
-    from dispatch.execute import cuda_executor
+    from dispatch.execute import cuda_executor, plan_relocation, relocated_graph
 
     patch(cublaslt, "heuristic", heuristic)
     patch(cublaslt, "handle_of", lambda _: None)
     patch(cublaslt, "_bare_matmul", lambda: product)
-    for module in (empty, refit, cuda_executor):
+    for module in (empty, refit, cuda_executor, plan_relocation, relocated_graph):
         patch(module, "driver", DRIVER)
+    patch(plan_relocation, "Nodes", Nodes)
+    patch(plan_relocation, "instantiated", instantiated)
+    patch(plan_relocation, "EVERY", 1)  # soon
+    patch(relocated_graph, "setter", setter)

@@ -34,8 +34,8 @@ __all__ = ["BoundCall", "prepare", "prepare_all"]
 class BoundCall:
     """A prepared request: `call()` runs it again into the same outputs, `call(a=…)` with other operands.
 
-    It belongs to the stream that was current when it was prepared. Other operands of the same layouts take the same
-    plan; each set of addresses has its own recorded call, and the executor keeps the latest ones.
+    It belongs to the stream that was current when it was prepared, and has a recorded call of its own. Other operands
+    of the same layouts take the same plan, as calls that are not prepared do.
     """
 
     __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_result", "request")
@@ -52,7 +52,7 @@ class BoundCall:
             self._result = self._bound.result
             plan, arguments = self._bound.plan, self._bound.arguments
             if plan.capture_safe and arguments is not None and not executor.captured:
-                self._graph = plan.graphs.get(arguments) or executor.record(plan, arguments)
+                self._graph = executor.record(plan, arguments)
                 if self._graph is not None:
                     self._launch: Callable[[], int] = self._graph.launch
         else:

@@ -14,6 +14,8 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import TypeVar
 
     from dispatch.device.device import Device
@@ -139,17 +141,18 @@ class Request(ABC, Generic[R_co]):
 class Plan:
     """A request bound to one executor: everything that does not depend on addresses is done.
 
-    `graphs` and `seen` belong to cuda_executor.py: the captured graphs by arguments, and the arguments seen once.
+    `launch` and `relocation` belong to cuda_executor.py: what launches it at any addresses, once that is learnt, and
+    what is known of that.
     """
 
-    __slots__ = ("__weakref__", "capture_safe", "graphs", "row", "seen")
+    __slots__ = ("__weakref__", "capture_safe", "launch", "relocation", "row")
     is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
 
     def __init__(self, row: Any, *, capture_safe: bool) -> None:
         self.row = row
         self.capture_safe = capture_safe
-        self.graphs: dict[tuple[Argument, ...], Any] = {}
-        self.seen: dict[tuple[Argument, ...], None] = {}
+        self.launch: Callable[[tuple[Argument, ...]], int] | None = None
+        self.relocation: Any = None
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits."""

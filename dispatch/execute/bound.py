@@ -40,11 +40,7 @@ class Bound:
         if executor.closed:
             executor.check()
         if self.arguments is not None:
-            graph = self.plan.graphs.get(self.arguments)
-            if graph is not None and not executor.stream.external:
-                executor.launch(graph, self.reads, self.writes)
-            else:
-                executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
+            executor.enqueue(self.plan, self.arguments, self.reads, self.writes)
             return self.result
         outputs = executor.outputs(request)
         executor.run_into(request, outputs)

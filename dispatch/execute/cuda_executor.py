@@ -1,17 +1,16 @@
 """Executors on streams of a GPU, ours and those of other libraries, with a workspace and recorded calls.
 
-The first run of a plan at some addresses calls the library; the second records that call as a graph, and from then on
-the graph is launched. cuda_graph.py has the graphs; what rows make for a plan is theirs.
+A plan's first runs call the library; meanwhile plan_relocation.py learns how that call follows its operands, and from
+then on one graph is launched at any addresses. What rows make for a plan is theirs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -21,9 +20,11 @@ from dispatch.device.stream import NULL_CONTEXT, RELAXED, QuietStream, exchange_
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
-from dispatch.execute.cuda_graph import GraphExec, capture
+from dispatch.execute.cuda_graph import GraphExec, capture, launcher, recorded
 from dispatch.execute.executor import Executor
 from dispatch.execute.installed import Versions, algorithms, installed
+from dispatch.execute.plan_relocation import PlanRelocation, Relocations
+from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
 
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from dispatch.execute.algorithm_cache import AlgorithmCache
     from dispatch.keys import Dtype
 
+R = TypeVar("R")
+
 __all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
 
-MAX_GRAPHS = 1024  # on one executor; the oldest goes first
-MAX_SEEN = 1024  # arguments of one plan that wait for their second run
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
 APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
@@ -60,7 +61,7 @@ class CudaExecutor(Executor):
         self.target = ctypes.c_void_p(stream.c_handle.value)
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
-        self._recorded: deque[tuple[Plan, tuple[Argument, ...]]] = deque()
+        self.relocations = Relocations()
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []
@@ -93,6 +94,13 @@ class CudaExecutor(Executor):
 
     def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call behind all uses of its tensors on other streams."""
+        self._order(reads, writes)
+        status = graph.launch()
+        if status:
+            self.failed(status)
+
+    def _order(self, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+        """Have the stream wait for the uses of tensors on others."""
         stream = self.stream
         for tensor in reads:
             storage = tensor.storage
@@ -101,9 +109,6 @@ class CudaExecutor(Executor):
         for tensor in writes:
             if tensor.storage.owner is not stream:
                 tensor.storage.use(stream, write=True)
-        status = graph.launch()
-        if status:
-            self.failed(status)
 
     def failed(self, status: int) -> NoReturn:
         """Raise what a launch ended in."""
@@ -112,26 +117,59 @@ class CudaExecutor(Executor):
     def enqueue(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
-        """Run a plan at some addresses: by its library the first time, from the second on as a recorded call."""
+        """Run a plan at some addresses: by its relocated graph, or by its library while there is none."""
+        launch = plan.launch
+        if launch is None or (self.stream.external and self.captured):
+            self._enqueue_by_library(plan, arguments, reads, writes)
+            return
+        stream = self.stream  # as `_order` does, which as a call took 0.1 us longer
+        for tensor in reads:
+            storage = tensor.storage
+            if storage.owner is not stream and stream not in storage.readers:
+                storage.use(stream, write=False)
+        for tensor in writes:
+            if tensor.storage.owner is not stream:
+                tensor.storage.use(stream, write=True)
+        status = launch(arguments)
+        if status == MISFIT:
+            self._enqueue_by_library(plan, arguments, reads, writes)
+        elif status:
+            self.failed(status)
+
+    def _enqueue_by_library(
+        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
+    ) -> None:
         if self.captured:
             self._enqueue_captured(plan, arguments, reads, writes)
-            return
-        graph = plan.graphs.get(arguments)
-        if graph is None and plan.capture_safe and arguments in plan.seen:
-            graph = self.record(plan, arguments)
-        if graph is not None:
-            self.launch(graph, reads, writes)
             return
         for tensor in reads:
             tensor.storage.use(self.stream, write=False)
         for tensor in writes:
             tensor.storage.use(self.stream, write=True)
-        if len(plan.seen) >= MAX_SEEN:
-            plan.seen.clear()
-        plan.seen[arguments] = None
-        self._call(plan, arguments)
+        relocation = plan.relocation
+        if relocation is None:
+            self.call(plan, arguments)
+            plan.relocation = PlanRelocation(plan)
+            return
+        status = relocation.other(plan, arguments)
+        if status == MISFIT:
+            self.call(plan, arguments)
+            relocation.follow(self, plan, arguments)
+        elif status:
+            self.failed(status)
 
-    def _call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+    def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
+        """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""
+        if plan.relocation is None:
+            plan.relocation = PlanRelocation(plan)
+        relocation: PlanRelocation = plan.relocation
+        return relocation.learn_now(self, plan, arguments)
+
+    def relocation_stats(self) -> dict[str, int]:
+        """What became of the plans of this executor: see Relocations.stats."""
+        return self.relocations.stats()
+
+    def call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
@@ -169,7 +207,7 @@ class CudaExecutor(Executor):
         ours = [storage for storage in storages if storage.keep is None]
         made = (self._workspace, *self._pages, *self._zeros)
         self.device.graphs.keep(self.stream, plan, *made, *ours)
-        self._call(plan, arguments)
+        self.call(plan, arguments)
         if made != (self._workspace, *self._pages, *self._zeros):  # a number or zeros that the call was first to need
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
 
@@ -216,36 +254,51 @@ class CudaExecutor(Executor):
 
     def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
         """Record what plans of this executor enqueue; None where others ended each recording of it."""
-        device, graph = self.device, None
-        with device.context, relaxed():
-            recorder = self._recorder or device.stream()
-            self._recorder = None  # unless it ends well
-            graph = capture(enqueue, self.target, recorder.c_handle, device.recordings, holds_gil=self.holds_gil)
-        if graph is None:
-            return None
-        self._recorder = recorder
-        if self.stream.context is not NULL_CONTEXT:
+        graph = self._recorded(partial(capture, enqueue, holds_gil=self.holds_gil))
+        if graph is not None and self.stream.context is not NULL_CONTEXT:
             graph.launch = partial(_launch_on_default, self.stream.context, graph.launch)
         return graph
 
-    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
-        """Record a plan at some addresses; the oldest record of the executor goes where there are too many.
+    def _recorded(self, record: Callable[..., R | None]) -> R | None:
+        """What a function of cuda_graph.py records on a stream of its own; another the next time, if that is lost."""
+        with self.device.context, relaxed():
+            recorder = self._recorder or self.device.stream()
+            self._recorder = None  # unless it ends well
+            found = record(self.target, recorder.c_handle, self.device.recordings)
+        if found is not None:
+            self._recorder = recorder
+        return found
 
-        None where recordings are lost again and again: it is tried anew once the call has been seen twice more.
-        """
+    def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
+        """Record a plan at some addresses; None where recordings are lost again and again."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         graph = self.capture(lambda: plan.enqueue(arguments))
-        plan.seen.pop(arguments, None)
-        if graph is None:
-            return None
-        graph.keep = self._outgrown, self._pages  # those that are there, and come until the executor begins anew
-        plan.graphs[arguments] = graph
-        self._recorded.append((plan, arguments))
-        if len(self._recorded) > MAX_GRAPHS:
-            oldest, gone = self._recorded.popleft()
-            oldest.graphs.pop(gone, None)
+        if graph is not None:
+            graph.keep = self.lasting()
         return graph
+
+    def recorded(self, plan: Plan, arguments: tuple[Argument, ...]) -> ctypes.c_void_p | None:
+        """The graph of a plan's call at some addresses, which the caller is to destroy; None as above."""
+        if len(self._scalars) > MAX_SCALARS:
+            self._renew_scalars()
+        return self._recorded(partial(recorded, lambda: plan.enqueue(arguments)))
+
+    def launcher(self, executable: ctypes.c_void_p) -> Callable[[], int]:
+        """The launch of an executable graph on this executor's stream."""
+        launch = launcher(executable, ctypes.c_void_p(self.target.value), holds_gil=self.holds_gil)
+        return (
+            launch if self.stream.context is NULL_CONTEXT else partial(_launch_on_default, self.stream.context, launch)
+        )
+
+    def lasting(self) -> tuple[Any, ...]:
+        """The memory whose addresses a recorded call may have; more numbers may come to their pages."""
+        return self._outgrown, self._pages, tuple(self._zeros), self._workspace
+
+    @property
+    def numbers_in_memory(self) -> int:
+        """How many numbers of calls are in device memory."""
+        return len(self._scalars)
 
     @property
     def versions(self) -> Versions:
@@ -308,14 +361,14 @@ class CudaExecutor(Executor):
 
     def release(self) -> None:
         super().release()
-        self._recorded.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
+        self.relocations.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
         if not self.prepared:
             self._workspace = None
             self._scalars, self._pages, self._outgrown, self._zeros = {}, [], [], []
 
     def close(self) -> None:
         super().close()
-        self._recorded.clear()
+        self.relocations.clear()
         self._workspace = None
 
     def __del__(self) -> None:

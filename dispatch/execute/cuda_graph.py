@@ -1,7 +1,8 @@
 """Captured calls: one run of a plan recorded as a CUDA graph, to be launched again for less than the call itself costs.
 
-cuda_executor.py captures and launches them. One holds addresses, numbers, workspace and algorithm, so it stands for the
-very same arguments only. Capture runs on a stream of its own, so the caller's stream never sees it.
+cuda_executor.py captures and launches them. A GraphExec holds addresses, numbers, workspace and algorithm, so it stands
+for the very same arguments only; relocated_graph.py has those that are launched at others. Capture runs on a stream of
+its own, so the caller's stream never sees it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["GraphExec", "capture"]
+__all__ = ["GraphExec", "capture", "instantiated", "launcher", "recorded"]
 
 TRIES = 3  # of a recording that something ends, before it is given up
 UNTOLD = -1  # the status of a call that an interrupt of the main thread came in behind, before it was told
@@ -34,15 +35,19 @@ class GraphExec:
     def __init__(self, executable: int, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> None:
         self._exec = ctypes.c_void_p(executable)
         self.keep: Any = None  # memory whose addresses are in the graph
-        launch = driver.cuGraphLaunch.unchecked_holding_gil if holds_gil else driver.cuGraphLaunch.unchecked
-        # Nothing is left to convert: a launch is one foreign call with two prebuilt arguments.
-        self.launch: Callable[[], int] = partial(launch, self._exec, stream)
+        self.launch: Callable[[], int] = launcher(self._exec, stream, holds_gil=holds_gil)
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
         with relaxed():  # the driver frees a graph that is still running once it is done
             driver.cuGraphExecDestroy.unchecked(self._exec)
+
+
+def launcher(executable: ctypes.c_void_p, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> Callable[[], int]:
+    """The launch of an executable graph on a stream: one foreign call, of which nothing is left to convert."""
+    launch = driver.cuGraphLaunch.unchecked_holding_gil if holds_gil else driver.cuGraphLaunch.unchecked
+    return partial(launch, executable, stream)
 
 
 def capture(
@@ -55,20 +60,38 @@ def capture(
 ) -> GraphExec | None:
     """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
 
-    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. `holds_gil`: the
-    launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). Waits for the context in
-    other libraries end captures, so one that is lost is repeated; None where that happens again and again.
+    `holds_gil`: the launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). None
+    where recordings are lost again and again.
+    """
+    graph = recorded(enqueue, target, recorder, recordings)
+    if graph is None:
+        return None
+    try:
+        executable = instantiated(graph)
+    finally:
+        driver.cuGraphDestroy.unchecked(graph)
+    return GraphExec(executable, ctypes.c_void_p(target.value), holds_gil=holds_gil)
+
+
+def instantiated(graph: ctypes.c_void_p) -> int:
+    """The handle of a new executable graph."""
+    with relaxed():
+        return int(driver.cuGraphInstantiate(graph.value, 0))
+
+
+def recorded(
+    enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, recordings: Recordings
+) -> ctypes.c_void_p | None:
+    """The graph of what `enqueue()` enqueues, which the caller is to destroy.
+
+    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. Waits for the
+    context in other libraries end captures, so one that is lost is repeated; None where that happens again and again.
     """
     for _ in range(TRIES):
         with recordings.one():
             graph = _recorded(enqueue, target, recorder)
         if graph is not None:
-            try:
-                with relaxed():
-                    executable = int(driver.cuGraphInstantiate(graph.value, 0))
-            finally:
-                driver.cuGraphDestroy.unchecked(graph)
-            return GraphExec(executable, ctypes.c_void_p(target.value), holds_gil=holds_gil)
+            return graph
     return None
 
 

@@ -3,7 +3,8 @@
 Every candidate takes the same number of requests from "here they are" to "all are done", in turns; the median of the
 bursts counts. The peer is what one would write without a supervisor: a ThreadPoolExecutor whose tasks run torch.mm on
 their thread's stream and wait for its event (np.matmul where there is no GPU).
-Repeat: `python tests/benchmarks/bench_supervisor.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
+Besides, how the rates change with the number of threads that call directly, and with that of a supervisor's streams.
+Repeat: `python tests/benchmarks/bench_supervisor.py [--quick] [--device cuda:0|host] [--json FILE]`; 40 s.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import growth
 import numpy as np
 from command import command
 from report import Report, Target, judge, say, table
@@ -33,7 +36,12 @@ TORCH, NUMPY = "ThreadPoolExecutor, torch.mm + event", "ThreadPoolExecutor, np.m
 TARGETS = (
     Target("one by one, against a thread pool", SUBMIT, 2.0, peer=TORCH, at_least=True),
     Target("submit_many, against one-shot calls", MANY, 0.8, peer=SHOT, at_least=True),
-    Target("submit_many, against dp.run", MANY, 0.8, peer=DIRECT, at_least=True),
+    Target("submit_many, against dp.run", MANY, 0.9, peer=DIRECT, at_least=True),
+    *(
+        Target(f"{name(count)}, against 1", name(count), 0.9, peer=name(1), at_least=True)
+        for name, counts in ((growth.threads_name, growth.THREADS), (growth.streams_name, growth.STREAMS))
+        for count in counts[1:]
+    ),
 )
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -182,6 +190,31 @@ def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     return rates
 
 
+def grow(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
+    """Print and keep the rates of more and more threads and streams; returns the medians in requests per second."""
+    missing: dict[str, str] = {}
+    calls, bursts = (128, 3) if device.is_host and quick else (2048, 5) if quick else (2048, 30)
+    product = Product(device, calls)
+    with ExitStack() as stack:
+        candidates = verified(growth.candidates(stack, device, product.requests, timed), product, missing)
+        seconds, failed = host_race(candidates, device.synchronize, bursts=bursts, calls=1)
+    missing |= failed
+    figures = {name: summary([taken / calls for taken in values]) for name, values in seconds.items()}
+    rates = {name: 1e6 / figure["median"] for name, figure in figures.items()}
+    say(f"\n{calls} requests of {SIZE}^3 in {product.dtype}, {bursts} bursts, us for each request until all are done")
+    rows = []
+    for name, figure in figures.items():
+        one = growth.threads_name(1) if name.startswith("matmul") else growth.streams_name(1)
+        share = f"{rates[name] / rates[one]:.2f}" if one in rates else "-"
+        times = (f"{figure[key]:.2f}" for key in ("median", "p25", "p75", "best"))
+        rows.append((name, *times, f"{rates[name]:,.0f}", share))
+    table(("", "median", "p25", "p75", "best", "per second", "of one"), rows)
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("growth", {"count": bursts, "calls": calls, "us": figures, "rates": rates, "missing": missing})
+    return rates
+
+
 def show(figures: dict[str, dict[str, float]], rates: dict[str, float], title: str) -> None:
     peer = TORCH if TORCH in rates else NUMPY
     say(f"\n{title}, us for each request until all are done")
@@ -196,6 +229,7 @@ def show(figures: dict[str, dict[str, float]], rates: dict[str, float], title: s
 def main(device: dp.Device, quick: bool, report: Report) -> None:
     """Measure everything and print it with the targets."""
     rates = race(device, report, quick)
+    rates |= grow(device, report, quick)
     if device.is_host:
         say("\nno verdicts: the targets are for a GPU")
     else:

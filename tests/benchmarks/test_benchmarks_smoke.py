@@ -25,12 +25,15 @@ def run(script: str, *arguments: str, **environ: str) -> str:
     [
         ("bench_overhead.py", "bursts"),
         ("bench_supervisor.py", "bursts"),
+        ("bench_supervisor.py", "growth"),
         ("bench_matmul.py", "host"),
         ("bench_cutlass.py", "host"),
         ("bench_cudnn.py", "host"),
         ("bench_completion.py", "completion"),
         ("bench_copies.py", "copies"),
         ("bench_precision.py", "nothing to measure"),
+        ("bench_one_shot.py", "one-shot"),
+        ("bench_streams.py", "streams"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
@@ -60,6 +63,8 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_completion.py",
         "bench_copies.py",
         "bench_precision.py",
+        "bench_one_shot.py",
+        "bench_streams.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:

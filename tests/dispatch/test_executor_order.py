@@ -3,12 +3,13 @@
 import ctypes
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from dispatch.core.request import Plan
 from dispatch.device.cuda import CudaDevice
-from dispatch.execute import cuda_executor
+from dispatch.execute import cuda_executor, plan_relocation
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import F32
 
@@ -58,10 +59,9 @@ def test_a_use_is_behind_what_it_conflicts_with_on_another_stream(run, is_record
         first, second = User(driver, dev), User(driver, dev)
         tensor = dev.zeros((4, 8))
         if is_recorded:
-            for user in (first, second, first, second):
-                user.use("reads", tensor)
-            assert first.plan.graphs
-            assert second.plan.graphs
+            for user in (first, second):
+                assert user.executor.relocate(user.plan, (tensor.ptr,)) == ""
+                assert user.plan.launch
         launched = len(driver.launched)
         first.use(before, tensor)
         until = first.clock
@@ -85,16 +85,20 @@ def test_reads_on_two_streams_do_not_wait_for_each_other(run):
     run(work)
 
 
-def test_an_executor_keeps_as_many_recordings_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "MAX_GRAPHS", 2)
+def test_an_executor_keeps_as_many_graphs_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
+    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 2)
 
     def work(driver, dev):
         user = User(driver, dev)
-        tensors = [dev.zeros(8) for _ in range(4)]
-        for tensor in tensors:
-            user.use("reads", tensor)
-            user.use("reads", tensor)
-        assert list(user.plan.graphs) == [(tensor.ptr,) for tensor in tensors[2:]]
+        plans = [Nothing(SimpleNamespace(name="of this test"), capture_safe=True) for _ in range(4)]
+        for plan in plans:
+            assert user.executor.relocate(plan, (dev.zeros(8).ptr,)) == ""
+        assert [plan.launch is not None for plan in plans] == [False, False, True, True]
+        assert user.executor.relocation_stats()["relocated"] == 2
+        user.plan = plans[0]
+        user.use("reads", dev.zeros(8))  # by its library, until it is learnt again
+        assert user.executor.relocate(plans[0], (dev.zeros(8).ptr,)) == ""
+        assert [plan.launch is not None for plan in plans] == [True, False, False, True]
 
     run(work)
 

@@ -167,17 +167,12 @@ def _matmul(
         *shortcut.scale_arguments,
     )
     reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
-    graph = shortcut.plan.graphs.get(arguments)
-    if graph is not None and not executor.stream.external:
-        executor.launch(graph, reads, writes)
-    elif graph is None and may_overlap(reads, writes):
-        # It looks closely, and explains.
+    if may_overlap(reads, writes):  # a request looks closely, and explains
         return _by_request(
             None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
-    else:
-        executor.enqueue(shortcut.plan, arguments, reads, writes)
+    executor.enqueue(shortcut.plan, arguments, reads, writes)
     if not shortcut.several:
         return out
     return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)

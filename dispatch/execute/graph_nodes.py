@@ -1,0 +1,208 @@
+"""The nodes of a CUDA graph as bytes: what a captured call enqueues, and how that is changed in its executable graph.
+
+relocation.py compares them and says what is to change. The structures are those of cuda.h, and follow its names:
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Node", "Nodes", "NotRelocatable", "setter"]
+
+KERNEL, MEMCPY, MEMSET = 0, 1, 2  # CUgraphNodeType
+BUFFER, SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and …_SIZE: the keys of `extra`
+# CUlaunchAttributeID, of those that kernel nodes have: the window of the L2 cache, cooperative, cluster, its policy,
+# priority, memory domain, preferred cluster, updatable from the device, shared memory.
+ATTRIBUTES = (1, 2, 4, 5, 8, 10, 11, 13, 14)
+
+
+class NotRelocatable(Exception):  # a verdict, which is kept, and no error
+    """Why a call keeps its library's way."""
+
+
+class Node(NamedTuple):
+    """What a node enqueues: `form` is to be the same wherever the operands lie, `image` are the bytes that may change.
+
+    The image of a kernel is its parameters, that of a memset or a memcpy the whole structure that describes it.
+    """
+
+    kind: int
+    form: tuple[Any, ...]
+    image: bytes
+
+
+class KernelParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2: grid, block and bytes of shared memory stand together as `launch`."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        ("launch", ctypes.c_uint * 7),
+        ("kernelParams", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    )
+
+
+class MemsetParams(ctypes.Structure):
+    """CUDA_MEMSET_NODE_PARAMS_v1."""
+
+    _fields_ = (
+        ("dst", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("elementSize", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+MEMCPY_BYTES = 200  # of a CUDA_MEMCPY3D
+
+
+class Nodes:
+    """The nodes of a captured graph, in the order in which they were captured.
+
+    `sizes` remembers the places of a kernel's parameters between the graphs of one call, whose kernels stay loaded.
+    Raises NotRelocatable for nodes of other kinds, and where the driver tells less than is to be known.
+    """
+
+    def __init__(self, graph: ctypes.c_void_p, sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]]) -> None:
+        self._sizes = sizes
+        self.handles = _handles(graph)
+        self.edges = _edges(graph, self.handles)
+        self.nodes = [self._node(ctypes.c_void_p(handle)) for handle in self.handles]
+
+    def _node(self, handle: ctypes.c_void_p) -> Node:
+        kind = ctypes.c_int()
+        _told("cuGraphNodeGetType", handle, ctypes.byref(kind))
+        if kind.value == KERNEL:
+            return self._kernel(handle)
+        if kind.value == MEMSET:
+            memset = MemsetParams()
+            _told("cuGraphMemsetNodeGetParams", handle, ctypes.byref(memset))
+            return Node(MEMSET, (), bytes(memset))
+        if kind.value == MEMCPY:
+            memcpy = (ctypes.c_ubyte * MEMCPY_BYTES)()
+            _told("cuGraphMemcpyNodeGetParams", handle, ctypes.byref(memcpy))
+            return Node(MEMCPY, (), bytes(memcpy))
+        raise NotRelocatable(f"it enqueues a node of type {kind.value}: neither a kernel nor a memset nor a memcpy")
+
+    def _kernel(self, handle: ctypes.c_void_p) -> Node:
+        params = KernelParams()
+        _told("cuGraphKernelNodeGetParams", handle, ctypes.byref(params))
+        places = self._places(params.func or 0, params.kern or 0)
+        if params.extra:
+            image = _packed(params.extra)
+            places = ()
+        else:
+            size = max((offset + size for offset, size in places), default=0)
+            whole = bytearray(size)
+            values = (ctypes.c_void_p * len(places)).from_address(params.kernelParams) if places else ()
+            for value, (offset, size) in zip(values, places, strict=True):
+                whole[offset : offset + size] = ctypes.string_at(value, size)
+            image = bytes(whole)
+        form = (params.func, params.kern, params.ctx, tuple(params.launch), places, _attributes(handle))
+        return Node(KERNEL, form, image)
+
+    def _places(self, func: int, kern: int) -> tuple[tuple[int, int], ...]:
+        """Offset and size of each of a kernel's parameters."""
+        found = self._sizes.get((func, kern))
+        if found is None:
+            ask = (driver.cuFuncGetParamInfo if func else driver.cuKernelGetParamInfo).unchecked
+            handle, offset, size = ctypes.c_void_p(func or kern), ctypes.c_size_t(), ctypes.c_size_t()
+            places: list[tuple[int, int]] = []
+            while not ask(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size)):
+                places.append((offset.value, size.value))
+            found = self._sizes[func, kern] = tuple(places)
+        return found
+
+
+def _told(function: str, *arguments: Any) -> None:
+    """Call a function of the driver that tells of a graph; NotRelocatable where it does not."""
+    status = getattr(driver, function).unchecked(*arguments)
+    if status:
+        raise NotRelocatable(f"{function} gives status {status}")
+
+
+def _handles(graph: ctypes.c_void_p) -> tuple[int, ...]:
+    count = ctypes.c_size_t()
+    _told("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    handles = (ctypes.c_void_p * count.value)()
+    if count.value:
+        _told("cuGraphGetNodes", graph, handles, ctypes.byref(count))
+    return tuple(handles)
+
+
+def _edges(graph: ctypes.c_void_p, handles: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Which node waits for which, by their numbers, and how."""
+    if len(handles) == 1:
+        return ()
+    count = ctypes.c_size_t()
+    _told("cuGraphGetEdges", graph, None, None, None, ctypes.byref(count))
+    if not count.value:
+        return ()
+    before, behind = ((ctypes.c_void_p * count.value)() for _ in range(2))
+    data = (ctypes.c_uint64 * count.value)()  # a CUgraphEdgeData each
+    _told("cuGraphGetEdges", graph, before, behind, data, ctypes.byref(count))
+    number = {handle: place for place, handle in enumerate(handles)}
+    return tuple(
+        sorted((number[one], number[other], how) for one, other, how in zip(before, behind, data, strict=True))
+    )
+
+
+def _packed(extra: int) -> bytes:
+    """The parameters of a kernel that was given them in one buffer: pairs of a key and a value, until a 0."""
+    pairs = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+    found: dict[int, int] = {}
+    place = 0
+    while key := pairs[place]:
+        found[key] = pairs[place + 1] or 0
+        place += 2
+    if found.keys() != {BUFFER, SIZE}:
+        raise NotRelocatable(f"a kernel's parameters are given by the keys {sorted(found)}")
+    return ctypes.string_at(found[BUFFER], ctypes.c_size_t.from_address(found[SIZE]).value)
+
+
+def _attributes(handle: ctypes.c_void_p) -> tuple[tuple[int, bytes], ...]:
+    ask, value = driver.cuGraphKernelNodeGetAttribute.unchecked, (ctypes.c_ubyte * 64)()
+    found = []
+    for name in ATTRIBUTES:
+        if not ask(handle, name, value):  # others are not told of this kernel, or by this driver
+            found.append((name, bytes(value)))
+            ctypes.memset(value, 0, 64)
+    return tuple(found)
+
+
+def setter(executable: ctypes.c_void_p, handle: int, node: Node, image: int) -> tuple[Callable[[], int], Any]:
+    """What has a node of an executable graph take the bytes at the address `image` from its next launch on.
+
+    It gives the driver's status. The second value is to be kept as long as the first.
+    """
+    of = ctypes.c_void_p(handle)
+    if node.kind == KERNEL:
+        func, kern, context, launch, places, _ = node.form
+        params = KernelParams(func=func, launch=launch, kern=kern, ctx=context)
+        if places:
+            values = (ctypes.c_void_p * len(places))(*(image + offset for offset, _ in places))
+            params.kernelParams = ctypes.addressof(values)
+        else:
+            size = ctypes.c_size_t(len(node.image))
+            values = (ctypes.c_void_p * 5)(BUFFER, image, SIZE, ctypes.addressof(size), 0)
+            params.extra = ctypes.addressof(values)
+            values._size = size  # type: ignore[attr-defined]  # lives as long
+        set_params = driver.cuGraphExecKernelNodeSetParams.unchecked_holding_gil
+        return partial(set_params, executable, of, ctypes.byref(params)), (params, values)
+    context = ctypes.c_void_p()
+    driver.cuCtxGetCurrent.unchecked_holding_gil(ctypes.byref(context))
+    functions = {MEMSET: driver.cuGraphExecMemsetNodeSetParams, MEMCPY: driver.cuGraphExecMemcpyNodeSetParams}
+    set_params = functions[node.kind].unchecked_holding_gil
+    return partial(set_params, executable, of, ctypes.c_void_p(image), context), None

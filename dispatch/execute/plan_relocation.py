@@ -1,0 +1,302 @@
+"""When a plan learns how its call follows the operands, and what becomes of that.
+
+The library's own call runs a plan until it is learnt: a step at a time, each behind a call that the library has made
+already, so that no call waits for all of it. A step is a capture at made-up addresses; what they taught must predict
+the rest of them and one at the addresses of a real call. Later calls are compared with the library's now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cudabind import driver
+from dispatch.execute.cuda_graph import instantiated
+from dispatch.execute.graph_nodes import Nodes, NotRelocatable
+from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph
+from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument, Plan
+
+__all__ = ["PlanRelocation", "Relocations"]
+
+EVERY = 4  # library's calls between two steps: they take as long as three to six calls
+MAX_GRAPHS = 1024  # of one executor; the oldest goes first
+MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
+BACK_OFF = 1 << 16
+LOST = 3  # recordings that something else has ended, before it is given up
+NOT_SAFE = "its call cannot be captured"
+
+
+class Recorder(Protocol):
+    """What is asked of an executor here."""
+
+    relocations: Relocations
+
+    @property
+    def numbers_in_memory(self) -> int: ...
+    def recorded(self, plan: Plan, arguments: tuple[Argument, ...], /) -> ctypes.c_void_p | None: ...
+    def launcher(self, executable: ctypes.c_void_p, /) -> Callable[[], int]: ...
+    def lasting(self) -> tuple[Any, ...]: ...
+
+
+class PlanRelocation:
+    """What is known of how a plan's call follows its operands; `why` says why it does not, or not yet."""
+
+    __slots__ = ("_calls", "_every", "_exact", "_is_learning", "_learners", "graphs", "refused")
+
+    def __init__(self, plan: Plan) -> None:
+        self.graphs: list[RelocatedGraph] = []
+        self.refused: dict[Form | None, str] = {} if plan.capture_safe else {None: NOT_SAFE}
+        self._learners: dict[Form, Learner] = {}
+        self._exact: set[Form] = set()  # whose numbers the call has in device memory
+        self._calls, self._every = 0, EVERY
+        self._is_learning = False
+
+    @property
+    def why(self) -> str:
+        """Why the library is called: "" where a graph is launched instead."""
+        if self.graphs:
+            return ""
+        return next(iter(self.refused.values()), "it has not been called often enough")
+
+    @property
+    def launches(self) -> int:
+        return sum(graph.executable.launches for graph in self.graphs)
+
+    @property
+    def nodes(self) -> int:
+        return max((len(graph.nodes) for graph in self.graphs), default=0)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is learnt any more."""
+        return None in self.refused or len(self.graphs) + len(self.refused) >= MOST_FORMS
+
+    def other(self, plan: Plan, arguments: tuple[Argument, ...]) -> int:
+        """Launch a graph for arguments of another form than the latest: the status, or MISFIT where there is none."""
+        for graph in self.graphs[1:]:
+            status = graph.launch(arguments)
+            if status != MISFIT:
+                self.graphs.remove(graph)
+                self._add(plan, graph)
+                return status
+        return MISFIT
+
+    def follow(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        """Note that the library was called with these arguments, and learn or compare."""
+        if self._is_learning:  # a finalizer's call, within a step
+            return
+        self._is_learning = True
+        try:
+            for graph in self.graphs:
+                executable = graph.executable
+                if executable.status or (executable.until_check <= 0 and graph.fits(arguments)):
+                    self._compare(executor, plan, graph, arguments)
+                    return
+            self._calls += 1
+            if self._calls % self._every == 0 and not self.is_settled:
+                self._step(executor, plan, arguments)
+        finally:
+            self._is_learning = False
+
+    def learn_now(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> str:
+        """Learn to the end: "" where a graph fits these arguments then, else why there is none."""
+        while not any(graph.fits(arguments) for graph in self.graphs):
+            if None in self.refused or Form.of(arguments) in self.refused:
+                return self.refused.get(Form.of(arguments), NOT_SAFE)
+            if self.is_settled:
+                return f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
+            self._step(executor, plan, arguments)
+        return ""
+
+    def drop(self, plan: Plan, graph: RelocatedGraph) -> None:
+        """Let a graph go; it may be learnt again."""
+        if graph in self.graphs:
+            self.graphs.remove(graph)
+        plan.launch = self.graphs[0].launch if self.graphs else None
+
+    def _add(self, plan: Plan, graph: RelocatedGraph) -> None:
+        self.graphs.insert(0, graph)
+        plan.launch = graph.launch
+
+    def _refuse(self, plan: Plan, form: Form | None, why: str) -> None:
+        self.refused[form] = why
+        self._learners.pop(form, None)  # type: ignore[arg-type]
+        self._every = min(2 * self._every, BACK_OFF)
+
+    def _step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        form = Form.of(arguments)
+        if form in self.refused:
+            self._every = min(2 * self._every, BACK_OFF)
+            return
+        learner = self._learners.get(form)
+        if learner is None or not learner.takes(arguments):
+            learner = self._learners[form] = Learner(arguments, exact=form in self._exact)
+        try:
+            graph = learner.step(executor, plan, arguments)
+        except NotRelocatable as why:
+            if form.free and form not in self._exact:
+                self._exact.add(form)
+                del self._learners[form]
+                return
+            self._refuse(plan, form, str(why))
+            executor.relocations.refused += 1
+            return
+        except Exception as error:  # noqa: BLE001  # whatever a library says of made-up addresses; a fault shows again
+            self._refuse(plan, form, f"{type(error).__name__}: {error}")
+            executor.relocations.refused += 1
+            return
+        if graph is not None:
+            del self._learners[form]
+            self._add(plan, graph)
+            executor.relocations.add(plan, graph)
+
+    def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
+        """Compare what the graph would launch with what the library launches; for good, where they differ."""
+        if graph.executable.status:
+            why = f"its graph takes no other parameters: status {graph.executable.status}"
+        else:
+            captured = _captured(executor, plan, arguments, {})
+            if captured is None or not graph.write(arguments):
+                return
+            predicted = graph.images()
+            executor.relocations.checked += 1
+            nodes = captured.nodes
+            if [(n.kind, n.form, n.image) for n in nodes] == [
+                (n.kind, n.form, image) for n, image in zip(graph.nodes, predicted, strict=True)
+            ]:
+                graph.compared()
+                return
+            why = "a later call of the library had other parameters than what was learnt predicts"
+        self.drop(plan, graph)
+        self._refuse(plan, None, why)
+        executor.relocations.drop(graph)
+        executor.relocations.differed += 1
+        logging.getLogger("dispatch").warning("%s is called by its library from now on: %s", plan.row.name, why)
+
+
+class Learner:
+    """The captures of a plan for one form of arguments, until they are enough."""
+
+    def __init__(self, arguments: tuple[Argument, ...], *, exact: bool) -> None:
+        self._form = Form.of(arguments, exact=exact)
+        self._is_exact = exact
+        self._arguments: list[tuple[Argument, ...]] = []
+        self._captures: list[Nodes] = []
+        self._words: tuple[Word, ...] | None = None
+        self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._rng = random.Random()
+        self._lost = 0
+
+    def takes(self, arguments: tuple[Argument, ...]) -> bool:
+        """Whether the arguments are of its form."""
+        return not self._is_exact or Form.of(arguments, exact=True) == self._form
+
+    def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
+        """The next step; the graph with the last of them. Raises NotRelocatable."""
+        if len(self._captures) < LEARNT + PROVING:
+            self._capture(executor, plan, arguments)
+            return None
+        if self._words is None:
+            self._words = learn([capture.nodes for capture in self._captures], self._arguments, self._form)
+            return None
+        return self._made(executor, plan, arguments, self._words)
+
+    def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        drawn = made_up(arguments, self._form, self._rng)
+        numbers = executor.numbers_in_memory
+        captured = _captured(executor, plan, drawn, self._sizes)
+        if executor.numbers_in_memory != numbers and self._form.free:
+            raise NotRelocatable("the call reads numbers in device memory")
+        if captured is None:
+            self._note_lost()
+            return
+        if self._captures and captured.edges != self._captures[0].edges:
+            raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
+        self._captures.append(captured)
+        self._arguments.append(drawn)
+
+    def _note_lost(self) -> None:
+        self._lost += 1
+        if self._lost > LOST:
+            raise NotRelocatable("its captures are ended by other libraries again and again")
+
+    def _made(
+        self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
+    ) -> RelocatedGraph | None:
+        """The graph, captured once more at the addresses of a real call, which must be as predicted, too."""
+        graph = executor.recorded(plan, arguments)
+        if graph is None:
+            self._note_lost()
+            return None
+        try:
+            nodes = Nodes(graph, self._sizes)
+            first = self._captures[0]
+            predicted = images(first.nodes, words, arguments)
+            alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
+            if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
+                raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
+            executable = Executable(graph, instantiated(graph))
+        except BaseException:
+            driver.cuGraphDestroy.unchecked(graph)
+            raise
+        made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
+        if not made.fits(arguments):  # it would be learnt again and again
+            raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
+        return made
+
+
+def _captured(
+    executor: Recorder,
+    plan: Plan,
+    arguments: tuple[Argument, ...],
+    sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]],
+) -> Nodes | None:
+    """The nodes of a call at some addresses; None where the capture was ended by something else."""
+    graph: ctypes.c_void_p | None = executor.recorded(plan, arguments)
+    if graph is None:
+        return None
+    try:
+        return Nodes(graph, sizes)
+    finally:
+        driver.cuGraphDestroy.unchecked(graph)
+
+
+class Relocations:
+    """The relocated graphs of one executor, and what became of the others; the oldest graph goes first."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[RelocatedGraph, Plan] = {}  # in the order in which they were made
+        self.refused = self.checked = self.differed = 0
+
+    def add(self, plan: Plan, graph: RelocatedGraph) -> None:
+        """Note a graph, and let the oldest go where there are too many."""
+        self._graphs[graph] = plan
+        if len(self._graphs) > MAX_GRAPHS:
+            oldest = next(iter(self._graphs))
+            other = self._graphs.pop(oldest)
+            other.relocation.drop(other, oldest)
+
+    def drop(self, graph: RelocatedGraph) -> None:
+        """Forget a graph that is let go."""
+        self._graphs.pop(graph, None)
+
+    def clear(self) -> None:
+        """Forget all graphs; those of plans that still run stay theirs."""
+        self._graphs.clear()
+
+    def stats(self) -> dict[str, int]:
+        """How many graphs there are and what they take, how many forms of calls were refused, compared and differed."""
+        return {
+            "relocated": len(self._graphs),
+            "bytes": sum(graph.nbytes for graph in self._graphs),
+            "refused": self.refused,
+            "checked": self.checked,
+            "differed": self.differed,
+        }

@@ -1,0 +1,268 @@
+"""One executable graph of a plan, launched at any addresses: its parameters are written anew, then it is launched.
+
+relocation.py says what is written, plan_relocation.py when there is such a graph. What is enqueued already keeps the
+parameters that it was enqueued with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import sys
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.device.stream import relaxed
+from dispatch.execute.graph_nodes import setter
+from dispatch.execute.relocation import ADDRESS, HALF, IMAGINARY, LOW, WHOLE, Form, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.request import Argument
+    from dispatch.execute.graph_nodes import Nodes
+
+__all__ = ["MISFIT", "RelocatedGraph"]
+
+MISFIT = -1  # in place of a status: nothing was launched, for these arguments are not of the graph's form
+ALIGNED = 64  # bytes: where the image of a node begins
+FIRST_CHECK, LAST_CHECK = 64, 1 << 18  # launches at other addresses between two comparisons with the library's call
+SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word
+
+
+class Executable:
+    """A captured graph and its executable one, which end with it, and what its launches count."""
+
+    __slots__ = ("_end", "graph", "handle", "launches", "status", "until_check")
+
+    def __init__(self, graph: ctypes.c_void_p, handle: int) -> None:
+        self.graph, self.handle = graph, ctypes.c_void_p(handle)
+        self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
+        self.launches = 0  # at other addresses than the one before
+        self.status = 0  # of a node that takes no other parameters
+        self.until_check = FIRST_CHECK
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        with relaxed():  # the driver frees a graph that is still running once it is done
+            end_executable, end_graph = self._end
+            end_executable(self.handle)
+            end_graph(self.graph)
+
+
+class RelocatedGraph:
+    """An executable graph and the words of its nodes that follow the arguments.
+
+    `launch(arguments)` gives the driver's status, or MISFIT. Guarantees: a launch has the parameters of its own
+    arguments, also where a finalizer or a signal handler comes in between and wants the same graph: it is told MISFIT.
+    `until_check` counts down the launches at other addresses than the one before; at 0 they are MISFITs until the call
+    has been compared with the library's.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_keep",
+        "_places",
+        "executable",
+        "fits",
+        "form",
+        "launch",
+        "nodes",
+        "words",
+        "write",
+    )
+
+    launch: Callable[[tuple[Argument, ...]], int]
+    fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
+    write: Callable[[tuple[Argument, ...]], bool]  # the parameters of some arguments into its images, and no further
+
+    def __init__(
+        self,
+        executable: Executable,
+        nodes: Nodes,
+        words: Sequence[Word],
+        form: Form,
+        launch: Callable[[ctypes.c_void_p], Callable[[], int]],
+        keep: Any = None,
+    ) -> None:
+        """`launch(handle)` gives what launches the executable graph; `keep` is memory whose addresses are in it."""
+        self.executable, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
+        sizes = [-(-len(node.image) // ALIGNED) * ALIGNED for node in self.nodes]
+        self._places = [0, *accumulate(sizes)]
+        whole = b"".join(node.image.ljust(size, b"\0") for node, size in zip(self.nodes, sizes, strict=True))
+        self._buffer = (ctypes.c_char * max(len(whole), ALIGNED)).from_buffer_copy(whole.ljust(ALIGNED, b"\0"))
+        raw = memoryview(self._buffer).cast("B")
+        changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
+        made = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
+        self._keep = keep, tuple(kept for _, kept in made)
+        scope: dict[str, Any] = {
+            **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
+            **{f"put_{n}": put for n, (put, _) in zip(changed, made, strict=True)},
+            "Qs": raw.cast("Q"),
+            "ds": raw.cast("d"),
+            "Is": raw.cast("I"),
+            "is_": raw.cast("i"),
+            "fs": raw.cast("f"),
+            "half": partial(struct.pack_into, "<e", raw),
+            "copysign": math.copysign,
+            "run": launch(executable.handle),
+            "kept": self._keep,
+            "MISFIT": MISFIT,
+            "NotSet": NotSet,
+        }
+        exec(_compiled(self._source(changed)), scope)
+        self.launch, self.fits, self.write = scope.pop("make")(executable)
+
+    def images(self) -> list[bytes]:
+        """The images of the nodes as they were written last."""
+        raw = self._buffer.raw
+        return [raw[place : place + len(node.image)] for place, node in zip(self._places, self.nodes, strict=False)]
+
+    def compared(self) -> None:
+        """Note that a call was compared with the library's; the next comparison comes after eight times as many."""
+        self.executable.until_check = min(8 * max(self.executable.launches, FIRST_CHECK), LAST_CHECK)
+
+    @property
+    def nbytes(self) -> int:
+        """What its parameters take on the host."""
+        return len(self._buffer)
+
+    # -- its code -----------------------------------------------------------------------------------------------------
+    def _source(self, changed: Sequence[int]) -> str:
+        """The functions `launch`, `fits` and `write`, with nothing left to look up: as loops they took 1.2 us longer.
+
+        Only the words of arguments that are others than at the launch before are written, and only nodes with such
+        words are set.
+        """
+        count = len(self.form.kinds)
+        new, old = (", ".join(f"{letter}{place}" for place in range(count)) for letter in "xy")
+        writing = []
+        for node in changed:
+            words = [word for word in self.words if word.node == node]
+            following = sorted({word.argument for word in words})
+            lines = []
+            for place in following:
+                lines.append(f"if x{place} != y{place}:")
+                lines += [f"    {self._statement(word)}" for word in words if word.argument == place]
+            is_other = " or ".join(f"x{place} != y{place}" for place in following)
+            lines += ["if is_set:", f"    status = put_{node}()", "    if status: raise NotSet(status)"]
+            writing += [f"if {is_other}:", *(f"    {line}" for line in lines)] if len(changed) > 1 else lines
+        return TEMPLATE.format(
+            new=new,
+            old=old,
+            misfit=" or ".join(self._misfits()) or "False",
+            nothing=" = ".join(f"y{place}" for place in range(count)),
+            writing="\n".join(f"        {line}" for line in writing) or "        pass",
+        )
+
+    def _misfits(self) -> list[str]:
+        """What tells arguments of another form, the cheapest first."""
+        form = self.form
+        tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
+        for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
+            if kind is not int and number is not None:
+                tests.append(f"x{place} != fixed_{place}")
+                if kind is float and number == 0:  # which the other zero is equal to
+                    tests.append(f"copysign(1.0, x{place}) {'>' if math.copysign(1, number.real) < 0 else '<'} 0")
+            elif kind is not int:
+                tests.append(f"x{place} == 0 or x{place} == 1")
+                if kind is float:
+                    tests.append(f"isinstance(x{place}, complex)")
+        operands = form.operands
+        if len(operands) > FEW:
+            tests.append(f"len({{{', '.join(f'x{place}' for place in operands)}}}) != {len(operands)}")
+        else:
+            tests += [f"x{one} == x{two}" for i, one in enumerate(operands) for two in operands[i + 1 :]]
+        tests += [f"x{place} != x{same}" for place, same in enumerate(form.same) if place != same]
+        return tests
+
+    def _statement(self, word: Word) -> str:
+        """The assignment of a word."""
+        place, value = self._places[word.node] + word.offset, f"x{word.argument}"
+        if word.part == ADDRESS and word.step:
+            value = f"{value} + {word.step}" if word.step < FAR else f"({value} + {word.step}) & {(1 << 64) - 1}"
+        elif word.part == LOW:
+            value = f"({value} + {word.step}) & {HALF - 1}"
+        elif word.part == WHOLE:
+            value = f"int({value}.real)"
+        elif self.form.kinds[word.argument] is complex:
+            value = f"{value}.{'imag' if word.part == IMAGINARY else 'real'}"
+        if word.code == "e":
+            return f"half({place}, {value})"
+        size = SIZES[word.code]
+        if place % size:  # 8 bytes at a multiple of 4
+            return f"t = {value}; Is[{place // 4}] = t & {HALF - 1}; Is[{place // 4 + 1}] = t >> 32"
+        view = "is_" if word.code == "i" else f"{word.code}s"
+        return f"{view}[{place // size}] = {value}"
+
+
+FEW = 4  # operands that are compared one with another
+FAR = 1 << 47  # bytes: a step beyond is one backwards
+
+TEMPLATE = """\
+def make(owner):
+    at, busy = None, False
+
+    def launch(arguments):
+        nonlocal at, busy
+        if busy:
+            return MISFIT
+        busy = True
+        try:
+            if arguments != at:
+                if owner.until_check <= 0 or not fits(arguments):
+                    return MISFIT
+                owner.until_check -= 1
+                owner.launches += 1
+                last, at = at, None
+                set_parameters(arguments, last, True)
+                at = arguments
+            return run()
+        except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
+            return MISFIT
+        except NotSet as refused:
+            owner.status = refused.args[0]
+            return MISFIT
+        finally:
+            busy = False
+
+    def fits(arguments):
+        {new}, = arguments
+        return not ({misfit})
+
+    def set_parameters(arguments, last, is_set):
+        {new}, = arguments
+        if last is None:
+            {nothing} = None
+        else:
+            {old}, = last
+{writing}
+
+    def write(arguments):
+        nonlocal at, busy
+        if busy:
+            return False
+        busy = True
+        try:
+            at = None
+            set_parameters(arguments, None, False)
+        finally:
+            busy = False
+        return True
+
+    return launch, fits, write
+"""
+
+
+class NotSet(Exception):
+    """A node of an executable graph that takes no other parameters; its argument is the driver's status."""
+
+
+@lru_cache(256)
+def _compiled(source: str) -> Any:
+    """Plans of one kernel have the same words, and so the same code."""
+    return compile(source, "<relocated graph>", "exec")

@@ -1,0 +1,217 @@
+"""What of a captured call follows its operands: learnt from captures at made-up addresses, and proven by further ones.
+
+A capture reads no memory, so a plan can be captured at any addresses of the right alignment. The parameters of what it
+enqueues then differ in words that are an operand's address plus a constant (those inside tensor maps, too), or a number
+that was given by value. `learn` finds these words in some captures and gives them only where they predict others to the
+last byte; all else keeps the library's own call. relocated_graph.py launches with them, plan_launch.py says when what
+is learnt. This module calls nothing but struct and NumPy.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dispatch.execute.graph_nodes import Node, NotRelocatable
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument
+
+__all__ = ["LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up"]
+
+LEARNT = 3  # captures that words are found in
+PROVING = 2  # that they must predict, at least
+MOST_ALIGNED = 256  # bytes: what layouts promise at most
+LOWEST, HIGHEST = 1 << 33, 1 << 46  # made-up addresses
+SPECIAL = (0.0, 1.0)  # numbers that libraries take another way for
+ADDRESS, LOW, REAL, IMAGINARY, WHOLE = range(5)
+WRAP, HALF = 1 << 64, 1 << 32
+
+
+class Word(NamedTuple):
+    """Bytes that follow an argument: `struct` code `code` at `offset` of the image of a node."""
+
+    node: int
+    offset: int
+    code: str
+    argument: int
+    part: int  # what of the argument: its address, the low half of that, a part of a number
+    step: int = 0  # what is added to an address
+
+    def value(self, arguments: Sequence[Argument]) -> int | float:
+        """What the word is for these arguments."""
+        argument = arguments[self.argument]
+        if self.part == ADDRESS:
+            return (int(argument.real) + self.step) % WRAP
+        if self.part == LOW:
+            return (int(argument.real) + self.step) % HALF
+        if self.part == WHOLE:
+            return int(argument.real)
+        return argument.imag if self.part == IMAGINARY else argument.real
+
+
+class Form(NamedTuple):
+    """What arguments have in common that lead to one form of a call: which operands are there, and which are one.
+
+    `kinds` has int for an address, float or complex for a number. `fixed` has None for an address and for a number that
+    may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first operand at the
+    same address.
+    """
+
+    kinds: tuple[type, ...]
+    fixed: tuple[Argument | None, ...]
+    same: tuple[int, ...]
+
+    @classmethod
+    def of(cls, arguments: Sequence[Argument], *, exact: bool = False) -> Form:
+        """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone."""
+        first: dict[Argument, int] = {}
+        kinds = tuple(
+            int if type(argument) is int else complex if isinstance(argument, complex) else float
+            for argument in arguments
+        )
+        fixed = tuple(
+            argument if (not argument if kind is int else exact or argument in SPECIAL) else None
+            for argument, kind in zip(arguments, kinds, strict=True)
+        )
+        same = tuple(
+            first.setdefault(argument, place) if kind is int and argument else place
+            for place, (argument, kind) in enumerate(zip(arguments, kinds, strict=True))
+        )
+        return cls(kinds, fixed, same)
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The places of the operands that are there, one for each address."""
+        return tuple(place for place in self._open if self.kinds[place] is int and self.same[place] == place)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The places of numbers that may be any."""
+        return tuple(place for place in self._open if self.kinds[place] is not int)
+
+    @property
+    def _open(self) -> list[int]:
+        return [place for place, number in enumerate(self.fixed) if number is None]
+
+
+def made_up(arguments: Sequence[Argument], form: Form, rng: random.Random) -> tuple[Argument, ...]:
+    """Arguments of a form at addresses drawn independently, each exactly as aligned as the one given."""
+    drawn = list(arguments)
+    for place in form.operands:
+        drawn[place] = _address(int(arguments[place].real), rng)
+    for place in form.free:
+        drawn[place] = _number(arguments[place], rng)
+    return tuple(drawn[place] for place in form.same)
+
+
+def _address(real: int, rng: random.Random) -> int:
+    alignment = min(MOST_ALIGNED, real & -real)
+    drawn = rng.randrange(LOWEST, HIGHEST) // MOST_ALIGNED * MOST_ALIGNED
+    if alignment < MOST_ALIGNED:  # no more aligned than the one given
+        drawn += alignment * (2 * rng.randrange(MOST_ALIGNED // alignment // 2) + 1)
+    return drawn
+
+
+def _number(real: Argument, rng: random.Random) -> Argument:
+    if type(real) is complex:
+        return complex(rng.uniform(-9, 9), rng.uniform(-9, 9))
+    whole = float(real.real).is_integer()  # integers' products may take no others
+    return float(rng.randrange(2, 1 << 20)) if whole else rng.uniform(-9, 9)
+
+
+def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
+    """The words that follow the arguments; NotRelocatable where they do not explain every byte of all captures.
+
+    They are found in the first LEARNT captures, and must predict all others, of which there are PROVING or more.
+    """
+    first = captures[0]
+    for capture in captures[1:]:
+        _same_form(first, capture)
+    words: list[Word] = []
+    for number in range(len(first)):
+        found = [capture[number].image for capture in captures[:LEARNT]]
+        words += _words(number, found, arguments[:LEARNT], form)
+    for capture, given in zip(captures, arguments, strict=True):
+        for number, (node, predicted) in enumerate(zip(capture, images(first, words, given), strict=True)):
+            if node.image != predicted:
+                raise NotRelocatable(f"{_named(number, node)}: what was learnt predicts other parameters than it has")
+    return tuple(words)
+
+
+def images(nodes: Sequence[Node], words: Sequence[Word], arguments: Sequence[Argument]) -> list[bytes]:
+    """The images of a call's nodes for some arguments, from those of one capture."""
+    changed = [bytearray(node.image) for node in nodes]
+    for word in words:
+        struct.pack_into(f"<{word.code}", changed[word.node], word.offset, word.value(arguments))
+    return [bytes(image) for image in changed]
+
+
+def _same_form(first: Sequence[Node], other: Sequence[Node]) -> None:
+    if len(first) != len(other):
+        raise NotRelocatable(f"it enqueues {len(first)} nodes at some addresses and {len(other)} at others")
+    for number, (one, two) in enumerate(zip(first, other, strict=True)):
+        if (one.kind, one.form, len(one.image)) != (two.kind, two.form, len(two.image)):
+            raise NotRelocatable(f"{_named(number, one)}: another kernel, grid or attribute at other addresses")
+
+
+def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form) -> list[Word]:
+    """The words of one node's images that are not the same for all arguments."""
+    size = len(found[0]) // 4 * 4
+    if any(image[size:] != found[0][size:] for image in found):
+        raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes follow nothing that is known")
+    halves = np.array([np.frombuffer(image, "<u4", size // 4) for image in found])
+    differing = (4 * np.flatnonzero((halves != halves[0]).any(axis=0))).tolist()
+    words: list[Word] = []
+    known = 0  # the first byte that no word has yet
+    for offset in differing:
+        if offset < known:
+            continue
+        word = _word(number, offset, found, arguments, form)
+        if word is None:
+            seen = ", ".join(image[offset : offset + 4].hex() for image in found)
+            raise NotRelocatable(f"node {number}: the word at byte {offset} follows no operand and no number ({seen})")
+        words.append(word)
+        known = offset + struct.calcsize(f"<{word.code}")
+    return words
+
+
+def _word(
+    number: int, offset: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
+) -> Word | None:
+    if offset + 8 <= len(found[0]):
+        wholes = [int.from_bytes(image[offset : offset + 8], "little") for image in found]
+        for place in form.operands:
+            steps = {(whole - int(given[place].real)) % WRAP for whole, given in zip(wholes, arguments, strict=True)}
+            if len(steps) == 1:
+                return Word(number, offset, "Q", place, ADDRESS, steps.pop())
+    for place in form.free:
+        for code, part in (("d", REAL), ("d", IMAGINARY), ("f", REAL), ("f", IMAGINARY), ("i", WHOLE), ("e", REAL)):
+            for at in (offset, offset + 2) if code == "e" else (offset,):
+                word = Word(number, at, code, place, part)
+                if all(_holds(word, image, given) for image, given in zip(found, arguments, strict=True)):
+                    return word
+    halves = [int.from_bytes(image[offset : offset + 4], "little") for image in found]
+    for place in form.operands:  # what was left of an address in padding, seen of cuDNN
+        steps = {(half - int(given[place].real)) % HALF for half, given in zip(halves, arguments, strict=True)}
+        if len(steps) == 1:
+            return Word(number, offset, "I", place, LOW, steps.pop())
+    return None
+
+
+def _holds(word: Word, image: bytes, arguments: Sequence[Argument]) -> bool:
+    """Whether a word of a number is what stands in an image."""
+    try:
+        bits = struct.pack(f"<{word.code}", word.value(arguments))
+    except (struct.error, OverflowError):
+        return False
+    return image[word.offset : word.offset + len(bits)] == bits
+
+
+def _named(number: int, node: Node) -> str:
+    return f"{('kernel', 'memcpy', 'memset')[node.kind]} {number}"
