@@ -115,13 +115,19 @@ def test_a_million_addresses_leave_memory_as_it_was(dev, rng):
 def mutate(words: tuple[Any, ...], how: str, first: int, second: int) -> tuple[Any, ...]:
     """The words of a relocated graph with one thing wrong; `first` and `second` are places among the arguments.
 
-    This alone, and `wrongly` below, know what is learnt: words with an argument, and a step that is added to it.
+    This alone and `wrongly` know what is learnt: words that have an argument, and a step that is added to it.
     """
     if how == "two operands exchanged":
         other = {first: second, second: first}
         return tuple(word._replace(argument=other.get(word.argument, word.argument)) for word in words)
     assert how == "an operand 16 bytes off"
     return tuple(word._replace(step=word.step + 16) if word.argument == first else word for word in words)
+
+
+def is_words(given: Any) -> bool:
+    from dispatch.execute.relocation import Word
+
+    return isinstance(given, tuple) and bool(given) and isinstance(given[0], Word)
 
 
 @pytest.fixture
@@ -132,10 +138,10 @@ def wrongly(monkeypatch):
     real = plan_relocation.RelocatedGraph
 
     def begin(how: str, first: int, second: int = -1) -> None:
-        def make(graph: Any, executable: Any, nodes: Any, words: Any, *others: Any, **named: Any) -> Any:
-            changed = mutate(tuple(words), how, first, second)
-            assert changed != tuple(words), "nothing was mutated"
-            return real(graph, executable, nodes, changed, *others, **named)
+        def make(*given: Any) -> Any:
+            changed = [mutate(x, how, first, second) if is_words(x) else x for x in given]
+            assert changed != list(given), "nothing was mutated"
+            return real(*changed)
 
         monkeypatch.setattr(plan_relocation, "RelocatedGraph", make)
 
