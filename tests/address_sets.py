@@ -5,7 +5,7 @@ tests/gpu/test_relocation.py and test_relocation_many.py take them. operand_sets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import dispatch as dp
 from dispatch.testing.memory import POISON_BYTE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
 N = 64
 COPIES = 24  # of each operand, every other one of other numbers
@@ -66,32 +66,27 @@ def own_bits(request: dp.Request, out: dp.Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Kind:
-    """A plan: shapes of the operands and of the output, and the request of them."""
+    """A plan: dtype and shapes of the operands and of the output, and the request of them."""
 
     dtype: str
-    shapes: tuple[tuple[int, ...], ...]
     out: tuple[int, ...]
-    make: Callable[..., dp.Request]
+    request: type[dp.Request]
+    shapes: Mapping[str, tuple[int, ...]]
+    choices: dict[str, Any] = field(default_factory=dict)
     order: tuple[int, ...] = ()  # of the axes in memory, where there are four
 
 
 LAST = (0, 2, 3, 1)
+SQUARES = {"a": (N, N), "b": (N, N)}
+GELU = {"epilogue": dp.Epilogue.GELU_BIAS}
+IMAGE = (1, 16, 8, 8)
+HEADS = (1, 2, 64, 64)
 KINDS = {
-    "matmul": Kind("bf16", ((N, N), (N, N)), (N, N), lambda a, b, out: dp.MatmulRequest(a, b, out=out)),
-    "bias and GELU": Kind(
-        *("bf16", ((N, N), (N, N), (N,)), (N, N)),
-        lambda a, b, bias, out: dp.MatmulRequest(a, b, bias=bias, epilogue=dp.Epilogue.GELU_BIAS, out=out),
-    ),
-    "softmax": Kind("f32", ((16, 96),), (16, 96), lambda x, out: dp.SoftmaxRequest(x, out=out)),
-    "convolution": Kind(
-        *("bf16", ((1, 16, 8, 8), (16, 16, 3, 3)), (1, 16, 8, 8)),
-        lambda x, w, out: dp.ConvFwdRequest(x, w, pad=1, out=out),
-        LAST,
-    ),
-    "attention": Kind(
-        *("bf16", ((1, 2, 64, 64),) * 3, (1, 2, 64, 64)),
-        lambda q, k, v, out: dp.SdpaFwdRequest(q, k, v, out=out),
-    ),
+    "matmul": Kind("bf16", (N, N), dp.MatmulRequest, SQUARES),
+    "bias and GELU": Kind("bf16", (N, N), dp.MatmulRequest, SQUARES | {"bias": (N,)}, GELU),
+    "softmax": Kind("f32", (16, 96), dp.SoftmaxRequest, {"x": (16, 96)}),
+    "convolution": Kind("bf16", IMAGE, dp.ConvFwdRequest, {"x": IMAGE, "w": (16, 16, 3, 3)}, {"pad": 1}, LAST),
+    "attention": Kind("bf16", HEADS, dp.SdpaFwdRequest, dict.fromkeys("qkv", HEADS)),
 }
 
 
@@ -100,7 +95,7 @@ class Many:
 
     def __init__(self, dev: dp.Device, rng: np.random.Generator, kind: Kind, outs: int) -> None:
         self.kind, self.outs = kind, outs
-        self.operands = [self._copies(dev, rng, shape) for shape in kind.shapes]
+        self.operands = [self._copies(dev, rng, shape) for shape in kind.shapes.values()]
         self.nbytes = size_of(kind.dtype, kind.out)
         self.pitch = pitch_of(self.nbytes)
         self.memory = dev.empty((outs * self.pitch + 2 * SKEW,), "u8")
@@ -121,8 +116,18 @@ class Many:
         self.memory.copy_from(np.full(self.memory.shape, POISON_BYTE, np.uint8))
 
     def request(self, picked: Any, out: int) -> dp.Request:
+        """The request of some copies of the operands and of an output, by their numbers."""
+        made: dp.Request = self.kind.request(**self._fields(picked, out))
+        return made
+
+    def call(self, picked: Any, out: int) -> None:
+        """The same by the request function."""
+        getattr(dp, self.kind.request.op)(**self._fields(picked, out))
+
+    def _fields(self, picked: Any, out: int) -> dict[str, Any]:
         tensors = [copies[number] for copies, number in zip(self.operands, picked, strict=True)]
-        return self.kind.make(*tensors, out=self.places[out])
+        named = dict(zip(self.kind.shapes, tensors, strict=True))
+        return {**named, **self.kind.choices, "out": self.places[out]}
 
     def left(self, count: int) -> Any:
         """The bytes of so many outputs; raises where something was written between them."""
