@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.bind import bind  # noqa: F401  # gives executors the table
 from dispatch.bind.refit import refit
+from dispatch.core.other_operands import take_of
+from dispatch.core.remembered import UNFIT
 from dispatch.core.request import check_request
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.host import HostDevice
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundCall", "prepare", "prepare_all"]
 
+MAX_TAKES = 64  # of one prepared call: sets of operands that others were given for
+
 
 class BoundCall:
     """A prepared request: `call()` runs it again into the same outputs, `call(a=…)` with other operands.
@@ -38,7 +42,7 @@ class BoundCall:
     of the same layouts take the same plan, as calls that are not prepared do.
     """
 
-    __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_result", "request")
+    __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "request")
 
     def __init__(self, executor: Executor, request: Request, outputs: Operands) -> None:
         self.request = request.replace(**outputs) if outputs else request
@@ -47,6 +51,8 @@ class BoundCall:
         self._epoch = -1
         self._result: Any = None
         self._graph: GraphExec | None = None
+        self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
+        self._plans = executor.plans  # those that they were made with
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
@@ -71,6 +77,8 @@ class BoundCall:
             if status:
                 self._executor.failed(status)
             return self._result
+        if operands and not self._executor.stream.external:
+            return self._run_over(operands)
         return self._look(operands)
 
     def _look(self, operands: dict[str, Tensor]) -> Any:
@@ -79,7 +87,7 @@ class BoundCall:
         executor.check()
         with executor.claimed():
             if operands:
-                return executor.run(self.request.replace(**operands))
+                return self._run_over(operands)
             if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
                 return executor.run(self.request)
             epoch = order.sync_epoch  # as it was before the look
@@ -87,6 +95,31 @@ class BoundCall:
             if order.sync_epoch == epoch and not executor.stream.external:
                 self._epoch = epoch
             return self._result
+
+    def _run_over(self, operands: dict[str, Tensor]) -> Any:
+        """Run it over other operands; without a request where they differ from its own in their addresses alone."""
+        executor, names = self._executor, tuple(operands)
+        if executor.plans is self._plans:  # else they were forgotten, or it was closed
+            take = self._takes.get(names)
+            if take is not None:
+                result = take(executor, **operands)
+                if result is not UNFIT:
+                    return result
+        executor.check()
+        request = self.request.replace(**operands)
+        result = executor.run(request)
+        self._learn(names, request)
+        return result
+
+    def _learn(self, names: tuple[str, ...], request: Request) -> None:
+        """Have the next run over operands of these names need no request, where this one led to the call's own plan."""
+        bound, plans = request.bound, self._executor.plans
+        if plans is not self._plans:
+            self._takes, self._plans = {}, plans
+        if names in self._takes or getattr(bound, "plans", None) is not plans or len(self._takes) >= MAX_TAKES:
+            return
+        if self._bound.arguments is not None and request.key() == self.request.key():
+            self._takes[names] = take_of(self.request, bound.plan, self._bound.arguments, self._result, names)
 
     def refit(self, weights: Any = None, **operands: Any) -> None:
         """Replace the weights `b`, or operands by name, in place: the same memory, the same plan, in stream order.

@@ -128,6 +128,9 @@ class OperandRequest(Request[R_co]):
         tensors += [outputs.get(name, getattr(self, name)) for name in self.writes]
         return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
 
+    def addresses(self) -> tuple[str | None, ...] | None:
+        return (*self.reads, *self.writes) if self.is_plain else None
+
     @property
     def repeatable(self) -> bool:
         changed = any(getattr(self, name) is not None for name in self.updates)

@@ -31,13 +31,25 @@ from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dispatch.core.operands import OperandRequest
+    from dispatch.core.request import Request
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
 
-__all__ = ["MAX_CALLS", "call_of"]
+__all__ = [
+    "MAX_CALLS",
+    "MAX_FORMS",
+    "UNFIT",
+    "Pair",
+    "bounds_of",
+    "call_of",
+    "in_a_row",
+    "meeting",
+    "pairs_of",
+    "tuple_of",
+]
 
 MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_FORMS = 1024  # of all classes
@@ -147,22 +159,23 @@ def _remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], reques
         writes=tuple(name for name, (_, written) in uses.items() if written),
         made=tuple(made),
         results=tuple(request.outputs()),
-        pairs=_pairs_of(request, uses),
+        pairs=pairs_of(request),
     )
-    bounds = [_bounds(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
+    bounds = [bounds_of(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
     take = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
     if len(calls) >= MAX_CALLS:
         calls.pop(next(iter(calls)), None)
     calls[key] = take
 
 
-def _pairs_of(request: OperandRequest, uses: dict[str, tuple[Layout, bool]]) -> tuple[Pair, ...]:
+def pairs_of(request: Request) -> tuple[Pair, ...]:
     """The pairs of operands whose memory must be apart."""
-    pairs = [pair for pair in combinations(uses, 2) if any(uses[name][1] for name in pair)]
-    return tuple((*pair, not request.in_place.isdisjoint((pair, pair[::-1]))) for pair in pairs)
+    in_place: frozenset[tuple[str, str]] = getattr(request, "in_place", frozenset())
+    pairs = [(one[0], other[0]) for one, other in combinations(request.tensors(), 2) if one[2] or other[2]]
+    return tuple((*pair, not in_place.isdisjoint((pair, pair[::-1]))) for pair in pairs)
 
 
-def _bounds(one: Layout, other: Layout) -> tuple[int, int, int | None]:
+def bounds_of(one: Layout, other: Layout) -> tuple[int, int, int | None]:
     """Between which distances of two tensors' addresses they may share a byte, and that at which they are one view."""
     same = (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
     if one.size == 0 or other.size == 0:
@@ -188,20 +201,19 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     lines += [f"if {' or '.join(f'type({name}) is not _Tensor' for name in given)}:", "    return _UNFIT"]
     lines += [f"_at_{name} = {name}.ptr" for name in given]
     if form.pairs:
-        lines += [f"if {' or '.join(starmap(_meeting, enumerate(form.pairs)))}:", "    return _UNFIT"]
+        lines += [f"if {' or '.join(starmap(meeting, enumerate(form.pairs)))}:", "    return _UNFIT"]
     lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.made]
     lines += [f"_at_{name} = {name}.ptr" for name in form.made]
     there = {*given, *form.made}
-    addresses = _tuple([f"_at_{name}" if name in there else "0" for name in form.order])
+    addresses = tuple_of([f"_at_{name}" if name in there else "0" for name in form.order])
     lines += [
-        f"_executor.enqueue(_plan, {addresses}, {_tuple(form.reads)}, {_tuple((*form.writes, *form.made))})",
-        f"return {form.results[0] if len(form.results) == 1 else _tuple(form.results)}",
+        f"_executor.enqueue(_plan, {addresses}, {tuple_of(form.reads)}, {tuple_of((*form.writes, *form.made))})",
+        f"return {form.results[0] if len(form.results) == 1 else tuple_of(form.results)}",
     ]
-    numbers = range(len(form.pairs))
     unpacked = [
-        *([f"{_tuple(held)} = _choices"] if held else []),
-        *([f"{_tuple([f'_made_{name}' for name in form.made])} = _outputs"] if form.made else []),
-        *([f"{_tuple([f'_{end}_{n}' for n in numbers])} = _{end}s" for end in ("low", "high", "one") if form.pairs]),
+        *in_a_row("_held", form.choices, "_choices"),
+        *in_a_row("_made", form.made, "_outputs"),
+        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
     ]
     source = [
         "def make(_plan, _choices, _outputs, _lows=(), _highs=(), _ones=()):",
@@ -216,7 +228,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     return made
 
 
-def _meeting(number: int, pair: Pair) -> str:
+def meeting(number: int, pair: Pair) -> str:
     """The condition that two operands may overlap, and are not one view where they may be."""
     one, other, in_place = pair
     distance = f"_at_{other} - _at_{one}"
@@ -224,7 +236,13 @@ def _meeting(number: int, pair: Pair) -> str:
     return f"{meeting} and {distance} != _one_{number}" if in_place else meeting
 
 
-def _tuple(names: Sequence[str]) -> str:
+def in_a_row(word: str, names: Iterable[object], values: str) -> list[str]:
+    """The line that gives each value a name, or none where there are no names."""
+    found = [f"{word}_{name}" for name in names]
+    return [f"{tuple_of(found)} = {values}"] if found else []
+
+
+def tuple_of(names: Sequence[str]) -> str:
     return f"({', '.join(names)},)" if names else "()"
 
 

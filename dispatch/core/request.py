@@ -100,6 +100,14 @@ class Request(ABC, Generic[R_co]):
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         """Addresses and numbers in the op's fixed order; `outputs` are those that it leaves open."""
 
+    def addresses(self) -> tuple[str | None, ...] | None:
+        """The operand whose address each of `arguments` is, None for a number.
+
+        A run over other operands of the same layouts has their addresses in these places, and all else as it is; where
+        it does not, there is nothing.
+        """
+        return None
+
     @abstractmethod
     def tensors(self) -> tuple[Use, ...]:
         """Each operand given: its field name, the tensor, and whether the request writes it."""

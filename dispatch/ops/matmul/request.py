@@ -248,6 +248,13 @@ class MatmulRequest(Request):
         numbers = tuple(x.ptr if isinstance(x, Tensor) else (x or 0) * 1.0 for x in (self.alpha, self.beta))
         return (*pointers, *numbers, *self.scale_arguments())
 
+    def addresses(self) -> tuple[str | None, ...] | None:
+        if self.treed or (self.c is not None and self.c_is_out):
+            return None
+        c = "c" if self.c is not None else "out" if self.has_beta else None
+        numbers = (name if isinstance(getattr(self, name), Tensor) else None for name in ("alpha", "beta"))
+        return ("a", "b", c, "bias", "aux", "bgrad", "out", *numbers, *(None for _ in self.scale_arguments()))
+
     def scale_arguments(self) -> tuple[Argument, ...]:
         """The part of `arguments` that comes from `scales`; nothing without any."""
         if self.scales is NO_SCALES:

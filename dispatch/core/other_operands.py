@@ -1,0 +1,102 @@
+"""A prepared call over other operands: from the tensors that it is given to its plan, without a request.
+
+Where each has the layout of the operand that it stands for, and no memory that is written overlaps another operand's,
+the call differs from the prepared one in addresses alone. As in remembered.py a function `take` runs it, or gives back
+UNFIT where only a request can tell. It names the operands that are given, and holds those that stay.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, bounds_of, in_a_row, meeting, pairs_of, tuple_of
+from dispatch.device.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument, Plan, Request
+
+__all__ = ["take_of"]
+
+
+class Form(NamedTuple):
+    """Which operands a call is given, and what becomes of all; calls of one form share their code.
+
+    Operands that stay go by other names here than in the request, where some are no names of Python's.
+    """
+
+    given: tuple[str, ...]
+    stay: tuple[str, ...]
+    addresses: tuple[str | None, ...]  # None for what stays as it is
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    results: tuple[str, ...]
+    is_tuple: bool
+    pairs: tuple[Pair, ...]  # those with an operand that is given
+
+
+def take_of(
+    request: Request, plan: Plan, arguments: tuple[Argument, ...], result: Any, given: tuple[str, ...]
+) -> Callable[..., Any] | None:
+    """`take(executor, **operands)` for operands of these names; None where each such call needs a request.
+
+    The request has all its outputs; `arguments` and `result` are those of its own run by the plan.
+    """
+    addresses = request.addresses()
+    uses = request.tensors()
+    tensors = {name: tensor for name, tensor, _ in uses}
+    if addresses is None or not tensors.keys() & set(addresses) >= set(given):
+        return None
+    results = result if isinstance(result, tuple) else (result,)
+    written = {id(tensor): name for name, tensor, is_written in uses if is_written}
+    if not all(id(tensor) in written for tensor in results) or len(written) < sum(use[2] for use in uses):
+        return None
+    names = {name: name if name in given else f"_operand_{place}" for place, name in enumerate(tensors)}
+    pairs = [pair for pair in pairs_of(request) if not {*pair[:2]}.isdisjoint(given)]
+    stay = [name for name in tensors if name not in given]
+    form = Form(
+        given=given,
+        stay=tuple(names[name] for name in stay),
+        addresses=tuple(names[name] if name in given else None for name in addresses),
+        reads=tuple(names[name] for name, _, is_written in uses if not is_written),
+        writes=tuple(names[name] for name, _, is_written in uses if is_written),
+        results=tuple(names[written[id(tensor)]] for tensor in results),
+        is_tuple=isinstance(result, tuple),
+        pairs=tuple((names[one], names[other], in_place) for one, other, in_place in pairs),
+    )
+    layouts = [tensors[name].layout for name in given]
+    held = [tensors[name] for name in stay]
+    bounds = [bounds_of(tensors[one].layout, tensors[other].layout) for one, other, _ in pairs]
+    return _maker(form)(plan, arguments, layouts, held, *zip(*bounds, strict=True))
+
+
+@lru_cache(MAX_FORMS)
+def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+    """The function that makes the `take` of a plan, with what it holds, compiled for a form."""
+    misfits = [f"type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
+    places = range(len(form.addresses))
+    addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
+    lines = [
+        *in_a_row("_argument", places, "_arguments"),
+        *in_a_row("_layout", form.given, "_layouts"),
+        f"[{', '.join(form.stay)}] = _stay",
+        *(f"_at_{name} = {name}.ptr" for name in form.stay),
+        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+        f"def take(_executor, {', '.join(form.given)}):",
+        f"    if {' or '.join(misfits)}:",
+        "        return _UNFIT",
+        *(f"    _at_{name} = {name}.ptr" for name in form.given),
+        f"    if {' or '.join(starmap(meeting, enumerate(form.pairs))) or False}:",
+        "        return _UNFIT",
+        f"    _executor.enqueue(_plan, ({', '.join(addresses)},), {tuple_of(form.reads)}, {tuple_of(form.writes)})",
+        f"    return {tuple_of(form.results) if form.is_tuple else form.results[0]}",
+        "return take",
+    ]
+    head = "def make(_plan, _arguments, _layouts, _stay, _lows=(), _highs=(), _ones=()):"
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT}
+    exec("\n    ".join([head, *lines]), scope)
+    made: Callable[..., Callable[..., Any]] = scope["make"]
+    return made
