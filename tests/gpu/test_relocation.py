@@ -204,6 +204,7 @@ def test_launches_behind_one_that_is_still_running(dev, rng):
         works = [dp.MatmulRequest(a, b, out=poisoned(dev, N, N)) for a in xs for b in xs if a is not b]
         right = [own_bits(request, request.out) for request in works]
         relocation = relocated(works[0])
+        dp.matmul(works[0].a, works[0].b, out=works[0].out)  # of this plan, and not of one like that of `busy`
         dp.matmul(busy, busy, out=target)
         stream = dev.executor().stream
         for _ in range(3):
