@@ -405,5 +405,6 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "driver", DRIVER)
     patch(plan_relocation, "Nodes", Nodes)
     patch(plan_relocation, "instantiated", instantiated)
-    patch(plan_relocation, "EVERY", 1)  # soon
+    patch(plan_relocation, "FIRST", 2)  # soon
+    patch(plan_relocation, "EVERY", 1)
     patch(relocated_graph, "setter", setter)

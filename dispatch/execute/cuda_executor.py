@@ -142,21 +142,22 @@ class CudaExecutor(Executor):
         if self.captured:
             self._enqueue_captured(plan, arguments, reads, writes)
             return
-        for tensor in reads:
-            tensor.storage.use(self.stream, write=False)
-        for tensor in writes:
-            tensor.storage.use(self.stream, write=True)
+        self._order(reads, writes)
         relocation = plan.relocation
         if relocation is None:
             self.call(plan, arguments)
             plan.relocation = PlanRelocation(plan)
             return
-        status = relocation.other(plan, arguments)
-        if status == MISFIT:
-            self.call(plan, arguments)
+        if relocation.graphs:
+            status = relocation.other(plan, arguments)
+            if not status:
+                return
+            if status != MISFIT:
+                self.failed(status)
+        self.call(plan, arguments)
+        relocation.calls += 1
+        if relocation.calls >= relocation.due or relocation.graphs:
             relocation.follow(self, plan, arguments)
-        elif status:
-            self.failed(status)
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind import driver
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanRelocation", "Relocations"]
 
-EVERY = 4  # library's calls between two steps: they take as long as three to six calls
+FIRST = 16  # calls of the library before the first step: what is learnt of fewer does not pay
+EVERY = 8  # between two steps, of which each takes as long as three to ten calls
+MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
 MAX_GRAPHS = 1024  # of one executor; the oldest goes first
 MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 LOST = 3  # recordings that something else has ended, before it is given up
 NOT_SAFE = "its call cannot be captured"
+NEVER = sys.maxsize
 
 
 class Recorder(Protocol):
@@ -46,16 +50,19 @@ class Recorder(Protocol):
 
 
 class PlanRelocation:
-    """What is known of how a plan's call follows its operands; `why` says why it does not, or not yet."""
+    """What is known of how a plan's call follows its operands; `why` says why it does not, or not yet.
 
-    __slots__ = ("_calls", "_every", "_exact", "_is_learning", "_learners", "graphs", "refused")
+    `calls` counts the library's, and `due` is the one with which something is to be learnt.
+    """
+
+    __slots__ = ("_every", "_exact", "_is_learning", "_learners", "calls", "due", "graphs", "refused")
 
     def __init__(self, plan: Plan) -> None:
         self.graphs: list[RelocatedGraph] = []
         self.refused: dict[Form | None, str] = {} if plan.capture_safe else {None: NOT_SAFE}
         self._learners: dict[Form, Learner] = {}
         self._exact: set[Form] = set()  # whose numbers the call has in device memory
-        self._calls, self._every = 0, EVERY
+        self.calls, self.due, self._every = 1, FIRST if plan.capture_safe else NEVER, EVERY
         self._is_learning = False
 
     @property
@@ -67,7 +74,7 @@ class PlanRelocation:
 
     @property
     def launches(self) -> int:
-        return sum(graph.executable.launches for graph in self.graphs)
+        return sum(graph.counts.launches for graph in self.graphs)
 
     @property
     def nodes(self) -> int:
@@ -89,19 +96,20 @@ class PlanRelocation:
         return MISFIT
 
     def follow(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Note that the library was called with these arguments, and learn or compare."""
+        """Learn or compare, behind a call of the library with these arguments."""
         if self._is_learning:  # a finalizer's call, within a step
             return
         self._is_learning = True
         try:
             for graph in self.graphs:
-                executable = graph.executable
-                if executable.status or (executable.until_check <= 0 and graph.fits(arguments)):
+                counts = graph.counts
+                if counts.status or (counts.until_check <= 0 and graph.fits(arguments)):
                     self._compare(executor, plan, graph, arguments)
                     return
-            self._calls += 1
-            if self._calls % self._every == 0 and not self.is_settled:
-                self._step(executor, plan, arguments)
+            if self.calls >= self.due:
+                self.due = NEVER if self.is_settled else self.calls + self._every
+                if self.due != NEVER:
+                    self._step(executor, plan, arguments)
         finally:
             self._is_learning = False
 
@@ -159,8 +167,8 @@ class PlanRelocation:
 
     def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
         """Compare what the graph would launch with what the library launches; for good, where they differ."""
-        if graph.executable.status:
-            why = f"its graph takes no other parameters: status {graph.executable.status}"
+        if graph.counts.status:
+            why = f"its graph takes no other parameters: status {graph.counts.status}"
         else:
             captured = _captured(executor, plan, arguments, {})
             if captured is None or not graph.write(arguments):
@@ -181,6 +189,9 @@ class PlanRelocation:
         logging.getLogger("dispatch").warning("%s is called by its library from now on: %s", plan.row.name, why)
 
 
+_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
+
+
 class Learner:
     """The captures of a plan for one form of arguments, until they are enough."""
 
@@ -190,6 +201,7 @@ class Learner:
         self._arguments: list[tuple[Argument, ...]] = []
         self._captures: list[Nodes] = []
         self._words: tuple[Word, ...] | None = None
+        self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
         self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._rng = random.Random()
         self._lost = 0
@@ -200,13 +212,39 @@ class Learner:
 
     def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
         """The next step; the graph with the last of them. Raises NotRelocatable."""
-        if len(self._captures) < LEARNT + PROVING:
+        if self._words is not None:
+            return self._made(executor, plan, arguments, self._words)
+        captures = self._captures
+        if len(captures) < LEARNT + PROVING:
             self._capture(executor, plan, arguments)
-            return None
-        if self._words is None:
-            self._words = learn([capture.nodes for capture in self._captures], self._arguments, self._form)
-            return None
-        return self._made(executor, plan, arguments, self._words)
+            if self._knows and len(captures) == PROVING:
+                self._recall()
+        else:
+            self._words = learn([capture.nodes for capture in captures], self._arguments, self._form)
+            if len(_words) >= MAX_WORDS:
+                _words.pop(next(iter(_words)), None)
+            _words[self._kernels] = self._words
+        return None
+
+    @property
+    def _kernels(self) -> tuple[Any, ...]:
+        """What plans have in common whose calls have the same words: the kernels, but not their grids."""
+        return self._form, *((n.kind, *n.form[:2], n.form[4:5], len(n.image)) for n in self._captures[0].nodes)
+
+    def _recall(self) -> None:
+        """Take the words that three captures of another plan with these kernels taught, if they predict these two.
+
+        The first gives what is the same at all addresses; the last to be predicted is one at real addresses.
+        """
+        words, self._knows = _words.get(self._kernels), False
+        if words is None:
+            return
+        first = self._captures[0].nodes
+        for capture, given in zip(self._captures, self._arguments, strict=True):
+            alike = [(node.kind, node.form) for node in capture.nodes] == [(node.kind, node.form) for node in first]
+            if not alike or [node.image for node in capture.nodes] != images(first, words, given):
+                return
+        self._words = words
 
     def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         drawn = made_up(arguments, self._form, self._rng)

@@ -67,7 +67,7 @@ class RelocatedGraph:
         "_buffer",
         "_keep",
         "_places",
-        "executable",
+        "counts",
         "fits",
         "form",
         "launch",
@@ -90,9 +90,9 @@ class RelocatedGraph:
         keep: Any = None,
     ) -> None:
         """`launch(handle)` gives what launches the executable graph; `keep` is memory whose addresses are in it."""
-        self.executable, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
+        self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
         sizes = [-(-len(node.image) // ALIGNED) * ALIGNED for node in self.nodes]
-        self._places = [0, *accumulate(sizes)]
+        self._places = (0, *accumulate(sizes))
         whole = b"".join(node.image.ljust(size, b"\0") for node, size in zip(self.nodes, sizes, strict=True))
         self._buffer = (ctypes.c_char * max(len(whole), ALIGNED)).from_buffer_copy(whole.ljust(ALIGNED, b"\0"))
         raw = memoryview(self._buffer).cast("B")
@@ -114,7 +114,7 @@ class RelocatedGraph:
             "MISFIT": MISFIT,
             "NotSet": NotSet,
         }
-        exec(_compiled(self._source(changed)), scope)
+        exec(_code(self.words, form, self._places), scope)
         self.launch, self.fits, self.write = scope.pop("make")(executable)
 
     def images(self) -> list[bytes]:
@@ -124,87 +124,20 @@ class RelocatedGraph:
 
     def compared(self) -> None:
         """Note that a call was compared with the library's; the next comparison comes after eight times as many."""
-        self.executable.until_check = min(8 * max(self.executable.launches, FIRST_CHECK), LAST_CHECK)
+        self.counts.until_check = min(8 * max(self.counts.launches, FIRST_CHECK), LAST_CHECK)
 
     @property
     def nbytes(self) -> int:
         """What its parameters take on the host."""
         return len(self._buffer)
 
-    # -- its code -----------------------------------------------------------------------------------------------------
-    def _source(self, changed: Sequence[int]) -> str:
-        """The functions `launch`, `fits` and `write`, with nothing left to look up: as loops they took 1.2 us longer.
 
-        Only the words of arguments that are others than at the launch before are written, and only nodes with such
-        words are set.
-        """
-        count = len(self.form.kinds)
-        new, old = (", ".join(f"{letter}{place}" for place in range(count)) for letter in "xy")
-        writing = []
-        for node in changed:
-            words = [word for word in self.words if word.node == node]
-            following = sorted({word.argument for word in words})
-            lines = []
-            for place in following:
-                lines.append(f"if x{place} != y{place}:")
-                lines += [f"    {self._statement(word)}" for word in words if word.argument == place]
-            is_other = " or ".join(f"x{place} != y{place}" for place in following)
-            lines += ["if is_set:", f"    status = put_{node}()", "    if status: raise NotSet(status)"]
-            writing += [f"if {is_other}:", *(f"    {line}" for line in lines)] if len(changed) > 1 else lines
-        return TEMPLATE.format(
-            new=new,
-            old=old,
-            misfit=" or ".join(self._misfits()) or "False",
-            nothing=" = ".join(f"y{place}" for place in range(count)),
-            writing="\n".join(f"        {line}" for line in writing) or "        pass",
-        )
-
-    def _misfits(self) -> list[str]:
-        """What tells arguments of another form, the cheapest first."""
-        form = self.form
-        tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
-        for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
-            if kind is not int and number is not None:
-                tests.append(f"x{place} != fixed_{place}")
-                if kind is float and number == 0:  # which the other zero is equal to
-                    tests.append(f"copysign(1.0, x{place}) {'>' if math.copysign(1, number.real) < 0 else '<'} 0")
-            elif kind is not int:
-                tests.append(f"x{place} == 0 or x{place} == 1")
-                if kind is float:
-                    tests.append(f"isinstance(x{place}, complex)")
-        operands = form.operands
-        if len(operands) > FEW:
-            tests.append(f"len({{{', '.join(f'x{place}' for place in operands)}}}) != {len(operands)}")
-        else:
-            tests += [f"x{one} == x{two}" for i, one in enumerate(operands) for two in operands[i + 1 :]]
-        tests += [f"x{place} != x{same}" for place, same in enumerate(form.same) if place != same]
-        return tests
-
-    def _statement(self, word: Word) -> str:
-        """The assignment of a word."""
-        place, value = self._places[word.node] + word.offset, f"x{word.argument}"
-        if word.part == ADDRESS and word.step:
-            value = f"{value} + {word.step}" if word.step < FAR else f"({value} + {word.step}) & {(1 << 64) - 1}"
-        elif word.part == LOW:
-            value = f"({value} + {word.step}) & {HALF - 1}"
-        elif word.part == WHOLE:
-            value = f"int({value}.real)"
-        elif self.form.kinds[word.argument] is complex:
-            value = f"{value}.{'imag' if word.part == IMAGINARY else 'real'}"
-        if word.code == "e":
-            return f"half({place}, {value})"
-        size = SIZES[word.code]
-        if place % size:  # 8 bytes at a multiple of 4
-            return f"t = {value}; Is[{place // 4}] = t & {HALF - 1}; Is[{place // 4 + 1}] = t >> 32"
-        view = "is_" if word.code == "i" else f"{word.code}s"
-        return f"{view}[{place // size}] = {value}"
-
-
+# -- its code ---------------------------------------------------------------------------------------------------------
 FEW = 4  # operands that are compared one with another
 FAR = 1 << 47  # bytes: a step beyond is one backwards
 
 TEMPLATE = """\
-def make(owner):
+def make(counts):
     at, busy = None, False
 
     def launch(arguments):
@@ -213,11 +146,11 @@ def make(owner):
             return MISFIT
         busy = True
         try:
-            if arguments != at:
-                if owner.until_check <= 0 or not fits(arguments):
+            if arguments != at{other_zero}:
+                if counts.until_check <= 0 or not fits(arguments):
                     return MISFIT
-                owner.until_check -= 1
-                owner.launches += 1
+                counts.until_check -= 1
+                counts.launches += 1
                 last, at = at, None
                 set_parameters(arguments, last, True)
                 at = arguments
@@ -225,7 +158,7 @@ def make(owner):
         except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
             return MISFIT
         except NotSet as refused:
-            owner.status = refused.args[0]
+            counts.status = refused.args[0]
             return MISFIT
         finally:
             busy = False
@@ -258,11 +191,87 @@ def make(owner):
 """
 
 
+@lru_cache(1024)
+def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
+    """The code of the functions `launch`, `fits` and `write`: with nothing left to look up, for loops took 1.2 us more.
+
+    Only the words of arguments that are others than at the launch before are written, and only nodes with such words
+    are set. Plans of one kernel have the same words, and so the same code.
+    """
+    changed = sorted({word.node for word in words})
+    new, old = (", ".join(f"{letter}{place}" for place in range(len(form.kinds))) for letter in "xy")
+    writing = []
+    for node in changed:
+        own = [word for word in words if word.node == node]
+        following = sorted({word.argument for word in own})
+        lines = []
+        for place in following:
+            lines.append(f"if x{place} != y{place}:")
+            lines += [f"    {_statement(word, form, places)}" for word in own if word.argument == place]
+        is_other = " or ".join(f"x{place} != y{place}" for place in following)
+        lines += ["if is_set:", f"    status = put_{node}()", "    if status: raise NotSet(status)"]
+        writing += [f"if {is_other}:", *(f"    {line}" for line in lines)] if len(changed) > 1 else lines
+    source = TEMPLATE.format(
+        new=new,
+        old=old,
+        misfit=" or ".join(_misfits(form)) or "False",
+        other_zero="".join(f" or {test}" for test in _other_zeros(form, "arguments[{}]")),
+        nothing=" = ".join(f"y{place}" for place in range(len(form.kinds))),
+        writing="\n".join(f"        {line}" for line in writing) or "        pass",
+    )
+    return compile(source, "<relocated graph>", "exec")
+
+
+def _misfits(form: Form) -> list[str]:
+    """What tells arguments of another form, the cheapest first."""
+    tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
+    for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
+        if kind is not int and number is not None:
+            tests.append(f"x{place} != fixed_{place}")
+        elif kind is not int:
+            tests.append(f"x{place} == 0 or x{place} == 1")
+            if kind is float:
+                tests.append(f"isinstance(x{place}, complex)")
+    tests += _other_zeros(form, "x{}")
+    operands = form.operands
+    if len(operands) > FEW:
+        tests.append(f"len({{{', '.join(f'x{place}' for place in operands)}}}) != {len(operands)}")
+    else:
+        tests += [f"x{one} == x{two}" for i, one in enumerate(operands) for two in operands[i + 1 :]]
+    return [*tests, *(f"x{place} != x{same}" for place, same in enumerate(form.same) if place != same)]
+
+
+def _other_zeros(form: Form, name: str) -> list[str]:
+    """What tells numbers that are equal to fixed ones and not the same: 0.0 is equal to -0.0."""
+    tests = []
+    for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
+        given = name.format(place)
+        if kind is float and number == 0:
+            tests.append(f"copysign(1.0, {given}) {'>' if math.copysign(1, number.real) < 0 else '<'} 0")
+        elif kind is complex and number is not None:
+            tests.append(f"repr(complex({given})) != {repr(complex(number))!r}")
+    return tests
+
+
+def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
+    """The assignment of a word."""
+    place, value = places[word.node] + word.offset, f"x{word.argument}"
+    if word.part == ADDRESS and word.step:
+        value = f"{value} + {word.step}" if word.step < FAR else f"({value} + {word.step}) & {(1 << 64) - 1}"
+    elif word.part == LOW:
+        value = f"({value} + {word.step}) & {HALF - 1}"
+    elif word.part == WHOLE:
+        value = f"int({value}.real)"
+    elif form.kinds[word.argument] is complex:
+        value = f"{value}.{'imag' if word.part == IMAGINARY else 'real'}"
+    if word.code == "e":
+        return f"half({place}, {value})"
+    size = SIZES[word.code]
+    if place % size:  # 8 bytes at a multiple of 4
+        return f"t = {value}; Is[{place // 4}] = t & {HALF - 1}; Is[{place // 4 + 1}] = t >> 32"
+    view = "is_" if word.code == "i" else f"{word.code}s"
+    return f"{view}[{place // size}] = {value}"
+
+
 class NotSet(Exception):
     """A node of an executable graph that takes no other parameters; its argument is the driver's status."""
-
-
-@lru_cache(256)
-def _compiled(source: str) -> Any:
-    """Plans of one kernel have the same words, and so the same code."""
-    return compile(source, "<relocated graph>", "exec")

@@ -4,15 +4,13 @@ A capture reads no memory, so a plan can be captured at any addresses of the rig
 enqueues then differ in words that are an operand's address plus a constant (those inside tensor maps, too), or a number
 that was given by value. `learn` finds these words in some captures and gives them only where they predict others to the
 last byte; all else keeps the library's own call. relocated_graph.py launches with them, plan_launch.py says when what
-is learnt. This module calls nothing but struct and NumPy.
+is learnt. This module calls nothing but struct.
 """
 
 from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from dispatch.execute.graph_nodes import Node, NotRelocatable
 
@@ -60,12 +58,13 @@ class Form(NamedTuple):
 
     `kinds` has int for an address, float or complex for a number. `fixed` has None for an address and for a number that
     may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first operand at the
-    same address.
+    same address, `zeros` the text of fixed numbers that equal others, as 0.0 does -0.0.
     """
 
     kinds: tuple[type, ...]
     fixed: tuple[Argument | None, ...]
     same: tuple[int, ...]
+    zeros: tuple[str, ...]
 
     @classmethod
     def of(cls, arguments: Sequence[Argument], *, exact: bool = False) -> Form:
@@ -83,7 +82,12 @@ class Form(NamedTuple):
             first.setdefault(argument, place) if kind is int and argument else place
             for place, (argument, kind) in enumerate(zip(arguments, kinds, strict=True))
         )
-        return cls(kinds, fixed, same)
+        zeros = tuple(
+            repr(complex(number) if kind is complex else float(number.real))
+            for kind, number in zip(kinds, fixed, strict=True)
+            if number is not None and (kind is complex or (kind is float and number == 0))
+        )
+        return cls(kinds, fixed, same, zeros)
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -165,8 +169,8 @@ def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Arg
     size = len(found[0]) // 4 * 4
     if any(image[size:] != found[0][size:] for image in found):
         raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes follow nothing that is known")
-    halves = np.array([np.frombuffer(image, "<u4", size // 4) for image in found])
-    differing = (4 * np.flatnonzero((halves != halves[0]).any(axis=0))).tolist()
+    halves = zip(*(struct.unpack_from(f"<{size // 4}I", image) for image in found), strict=True)
+    differing = [4 * place for place, these in enumerate(halves) if len(set(these)) > 1]
     words: list[Word] = []
     known = 0  # the first byte that no word has yet
     for offset in differing:

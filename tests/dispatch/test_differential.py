@@ -17,7 +17,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.bind.refit import _copy
-from dispatch.execute.relocated_graph import RelocatedGraph
+from dispatch.execute import relocated_graph
 from dispatch.keys import F32
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, shortcut
@@ -107,11 +107,11 @@ def untyped(layout):
 kind = shortcut._kind
 
 
-def fits_all_numbers(self):
-    return [test for test in misfits(self) if "fixed" not in test]
+def fits_all_numbers(form):
+    return [test for test in misfits(form) if "fixed" not in test]
 
 
-misfits = RelocatedGraph._misfits
+misfits = relocated_graph._misfits
 enqueue = cublaslt.CublasLtPlan.enqueue
 
 
@@ -130,7 +130,7 @@ uses = shortcut.Shortcut.uses
 MUTATIONS = {  # what is broken, and the calls that show it
     "patterns of all epilogues": (shortcut, "_pattern", pattern_of_all, PLAIN | {"epilogue": dp.Epilogue.BGRADB}),
     "any dtype": (shortcut, "_kind", untyped, PLAIN | {"dtypes": FLOATS, "epilogue": dp.Epilogue.NONE}),
-    "graphs of other numbers": (RelocatedGraph, "_misfits", fits_all_numbers, {}),
+    "graphs of other numbers": (relocated_graph, "_misfits", fits_all_numbers, {}),
     "numbers of the first call": (cublaslt.CublasLtPlan, "enqueue", numbers_of_the_first_call, {}),
     "any number": (shortcut.Shortcut, "takes", lambda *_: True, {}),
     "outputs over operands": (matmul, "may_overlap", lambda *_: False, SQUARE),
@@ -142,8 +142,12 @@ MUTATIONS = {  # what is broken, and the calls that show it
 def test_a_memory_that_is_broken_is_found(gpu, mutation, monkeypatch):
     *patch, fixed = mutation
     monkeypatch.setattr(*patch)
-    with pytest.raises(Difference):
-        called(gpu, 0, 8000, fixed=fixed)
+    relocated_graph._code.cache_clear()
+    try:
+        with pytest.raises(Difference):
+            called(gpu, 0, 8000, fixed=fixed)
+    finally:
+        relocated_graph._code.cache_clear()
 
 
 # -- beside the sequences -------------------------------------------------------------------------------------------
