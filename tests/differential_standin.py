@@ -115,7 +115,7 @@ class StandinExecutor(CudaExecutor):
     def recorded(self, plan: Any, arguments: Any) -> Any:
         return _jobs(lambda: plan.enqueue(arguments))
 
-    def launcher(self, executable: Any) -> Callable[[], int]:
+    def launcher(self, executable: Any, _nodes: int) -> Callable[[], int]:
         return Recorded(graphs[executable.value]).launch
 
     def write(self, address: int, value: complex, dtype: Dtype) -> None:

@@ -20,9 +20,10 @@ from dispatch.device.stream import NULL_CONTEXT, RELAXED, QuietStream, exchange_
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
-from dispatch.execute.cuda_graph import GraphExec, capture, launcher, recorded
+from dispatch.execute.cuda_graph import GraphExec, capture, recorded
 from dispatch.execute.executor import Executor
 from dispatch.execute.installed import Versions, algorithms, installed
+from dispatch.execute.launches import Launches, launch_on_default
 from dispatch.execute.plan_relocation import PlanRelocation, Relocations
 from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.workspace import Workspace
@@ -43,6 +44,7 @@ R = TypeVar("R")
 
 __all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
 
+KERNELS = 8  # that a library's call may launch; those that launch more wait for room themselves
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
 APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
@@ -62,6 +64,7 @@ class CudaExecutor(Executor):
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
+        self._launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []
@@ -174,6 +177,7 @@ class CudaExecutor(Executor):
         """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
+        self._launches.left -= KERNELS
         context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
         status = context.push()
         if status:
@@ -257,7 +261,7 @@ class CudaExecutor(Executor):
         """Record what plans of this executor enqueue; None where others ended each recording of it."""
         graph = self._recorded(partial(capture, enqueue, holds_gil=self.holds_gil))
         if graph is not None and self.stream.context is not NULL_CONTEXT:
-            graph.launch = partial(_launch_on_default, self.stream.context, graph.launch)
+            graph.launch = partial(launch_on_default, self.stream.context, graph.launch)
         return graph
 
     def _recorded(self, record: Callable[..., R | None]) -> R | None:
@@ -285,12 +289,9 @@ class CudaExecutor(Executor):
             self._renew_scalars()
         return self._recorded(partial(recorded, lambda: plan.enqueue(arguments)))
 
-    def launcher(self, executable: ctypes.c_void_p) -> Callable[[], int]:
-        """The launch of an executable graph on this executor's stream."""
-        launch = launcher(executable, ctypes.c_void_p(self.target.value), holds_gil=self.holds_gil)
-        return (
-            launch if self.stream.context is NULL_CONTEXT else partial(_launch_on_default, self.stream.context, launch)
-        )
+    def launcher(self, executable: ctypes.c_void_p, nodes: int) -> Callable[[], int]:
+        """The launch of an executable graph of so many nodes on this executor's stream."""
+        return self._launches.of(executable, nodes, holds_gil=self.holds_gil)
 
     def lasting(self) -> tuple[Any, ...]:
         """The memory whose addresses a recorded call may have; more numbers may come to their pages."""
@@ -389,9 +390,3 @@ class ExternalExecutor(CudaExecutor):
 def executor_on(stream: Stream) -> CudaExecutor:
     """An executor on a stream of a GPU."""
     return CudaExecutor(stream) if stream.is_ours else ExternalExecutor(stream)
-
-
-def _launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
-    """Launch on a default stream, which is the executor's only in its device's context."""
-    with context:
-        return launch()

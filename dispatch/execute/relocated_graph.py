@@ -86,10 +86,10 @@ class RelocatedGraph:
         nodes: Nodes,
         words: Sequence[Word],
         form: Form,
-        launch: Callable[[ctypes.c_void_p], Callable[[], int]],
+        launch: Callable[[ctypes.c_void_p, int], Callable[[], int]],
         keep: Any = None,
     ) -> None:
-        """`launch(handle)` gives what launches the executable graph; `keep` is memory whose addresses are in it."""
+        """`launch(handle, nodes)` gives what launches the graph; `keep` is memory whose addresses are in it."""
         self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
         sizes = [-(-len(node.image) // ALIGNED) * ALIGNED for node in self.nodes]
         self._places = (0, *accumulate(sizes))
@@ -109,7 +109,7 @@ class RelocatedGraph:
             "fs": raw.cast("f"),
             "half": partial(struct.pack_into, "<e", raw),
             "copysign": math.copysign,
-            "run": launch(executable.handle),
+            "run": launch(executable.handle, len(self.nodes)),
             "kept": self._keep,
             "MISFIT": MISFIT,
             "NotSet": NotSet,

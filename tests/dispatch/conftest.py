@@ -31,7 +31,7 @@ from dispatch.device import (
     stream,
 )
 from dispatch.device.cuda import CudaDevice
-from dispatch.execute import cuda_executor, cuda_graph, graph_nodes, plan_relocation, relocated_graph
+from dispatch.execute import cuda_executor, cuda_graph, graph_nodes, launches, plan_relocation, relocated_graph
 from dispatch.keys import F32, HOST
 
 # The modules of dispatch/device that call the driver.
@@ -126,7 +126,7 @@ def stand_in(monkeypatch):
 
     def install(count):
         made = module.StandIn(count)
-        for caller in (*DEVICE, cuda_executor, cuda_graph, graph_nodes, plan_relocation, relocated_graph, refit):
+        for caller in (*DEVICE, cuda_executor, cuda_graph, graph_nodes, launches, plan_relocation, relocated_graph, refit):
             monkeypatch.setattr(caller, "driver", made)
         stream.exchange_mode.cache_clear()
         return made

@@ -367,19 +367,19 @@ def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkey
                 lost.append(driver.cuCtxSynchronize.unchecked())  # what another library may do meanwhile
 
         monkeypatch.setattr(kind, "enqueue", ended)
-        for losses, replays in ((2, 1), (1000, 0), (0, 1)):
-            plan.graphs.clear()
-            plan.seen.clear()
+        executor = dev.executor()
+        for losses, why in ((1000, "its captures are ended by other libraries again and again"), (2, ""), (0, "")):  # noqa: B007  # of `ended`
+            plan.relocation = plan.launch = None
             lost.clear()
+            assert executor.relocate(plan, request.arguments({})) == why
             for _ in range(2):
                 out.copy_from(np.full((64, 64), np.nan))
                 dp.run(request)
                 assert np.allclose(out.numpy(), right, atol=1e-3)
-            assert (len(plan.graphs), len(lost)) == (replays, min(losses, 3))
+            assert (plan.launch is None) == bool(why)
         call = dp.prepare(request)
         losses = 1000
         lost.clear()
-        plan.graphs.clear()
         unrecorded = dp.prepare(request)
         for one in (call, unrecorded):
             out.copy_from(np.full((64, 64), np.nan))
@@ -405,10 +405,10 @@ def test_an_error_while_recording_leaves_the_executor_usable(dev, rng, monkeypat
                 with pytest.raises(type(error)):
                     dp.matmul(a, a, out=out)
             assert executor.target.value == target
-        for _ in range(3):
+        for _ in range(100):
             out.copy_from(np.full((64, 64), np.nan))
             assert np.allclose(dp.matmul(a, a, out=out).numpy(), right, atol=1e-3)
-        assert plan.graphs
+        assert plan.launch
 
 
 # -- the end of the process -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Bound and one-shot calls on the GPU: recorded graphs stay right when pointers, memory, streams and threads change."""
+"""Bound and one-shot calls on the GPU: graphs stay right when pointers, memory, streams and threads change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.execute import cuda_executor
-from dispatch.execute.cuda_graph import GraphExec
+from dispatch.execute import plan_relocation
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -41,11 +40,11 @@ def plan_of(request: dp.MatmulRequest) -> Plan:
 
 
 @pytest.mark.parametrize("way", ["matmul", "run"])
-def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng, way):
+def test_the_first_calls_are_the_librarys_later_ones_relocated_and_all_are_right(dev, rng, way):
     a, b, out = operand(dev, rng, N, N), operand(dev, rng, N, N), dev.empty((N, N))
-    expected, recorded = product(a, b), []
+    expected, launched = product(a, b), []
     with dev.stream():  # an executor of its own, with no plans yet
-        for _ in range(4):
+        for _ in range(100):
             out.copy_from(np.full((N, N), np.nan))
             request = dp.MatmulRequest(a, b, out=out)
             if way == "run":
@@ -56,9 +55,11 @@ def test_the_first_call_is_plain_the_second_recorded_and_all_are_right(dev, rng,
                 (short,) = dev.executor().shortcuts.values()
                 plan = short.plan
             assert close(out, expected)
-            recorded.append(len(plan.graphs))
-    assert recorded == [0, 1, 1, 1]
-    assert all(isinstance(graph, GraphExec) for graph in plan.graphs.values())
+            launched.append(plan.launch is not None)
+    assert launched == sorted(launched)
+    assert not launched[plan_relocation.FIRST - 1]
+    assert launched[-1]
+    assert plan.relocation.why == ""
 
 
 def test_a_replay_reads_its_operands_anew(dev, rng):
@@ -128,16 +129,17 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "MAX_GRAPHS", 4)
+    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 4)
+    monkeypatch.setattr(plan_relocation, "FIRST", 2)
+    monkeypatch.setattr(plan_relocation, "EVERY", 1)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
     with dev.stream():
         bound = dp.prepare(dp.MatmulRequest(a, b, out=poisoned(dev, N, N)))
-        outs = [poisoned(dev, N, N) for _ in range(12)]
-        plan = plan_of(dp.MatmulRequest(a, b, out=outs[0]))
-        for out in outs * 3:
-            dp.matmul(a, b, out=out)
-        assert len(plan.graphs) <= 4
-        assert all(close(out, product(a, b)) for out in outs)
+        works = [(a[:rows], poisoned(dev, rows, N)) for rows in range(2, N, 5) for _ in range(2)]
+        for x, out in works * 12:
+            dp.matmul(x, b, out=out)
+        assert dev.executor().relocation_stats()["relocated"] == 4
+        assert all(close(out, product(x, b)) for x, out in works)
         assert close(bound(), product(a, b))
 
 

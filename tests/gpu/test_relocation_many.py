@@ -220,6 +220,7 @@ def test_words_that_predict_nothing_are_refused(dev, rng, monkeypatch):
         return mutate(tuple(real(*given)), "two operands exchanged", A, B)
 
     monkeypatch.setattr(plan_relocation, "learn", learn)
+    monkeypatch.setattr(plan_relocation, "_words", {})
     with dev.stream():
         many = mutated_work(dev, rng)
         executor = dev.executor()

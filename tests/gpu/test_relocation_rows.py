@@ -2,7 +2,8 @@
 
 A row's cases are laid out at random, each operand exactly as aligned as its layout promises, between guard bytes, and
 run by the library's own call and by the relocated graph, in random order with several launches in flight. At the end a
-table tells which rows are relocatable, and why the others are not; RELOCATION_JSON names a file for the figures.
+table tells which rows are relocatable, and why the others are not; RELOCATION_JSON names a file for the figures, one
+for each of several processes.
 CUTLASS's rows, whose kernels compile for half a minute each, have a test of their own: `-k "not cutlass"` leaves it
 out.
 """
@@ -46,7 +47,8 @@ def _summary(request):
         return
     target = os.environ.get("RELOCATION_JSON")
     if target:
-        Path(target).write_text(json.dumps(FOUND, indent=1) + "\n", encoding="utf-8")
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # each has rows of its own
+        Path(target + worker).write_text(json.dumps(FOUND, indent=1) + "\n", encoding="utf-8")
     capturing = request.config.pluginmanager.getplugin("capturemanager")
     with capturing.global_and_fixture_disabled():
         print(f"\n{summary()}", flush=True)

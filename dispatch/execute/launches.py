@@ -1,0 +1,66 @@
+"""How an executor launches graphs on its stream: with the interpreter's lock or without, and in which context."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cudabind import driver
+from dispatch.device.stream import NULL_CONTEXT
+from dispatch.execute.cuda_graph import launcher
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from dispatch.device.stream import Stream
+
+__all__ = ["Launches"]
+
+MOST = 200  # launches, each of which memory may be allocated and freed with on the same stream
+
+
+class Launches:
+    """The launches on one stream, which hold the interpreter's lock as long as the stream surely has room for them.
+
+    Threads that let go of the lock for each launch wait for each other to have it back: 16 threads launched 0.43 of
+    what one did (H100). But a launch that waits for room must not hold it (cudabind.driver.BOUNDED), which is so where
+    about a thousand are outstanding. `left` counts down from far less, and begins anew once the stream was seen to be
+    done. Of other libraries' streams nobody knows what is on them.
+    """
+
+    __slots__ = ("_query", "_stream", "_target", "left")
+
+    def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
+        self._stream, self._target = stream, target
+        self._query: Callable[[], int] | None = None
+        self.left = MOST
+
+    def of(self, executable: ctypes.c_void_p, nodes: int, *, holds_gil: bool) -> Callable[[], int]:
+        """The launch of an executable graph of so many nodes; `holds_gil`: whoever calls it sees to the room."""
+        if holds_gil or self._stream.external:
+            launch = launcher(executable, self._target, holds_gil=holds_gil)
+            context = self._stream.context
+            return launch if context is NULL_CONTEXT else partial(launch_on_default, context, launch)
+        holding, free = (launcher(executable, self._target, holds_gil=holds) for holds in (True, False))
+
+        def launch_in_room() -> int:
+            self.left -= nodes
+            return holding() if self.left > 0 or self._is_renewed() else free()
+
+        return launch_in_room
+
+    def _is_renewed(self) -> bool:
+        if self._query is None:
+            self._query = partial(driver.cuStreamQuery.unchecked_holding_gil, self._target)
+        if self._query():  # it has work, or a fault that the launch will tell of
+            return False
+        self.left = MOST
+        return True
+
+
+def launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
+    """Launch on a default stream, which is the executor's only in its device's context."""
+    with context:
+        return launch()
