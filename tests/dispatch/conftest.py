@@ -126,7 +126,16 @@ def stand_in(monkeypatch):
 
     def install(count):
         made = module.StandIn(count)
-        for caller in (*DEVICE, cuda_executor, cuda_graph, graph_nodes, launches, plan_relocation, relocated_graph, refit):
+        for caller in (
+            *DEVICE,
+            cuda_executor,
+            cuda_graph,
+            graph_nodes,
+            launches,
+            plan_relocation,
+            relocated_graph,
+            refit,
+        ):
             monkeypatch.setattr(caller, "driver", made)
         stream.exchange_mode.cache_clear()
         return made
