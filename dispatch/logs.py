@@ -22,6 +22,7 @@ EVENTS = {  # what is logged, with the level: a failed request is its future's t
     "queue full": 20,
     "no status": 30,
     "not cached": 30,
+    "not relocated": 30,
     "circuit opened": 40,
     "device lost": 40,
 }

@@ -7,7 +7,6 @@ the rest of them and one at the addresses of a real call. Later calls are compar
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ from dispatch.execute.cuda_graph import instantiated
 from dispatch.execute.graph_nodes import Nodes, NotRelocatable
 from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph
 from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
+from dispatch.logs import log
 
 if TYPE_CHECKING:
     import ctypes
@@ -186,7 +186,7 @@ class PlanRelocation:
         self._refuse(plan, None, why)
         executor.relocations.drop(graph)
         executor.relocations.differed += 1
-        logging.getLogger("dispatch").warning("%s is called by its library from now on: %s", plan.row.name, why)
+        log("not relocated", {"row": plan.row.name, "cause": why})
 
 
 _words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan

@@ -203,6 +203,15 @@ def test_a_process_may_be_forked_at_any_moment(kind):
     run(STORM.replace("{jobs}", jobs).replace("{each}", "2").replace("{count}", "8"))
 
 
+def test_a_product_imports_no_logging():
+    """Its lock would be taken before ours at a fork, and by imports while ours are held."""
+    run("""
+product()
+assert "logging" not in sys.modules
+print("fine")
+""")
+
+
 ROOMS = """
 ends = []
 results = []
