@@ -134,6 +134,10 @@ class Executor:
         """Run a plan at some addresses, behind all uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 
+    def relocation_stats(self) -> dict[str, int]:
+        """What became of the calls of its plans, by name; nothing on the host."""
+        return {}
+
     def failed(self, status: int) -> NoReturn:
         """Raise what a launch ended in."""
         raise Closed(f"an executor without a GPU was given status {status}")

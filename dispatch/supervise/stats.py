@@ -6,6 +6,7 @@ they go.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,10 @@ class WorkerStats:
 class Stats:
     """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds.
 
-    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `bytes_in_use` is
+    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `relocation` says
+    of the plans on a GPU's streams how many calls are launched as graphs at any addresses ("relocated") and the bytes
+    of their parameters, how many keep their library's own call ("refused"), and how many later calls were compared with
+    it ("checked") and "differed"; empty on the host and of workers in other processes. `bytes_in_use` is
     the memory of the device's tensors; None where it is NumPy's own (host, threads). `generation` is the number of the
     present child.
     """
@@ -46,6 +50,7 @@ class Stats:
     p50: float | None
     p90: float | None
     p99: float | None
+    relocation: dict[str, int]
     workers: tuple[WorkerStats, ...]
 
 
@@ -68,5 +73,15 @@ def count(pool: WorkerPool) -> Stats:
         p50=p50,
         p90=p90,
         p99=p99,
+        relocation=_relocation(pool),
         workers=workers,
     )
+
+
+def _relocation(pool: WorkerPool) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for queue in pool.queues:
+        executor = None if queue.worker is None else queue.worker.executor
+        if executor is not None:
+            found.update(executor.relocation_stats())
+    return dict(found)

@@ -87,11 +87,16 @@ def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which row carries a request out, and why those before it do not."""
+    """Which row carries a request out, and why those before it do not.
+
+    `launch` says how its plan on the current stream is launched, where it has run there: as one graph at any addresses,
+    or by its library, and why.
+    """
 
     request: str
     row: Row
     refusals: tuple[tuple[str, tuple[Refusal, ...]], ...]
+    launch: str = ""
 
     def __str__(self) -> str:
         row = self.row
@@ -106,6 +111,7 @@ class Explanation:
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",
             *([f"   NaN and infinities: {row.nonfinite}"] if row.nonfinite else []),
+            *([f"   {self.launch}"] if self.launch else []),
         ]
         return "\n".join(lines)
 
@@ -120,4 +126,16 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
     chosen = select(request, where, versions)
     before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
     refused = tuple((row.name, tuple(why)) for row, why in before if row.on(where))
-    return Explanation(request.describe(), chosen, refused)
+    launch = _launch(request) if where == request.device.arch else ""
+    return Explanation(request.describe(), chosen, refused, launch)
+
+
+def _launch(request: Request) -> str:
+    """How the plan that a request has on the current stream is launched; "" where it has none there."""
+    plan = request.device.executor().plans.get((type(request), *request.key()))
+    if plan is None or plan.relocation is None:
+        return ""
+    why, nodes = plan.relocation.why, plan.relocation.nodes
+    if why:
+        return f"launched by its library: {why}"
+    return f"launched as a graph of {nodes} node{'s' if nodes > 1 else ''}, at any addresses"
