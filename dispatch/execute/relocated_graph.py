@@ -36,14 +36,23 @@ SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word
 class Executable:
     """A captured graph and its executable one, which end with it, and what its launches count."""
 
-    __slots__ = ("_end", "graph", "handle", "launches", "status", "until_check")
+    __slots__ = ("_end", "begun", "graph", "handle", "status", "until_check")
 
     def __init__(self, graph: ctypes.c_void_p, handle: int) -> None:
         self.graph, self.handle = graph, ctypes.c_void_p(handle)
         self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
-        self.launches = 0  # at other addresses than the one before
         self.status = 0  # of a node that takes no other parameters
-        self.until_check = FIRST_CHECK
+        self.begun = self.until_check = FIRST_CHECK  # launches until the next comparison, and as it began
+
+    @property
+    def launches(self) -> int:
+        """Those at other addresses than the one before."""
+        return self.begun - self.until_check
+
+    def compare_after(self, launches: int) -> None:
+        """Set when the next comparison is due."""
+        self.begun += launches - self.until_check
+        self.until_check = launches
 
     def __del__(self) -> None:
         if sys.is_finalizing():
@@ -124,7 +133,7 @@ class RelocatedGraph:
 
     def compared(self) -> None:
         """Note that a call was compared with the library's; the next comparison comes after eight times as many."""
-        self.counts.until_check = min(8 * max(self.counts.launches, FIRST_CHECK), LAST_CHECK)
+        self.counts.compare_after(min(8 * max(self.counts.launches, FIRST_CHECK), LAST_CHECK))
 
     @property
     def nbytes(self) -> int:
@@ -147,12 +156,16 @@ def make(counts):
         busy = True
         try:
             if arguments != at{other_zero}:
-                if counts.until_check <= 0 or not fits(arguments):
+                {new}, = arguments
+                if counts.until_check <= 0 or {misfit}:
                     return MISFIT
                 counts.until_check -= 1
-                counts.launches += 1
-                last, at = at, None
-                set_parameters(arguments, last, True)
+                if at is None:
+                    {nothing} = None
+                else:
+                    {old}, = at
+                at = None
+{setting}
                 at = arguments
             return run()
         except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
@@ -167,22 +180,15 @@ def make(counts):
         {new}, = arguments
         return not ({misfit})
 
-    def set_parameters(arguments, last, is_set):
-        {new}, = arguments
-        if last is None:
-            {nothing} = None
-        else:
-            {old}, = last
-{writing}
-
     def write(arguments):
         nonlocal at, busy
         if busy:
             return False
         busy = True
         try:
-            at = None
-            set_parameters(arguments, None, False)
+            at = {nothing} = None
+            {new}, = arguments
+{writing}
         finally:
             busy = False
         return True
@@ -198,26 +204,31 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
     Only the words of arguments that are others than at the launch before are written, and only nodes with such words
     are set. Plans of one kernel have the same words, and so the same code.
     """
-    changed = sorted({word.node for word in words})
     new, old = (", ".join(f"{letter}{place}" for place in range(len(form.kinds))) for letter in "xy")
-    writing = []
-    for node in changed:
+    writing: list[str] = []
+    setting: list[str] = []
+    nodes = sorted({word.node for word in words})
+    for node in nodes:
         own = [word for word in words if word.node == node]
         following = sorted({word.argument for word in own})
         lines = []
         for place in following:
             lines.append(f"if x{place} != y{place}:")
             lines += [f"    {_statement(word, form, places)}" for word in own if word.argument == place]
-        is_other = " or ".join(f"x{place} != y{place}" for place in following)
-        lines += ["if is_set:", f"    status = put_{node}()", "    if status: raise NotSet(status)"]
-        writing += [f"if {is_other}:", *(f"    {line}" for line in lines)] if len(changed) > 1 else lines
+        writing += lines
+        lines += [f"status = put_{node}()", "if status: raise NotSet(status)"]
+        if len(nodes) > 1:
+            is_other = " or ".join(f"x{place} != y{place}" for place in following)
+            lines = [f"if {is_other}:", *(f"    {line}" for line in lines)]
+        setting += lines
     source = TEMPLATE.format(
         new=new,
         old=old,
         misfit=" or ".join(_misfits(form)) or "False",
         other_zero="".join(f" or {test}" for test in _other_zeros(form, "arguments[{}]")),
         nothing=" = ".join(f"y{place}" for place in range(len(form.kinds))),
-        writing="\n".join(f"        {line}" for line in writing) or "        pass",
+        setting="\n".join(f"{' ' * 16}{line}" for line in setting),
+        writing="\n".join(f"{' ' * 12}{line}" for line in writing),
     )
     return compile(source, "<relocated graph>", "exec")
 
@@ -227,7 +238,9 @@ def _misfits(form: Form) -> list[str]:
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         if kind is not int and number is not None:
-            tests.append(f"x{place} != fixed_{place}")
+            tests.append(
+                f"x{place} is not fixed_{place} and x{place} != fixed_{place}"
+            )  # the usual ones are one object
         elif kind is not int:
             tests.append(f"x{place} == 0 or x{place} == 1")
             if kind is float:
@@ -247,7 +260,8 @@ def _other_zeros(form: Form, name: str) -> list[str]:
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         given = name.format(place)
         if kind is float and number == 0:
-            tests.append(f"copysign(1.0, {given}) {'>' if math.copysign(1, number.real) < 0 else '<'} 0")
+            sign = ">" if math.copysign(1, number.real) < 0 else "<"
+            tests.append(f"{given} is not fixed_{place} and copysign(1.0, {given}) {sign} 0")
         elif kind is complex and number is not None:
             tests.append(f"repr(complex({given})) != {repr(complex(number))!r}")
     return tests

@@ -111,6 +111,11 @@ def fits_all_numbers(form):
     return [test for test in misfits(form) if "fixed" not in test]
 
 
+def c_alone_is_apart(self):
+    return tuple(pair for pair in pairs(self) if pair[1] not in "ab")
+
+
+pairs = shortcut.Form.pairs.fget
 misfits = relocated_graph._misfits
 enqueue = cublaslt.CublasLtPlan.enqueue
 
@@ -121,20 +126,14 @@ def numbers_of_the_first_call(self, arguments):
     return enqueue(self, arguments)
 
 
-def any_out(self, *operands):
-    reads, writes = uses(self, *operands)
-    return tuple(tensor for tensor in reads if tensor is not operands[-1]), writes
-
-
-uses = shortcut.Shortcut.uses
 MUTATIONS = {  # what is broken, and the calls that show it
     "patterns of all epilogues": (shortcut, "_pattern", pattern_of_all, PLAIN | {"epilogue": dp.Epilogue.BGRADB}),
     "any dtype": (shortcut, "_kind", untyped, PLAIN | {"dtypes": FLOATS, "epilogue": dp.Epilogue.NONE}),
     "graphs of other numbers": (relocated_graph, "_misfits", fits_all_numbers, {}),
     "numbers of the first call": (cublaslt.CublasLtPlan, "enqueue", numbers_of_the_first_call, {}),
     "any number": (shortcut.Shortcut, "takes", lambda *_: True, {}),
-    "outputs over operands": (matmul, "may_overlap", lambda *_: False, SQUARE),
-    "an operand that is the output": (shortcut.Shortcut, "uses", any_out, SQUARE),
+    "outputs over operands": (shortcut, "bounds_of", lambda *_: (0, 0, None), SQUARE),
+    "an operand that is the output": (shortcut.Form, "pairs", property(c_alone_is_apart), SQUARE),
 }
 
 
@@ -142,12 +141,15 @@ MUTATIONS = {  # what is broken, and the calls that show it
 def test_a_memory_that_is_broken_is_found(gpu, mutation, monkeypatch):
     *patch, fixed = mutation
     monkeypatch.setattr(*patch)
-    relocated_graph._code.cache_clear()
+    caches = relocated_graph._code, shortcut._maker
+    for made in caches:
+        made.cache_clear()
     try:
         with pytest.raises(Difference):
             called(gpu, 0, 8000, fixed=fixed)
     finally:
-        relocated_graph._code.cache_clear()
+        for made in caches:
+            made.cache_clear()
 
 
 # -- beside the sequences -------------------------------------------------------------------------------------------

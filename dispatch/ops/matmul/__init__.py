@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.overlap import may_overlap
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
 from dispatch.keys import Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
-from dispatch.ops.matmul.shortcut import recognize, remember
+from dispatch.ops.matmul.shortcut import UNFIT, recognize, remember
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -150,32 +149,13 @@ def _matmul(
             key, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
-    if shortcut.unallocated:
-        made = {name: executor.empty(*wanted) for name, wanted in shortcut.unallocated.items()}
-        out, aux, bgrad = made.get("out", out), made.get("aux", aux), made.get("bgrad", bgrad)
-    arguments = (
-        a.ptr,
-        b.ptr,
-        c.ptr if c is not None else out.ptr if beta else 0,  # type: ignore[union-attr]  # out was given or made
-        0 if bias is None else bias.ptr,
-        0 if aux is None else aux.ptr,
-        0 if bgrad is None else bgrad.ptr,
-        out.ptr,  # type: ignore[union-attr]
-        # As a request has them: an int would be an address, and -0.0 is 0. Tensors are not taken.
-        (alpha or 0.0) * 1.0,  # type: ignore[operator]
-        (beta or 0.0) * 1.0 if beta is not None else 0.0 if c is None else 1.0,  # type: ignore[operator]
-        *shortcut.scale_arguments,
-    )
-    reads, writes = shortcut.uses(a, b, c, bias, aux, bgrad, out)
-    if may_overlap(reads, writes):  # a request looks closely, and explains
+    result = shortcut.run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)
+    if result is UNFIT:
         return _by_request(
             None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
-    executor.enqueue(shortcut.plan, arguments, reads, writes)
-    if not shortcut.several:
-        return out
-    return tuple(tensor for tensor in (out, aux if shortcut.aux_written else None, bgrad) if tensor is not None)
+    return result
 
 
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:

@@ -8,9 +8,12 @@ to a request, which validates and explains. This module launches nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.operand_checks import MAX_EXTENT
+from dispatch.core.overlap import may_overlap
+from dispatch.core.remembered import bounds_of
 from dispatch.core.row import accepts
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
@@ -28,48 +31,86 @@ from dispatch.ops.matmul.rules import (
 from dispatch.ops.matmul.scales import NO_SCALES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Plan
     from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
+__all__ = ["MAX_SHORTCUTS", "UNFIT", "Shortcut", "recognize", "remember"]
 
 MAX_SHORTCUTS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call
 MAX_WHOLE = 2**31 - 1  # numbers that are ints are taken up to here, where every type of alpha and beta holds them
-Uses = tuple[Tensor, ...]
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
-OPERANDS = 7
+OPERANDS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
+BETA = len(OPERANDS) + 1  # the place in a key of whether beta is 0
+UNFIT = object()  # what a Shortcut's `run` gives back where a request is to be made, which looks closely and explains
+
+
+class Form(NamedTuple):
+    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+
+    given: tuple[str, ...]  # of OPERANDS
+    made: tuple[str, ...]  # the outputs that are allocated
+    aux_written: bool
+    has_beta: bool  # whether it was given
+    adds_out: bool  # whether D is C, for there is none and beta is not 0
+    scaled: bool  # whether there are factors, or largest magnitudes
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The outputs, in the order in which they are given back."""
+        there = {*self.given, *self.made}
+        return tuple(name for name in ("out", "aux", "bgrad") if name in there and (name != "aux" or self.aux_written))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(name for name in self.given if name not in self.writes)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each output that was given, with every other operand that was."""
+        written = [name for name in self.writes if name in self.given]
+        return tuple(
+            (one, other) for place, one in enumerate(written) for other in (*self.reads, *written[place + 1 :])
+        )
 
 
 class Shortcut:
-    """What `matmul` must know of a plan to run it again without making a request."""
+    """What `matmul` must know of a plan to run it again without making a request.
 
-    __slots__ = (
-        "aux_written",
-        "bare",
-        "plan",
-        "scale_arguments",
-        "scale_reads",
-        "scale_writes",
-        "several",
-        "unallocated",
-        "whole",
-    )
+    `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` does, and gives back what the request would, or UNFIT.
+    """
 
-    def __init__(self, plan: Plan, request: MatmulRequest) -> None:
+    __slots__ = ("_form", "plan", "run", "whole")
+
+    run: Callable[..., Any]
+
+    def __init__(self, plan: Plan, request: MatmulRequest, key: Key) -> None:
         self.plan = plan
-        self.aux_written = request.plain_epilogue.writes_aux
-        self.several = self.aux_written or request.plain_epilogue.writes_bgrad
-        self.unallocated = request.unallocated()
         self.whole = request.a.dtype is I8
-        self.bare = {name for name, _, _ in request.tensors()} <= {"a", "b", "out"} and not self.several
         factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
-        self.scale_reads = tuple(t for t, written in factors if not written)
-        self.scale_writes = tuple(t for t, written in factors if written)
-        self.scale_arguments = request.scale_arguments()
+        made = request.unallocated()
+        given = {name: layout for name, layout in zip(OPERANDS, key, strict=False) if layout is not None}
+        self._form = Form(
+            given=tuple(given),
+            made=tuple(made),
+            aux_written=request.plain_epilogue.writes_aux,
+            has_beta=key[BETA] is not None,
+            adds_out=request.c is None and bool(key[BETA]),
+            scaled=bool(request.scale_arguments()),
+        )
+        reads = tuple(tensor for tensor, written in factors if not written)
+        writes = tuple(tensor for tensor, written in factors if written)
+        self.run = self._made(given, made, reads, writes, request.scale_arguments())
+
+    def _made(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
+        bounds = [bounds_of(layouts[one], layouts[other]) for one, other in self._form.pairs]
+        return _maker(self._form)(self.plan, outputs, bounds, *factors)
 
     def takes(self, alpha: Any, beta: Any) -> bool:
         """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
@@ -79,33 +120,69 @@ class Shortcut:
             return False
         return not self.whole or (_is_whole(alpha) and (beta is None or _is_whole(beta)))
 
-    def uses(self, a: Any, b: Any, c: Any, bias: Any, aux: Any, bgrad: Any, out: Any) -> tuple[Uses, Uses]:
-        """The tensors that are read and those that are written."""
-        if self.bare:
-            return (a, b), (out,)
-        read, written = (None, aux) if self.aux_written else (aux, None)
-        # C alone may be D: another operand that is D must be seen to overlap it.
-        reads = tuple(t for t in (a, b, None if c is out else c, bias, read) if t is not None)
-        writes = tuple(t for t in (out, written, bgrad) if t is not None)
-        return (*reads, *self.scale_reads), (*writes, *self.scale_writes)
-
-    def resized(self, plan: Plan, shape: tuple[int, int]) -> Shortcut:
+    def resized(self, plan: Plan, shape: tuple[int, int], dtype: Dtype, layouts: dict[str, Layout]) -> Shortcut:
         """The same for a plan of other extents, of a request without scales that writes nothing but D."""
         twin = Shortcut.__new__(Shortcut)
-        twin.plan = plan
-        twin.aux_written, twin.several, twin.whole, twin.bare = self.aux_written, self.several, self.whole, self.bare
-        twin.scale_reads = twin.scale_writes = twin.scale_arguments = ()
-        twin.unallocated = {name: (shape, (shape[1], 1), dtype) for name, (_, _, dtype) in self.unallocated.items()}
+        twin.plan, twin.whole, twin._form = plan, self.whole, self._form
+        twin.run = twin._made(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
         return twin
+
+
+@cache
+def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+    """The function that makes the `run` of a plan, with its outputs and bounds: each operand by name, and no loop."""
+    there = (*form.given, *form.made)
+    lines = [f"at_{name} = {name}.ptr" for name in form.given]
+    reads = f"({', '.join(form.reads)}, *scale_reads)" if form.scaled else f"({', '.join(form.reads)})"
+    if "c" in form.given and "out" in form.given:  # C alone may be D
+        others = ", ".join((*(name for name in form.reads if name != "c"), *(["*scale_reads"] if form.scaled else [])))
+        reads = f"({others}) if c is out else {reads}"
+    writes = f"({', '.join(form.writes)}, {'*scale_writes' if form.scaled else ''})"
+    meetings = [f"low_{n} < at_{other} - at_{one} < high_{n}" for n, (one, other) in enumerate(form.pairs)]
+    meetings = [
+        f"c is not out and {test}" if pair == ("out", "c") else test
+        for pair, test in zip(form.pairs, meetings, strict=True)
+    ]
+    if meetings:
+        lines += [f"if {' or '.join(meetings)}:", "    return UNFIT"]
+    lines += [
+        line for name in form.made for line in (f"{name} = executor.empty(*made_{name})", f"at_{name} = {name}.ptr")
+    ]
+    lines += [f"reads, writes = {reads}, {writes}"]
+    if form.scaled:
+        lines += ["if may_overlap(reads, writes):", "    return UNFIT"]
+    # As a request has the numbers: an int would be an address, and -0.0 is 0. The usual ones stay the objects they are.
+    lines += ["if alpha.__class__ is not float or not alpha:", "    alpha = (alpha or 0.0) * 1.0"]
+    if form.has_beta:
+        lines += ["if beta.__class__ is not float or not beta:", "    beta = (beta or 0.0) * 1.0"]
+    places = {name: f"at_{name}" if name in there else "0" for name in OPERANDS}
+    if form.adds_out:
+        places["c"] = "at_out"
+    beta = "beta" if form.has_beta else "1.0" if "c" in there else "0.0"
+    arguments = [*(places[name] for name in OPERANDS), "alpha", beta, *(["*scale_arguments"] if form.scaled else [])]
+    lines += [f"executor.enqueue(plan, ({', '.join(arguments)}), reads, writes)"]
+    lines += [f"return {form.writes[0]}" if len(form.writes) == 1 else f"return ({', '.join(form.writes)})"]
+    source = [
+        "def make(plan, made, bounds, scale_reads, scale_writes, scale_arguments):",
+        *(f"    made_{name} = made['{name}']" for name in form.made),
+        *(f"    low_{n}, high_{n}, _ = bounds[{n}]" for n in range(len(form.pairs))),
+        f"    def run(executor, {', '.join(OPERANDS)}, alpha, beta):",
+        *(f"        {line}" for line in lines),
+        "    return run",
+    ]
+    scope: dict[str, Any] = {"UNFIT": UNFIT, "may_overlap": may_overlap}
+    exec("\n".join(source), scope)
+    made: Callable[..., Callable[..., Any]] = scope["make"]
+    return made
 
 
 class Pattern:
     """The first call of many that differ in extents alone: two axes each, D the only output, no C and no scales."""
 
-    __slots__ = ("_plan", "_shortcut")
+    __slots__ = ("_dtype", "_plan", "_shortcut")
 
-    def __init__(self, plan: CublasLtPlan, shortcut: Shortcut) -> None:
-        self._plan, self._shortcut = plan, shortcut
+    def __init__(self, plan: CublasLtPlan, shortcut: Shortcut, dtype: Dtype) -> None:
+        self._plan, self._shortcut, self._dtype = plan, shortcut, dtype
 
     def resized(self, a: Layout, b: Layout, bias: Layout | None, out: Layout | None) -> Shortcut | None:
         """The shortcut for other extents; None where they do not fit each other, or the library refuses them."""
@@ -124,7 +201,9 @@ class Pattern:
             plan = self._plan.resized(known._replace(a=first, b=second, c=d, d=d, bias_alignment=alignment))
         except Refused:
             return None
-        return self._shortcut.resized(plan, shape)
+        given = {"a": a, "b": b, "bias": bias, "out": out}
+        present = {name: layout for name, layout in given.items() if layout is not None}
+        return self._shortcut.resized(plan, shape, self._dtype, present)
 
 
 def _matrix(layout: Layout) -> Matrix:
@@ -141,7 +220,7 @@ def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
     pattern = None if name is None else executor.patterns.get(name)
     if pattern is None or executor.closed:
         return None
-    a, b, _, bias, _, _, out = key[:OPERANDS]
+    a, b, _, bias, _, _, out = key[: len(OPERANDS)]
     for other in (b, bias, out):
         if other is not None and other.device is not a.device:
             return None
@@ -156,11 +235,11 @@ def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
     plan = request.bound.plan
     if isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor):
         return  # its plan reads them on the device, and the key does not tell them from numbers
-    shortcut = Shortcut(plan, request)
+    shortcut = Shortcut(plan, request, key)
     _keep(executor.shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
     if name is not None and name not in executor.patterns and _is_sizeless(executor, request):
-        _keep(executor.patterns, name, Pattern(plan, shortcut), MAX_PATTERNS)
+        _keep(executor.patterns, name, Pattern(plan, shortcut, request.d_dtype), MAX_PATTERNS)
 
 
 def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
@@ -189,12 +268,12 @@ ROW, COLUMN, LINE = range(3)
 
 def _pattern(key: Key) -> tuple[Any, ...] | None:
     """What of a call's key is neither an extent nor a step; None for a call that has no pattern."""
-    a, b, c, bias, aux, bgrad, out = key[:OPERANDS]
-    epilogue = key[OPERANDS]
+    a, b, c, bias, aux, bgrad, out = key[: len(OPERANDS)]
+    epilogue = key[len(OPERANDS)]
     if c is not None or aux is not None or bgrad is not None or epilogue.writes_aux or epilogue.writes_bgrad:
         return None  # what is written beside D has a shape and steps of its own
     kinds = (_kind(a), _kind(b), _kind(bias), _kind(out))
-    return None if None in kinds else (*kinds, *key[OPERANDS:])
+    return None if None in kinds else (*kinds, *key[len(OPERANDS) :])
 
 
 def _kind(layout: Layout | None) -> tuple[Any, ...] | None:
