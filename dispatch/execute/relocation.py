@@ -4,13 +4,15 @@ A capture reads no memory, so a plan can be captured at any addresses of the rig
 enqueues then differ in words that are an operand's address plus a constant (those inside tensor maps, too), or a number
 that was given by value. `learn` finds these words in some captures and gives them only where they predict others to the
 last byte; all else keeps the library's own call. relocated_graph.py launches with them, plan_launch.py says when what
-is learnt. This module calls nothing but struct.
+is learnt. This module calls no library and no driver.
 """
 
 from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from dispatch.execute.graph_nodes import Node, NotRelocatable
 
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument
 
-__all__ = ["LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up"]
+__all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up"]
 
 LEARNT = 3  # captures that words are found in
 PROVING = 2  # that they must predict, at least
 MOST_ALIGNED = 256  # bytes: what layouts promise at most
 LOWEST, HIGHEST = 1 << 33, 1 << 46  # made-up addresses
 SPECIAL = (0.0, 1.0)  # numbers that libraries take another way for
+COMPLEX = (complex, np.complexfloating)  # a np.complex64 is no complex
+MOST_WHOLE = 1 << 11  # whole numbers below are the same in every format, f16 included
 ADDRESS, LOW, REAL, IMAGINARY, WHOLE = range(5)
 WRAP, HALF = 1 << 64, 1 << 32
 
@@ -71,7 +75,7 @@ class Form(NamedTuple):
         """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone."""
         first: dict[Argument, int] = {}
         kinds = tuple(
-            int if type(argument) is int else complex if isinstance(argument, complex) else float
+            int if type(argument) is int else complex if isinstance(argument, COMPLEX) else float
             for argument in arguments
         )
         fixed = tuple(
@@ -123,10 +127,10 @@ def _address(real: int, rng: random.Random) -> int:
 
 
 def _number(real: Argument, rng: random.Random) -> Argument:
-    if type(real) is complex:
+    if isinstance(real, COMPLEX):
         return complex(rng.uniform(-9, 9), rng.uniform(-9, 9))
     whole = float(real.real).is_integer()  # integers' products may take no others
-    return float(rng.randrange(2, 1 << 20)) if whole else rng.uniform(-9, 9)
+    return float(rng.randrange(2, MOST_WHOLE)) if whole else rng.uniform(-9, 9)
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
@@ -169,25 +173,28 @@ def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Arg
     size = len(found[0]) // 4 * 4
     if any(image[size:] != found[0][size:] for image in found):
         raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes follow nothing that is known")
-    halves = zip(*(struct.unpack_from(f"<{size // 4}I", image) for image in found), strict=True)
-    differing = [4 * place for place, these in enumerate(halves) if len(set(these)) > 1]
+    halves = zip(*(struct.unpack_from(f"<{size // 2}H", image) for image in found), strict=True)
+    differing = [2 * place for place, these in enumerate(halves) if len(set(these)) > 1]
     words: list[Word] = []
     known = 0  # the first byte that no word has yet
     for offset in differing:
         if offset < known:
             continue
-        word = _word(number, offset, found, arguments, form)
+        start = offset // 4 * 4
+        word = _word(number, start, known, found, arguments, form) or _half(number, offset, found, arguments, form)
         if word is None:
-            seen = ", ".join(image[offset : offset + 4].hex() for image in found)
-            raise NotRelocatable(f"node {number}: the word at byte {offset} follows no operand and no number ({seen})")
+            seen = ", ".join(image[start : start + 4].hex() for image in found)
+            raise NotRelocatable(f"node {number}: the word at byte {start} follows no operand and no number ({seen})")
         words.append(word)
-        known = offset + struct.calcsize(f"<{word.code}")
+        known = word.offset + struct.calcsize(f"<{word.code}")
     return words
 
 
 def _word(
-    number: int, offset: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
+    number: int, offset: int, known: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
 ) -> Word | None:
+    if offset < known:
+        return None
     if offset + 8 <= len(found[0]):
         wholes = [int.from_bytes(image[offset : offset + 8], "little") for image in found]
         for place in form.operands:
@@ -195,10 +202,10 @@ def _word(
             if len(steps) == 1:
                 return Word(number, offset, "Q", place, ADDRESS, steps.pop())
     for place in form.free:
-        for code, part in (("d", REAL), ("d", IMAGINARY), ("f", REAL), ("f", IMAGINARY), ("i", WHOLE), ("e", REAL)):
-            for at in (offset, offset + 2) if code == "e" else (offset,):
+        for code, part in (("d", REAL), ("d", IMAGINARY), ("f", REAL), ("f", IMAGINARY), ("i", WHOLE)):
+            for at in (offset, offset - 4) if code == "d" else (offset,):  # whole numbers have no lower bits
                 word = Word(number, at, code, place, part)
-                if all(_holds(word, image, given) for image, given in zip(found, arguments, strict=True)):
+                if at >= known and _holds_in_all(word, found, arguments):
                     return word
     halves = [int.from_bytes(image[offset : offset + 4], "little") for image in found]
     for place in form.operands:  # what was left of an address in padding, seen of cuDNN
@@ -206,6 +213,21 @@ def _word(
         if len(steps) == 1:
             return Word(number, offset, "I", place, LOW, steps.pop())
     return None
+
+
+def _half(
+    number: int, offset: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
+) -> Word | None:
+    """A number in half a word, which two of them may share."""
+    for place in form.free:
+        word = Word(number, offset, "e", place, REAL)
+        if _holds_in_all(word, found, arguments):
+            return word
+    return None
+
+
+def _holds_in_all(word: Word, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]]) -> bool:
+    return all(_holds(word, image, given) for image, given in zip(found, arguments, strict=True))
 
 
 def _holds(word: Word, image: bytes, arguments: Sequence[Argument]) -> bool:
