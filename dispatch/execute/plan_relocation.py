@@ -273,17 +273,14 @@ class Learner:
         if graph is None:
             self._note_lost()
             return None
-        try:
-            nodes = Nodes(graph, self._sizes)
-            first = self._captures[0]
-            predicted = images(first.nodes, words, arguments)
-            alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
-            if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
-                raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
-            executable = Executable(graph, instantiated(graph))
-        except BaseException:
-            driver.cuGraphDestroy.unchecked(graph)
-            raise
+        executable = Executable(graph)  # which ends it, whatever comes
+        nodes = Nodes(graph, self._sizes)
+        first = self._captures[0]
+        predicted = images(first.nodes, words, arguments)
+        alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
+        if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
+            raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
+        executable.handle.value = instantiated(graph)
         made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
         if not made.fits(arguments):  # it would be learnt again and again
             raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 from dispatch.device.stream import relaxed
 from dispatch.execute.graph_nodes import setter
-from dispatch.execute.relocation import ADDRESS, HALF, IMAGINARY, LOW, WHOLE, Form, Word
+from dispatch.execute.relocation import ADDRESS, COMPLEX, HALF, IMAGINARY, LOW, WHOLE, Form, Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word
 
 
 class Executable:
-    """A captured graph and its executable one, which end with it, and what its launches count."""
+    """A captured graph, which ends with it, and its executable one, once that is made; and what its launches count."""
 
     __slots__ = ("_end", "begun", "graph", "handle", "status", "until_check")
 
-    def __init__(self, graph: ctypes.c_void_p, handle: int) -> None:
+    def __init__(self, graph: ctypes.c_void_p, handle: int | None = None) -> None:
         self.graph, self.handle = graph, ctypes.c_void_p(handle)
         self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
         self.status = 0  # of a node that takes no other parameters
@@ -59,7 +59,8 @@ class Executable:
             return
         with relaxed():  # the driver frees a graph that is still running once it is done
             end_executable, end_graph = self._end
-            end_executable(self.handle)
+            if self.handle.value is not None:
+                end_executable(self.handle)
             end_graph(self.graph)
 
 
@@ -117,7 +118,9 @@ class RelocatedGraph:
             "is_": raw.cast("i"),
             "fs": raw.cast("f"),
             "half": partial(struct.pack_into, "<e", raw),
+            "double": partial(struct.pack_into, "<d", raw),
             "copysign": math.copysign,
+            "COMPLEX": COMPLEX,
             "run": launch(executable.handle, len(self.nodes)),
             "kept": self._keep,
             "MISFIT": MISFIT,
@@ -153,9 +156,9 @@ def make(counts):
         nonlocal at, busy
         if busy:
             return MISFIT
-        busy = True
         try:
-            if arguments != at{other_zero}:
+            busy = True
+            if arguments != at{other_numbers}:
                 {new}, = arguments
                 if counts.until_check <= 0 or {misfit}:
                     return MISFIT
@@ -184,11 +187,13 @@ def make(counts):
         nonlocal at, busy
         if busy:
             return False
-        busy = True
         try:
+            busy = True
             at = {nothing} = None
             {new}, = arguments
 {writing}
+        except (TypeError, ValueError, OverflowError):
+            return False
         finally:
             busy = False
         return True
@@ -213,19 +218,19 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
         following = sorted({word.argument for word in own})
         lines = []
         for place in following:
-            lines.append(f"if x{place} != y{place}:")
+            lines.append(f"if {_differs(form, place)}:")
             lines += [f"    {_statement(word, form, places)}" for word in own if word.argument == place]
         writing += lines
         lines += [f"status = put_{node}()", "if status: raise NotSet(status)"]
         if len(nodes) > 1:
-            is_other = " or ".join(f"x{place} != y{place}" for place in following)
+            is_other = " or ".join(_differs(form, place) for place in following)
             lines = [f"if {is_other}:", *(f"    {line}" for line in lines)]
         setting += lines
     source = TEMPLATE.format(
         new=new,
         old=old,
         misfit=" or ".join(_misfits(form)) or "False",
-        other_zero="".join(f" or {test}" for test in _other_zeros(form, "arguments[{}]")),
+        other_numbers="".join(f" or {test}" for test in _other_numbers(form)),
         nothing=" = ".join(f"y{place}" for place in range(len(form.kinds))),
         setting="\n".join(f"{' ' * 16}{line}" for line in setting),
         writing="\n".join(f"{' ' * 12}{line}" for line in writing),
@@ -238,15 +243,18 @@ def _misfits(form: Form) -> list[str]:
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         if kind is not int and number is not None:
-            tests.append(
-                f"x{place} is not fixed_{place} and x{place} != fixed_{place}"
-            )  # the usual ones are one object
+            is_other = f"x{place} is not fixed_{place} and"  # the usual ones are one object
+            tests.append(f"{is_other} x{place} != fixed_{place}")
+            if kind is float:
+                tests.append(f"{is_other} isinstance(x{place}, COMPLEX)")
         elif kind is not int:
             tests.append(f"x{place} == 0 or x{place} == 1")
             if kind is float:
-                tests.append(f"isinstance(x{place}, complex)")
+                tests.append(f"isinstance(x{place}, COMPLEX)")
     tests += _other_zeros(form, "x{}")
     operands = form.operands
+    if operands:
+        tests.append(f"not ({' and '.join(f'x{place}' for place in operands)})")
     if len(operands) > FEW:
         tests.append(f"len({{{', '.join(f'x{place}' for place in operands)}}}) != {len(operands)}")
     else:
@@ -267,6 +275,18 @@ def _other_zeros(form: Form, name: str) -> list[str]:
     return tests
 
 
+def _other_numbers(form: Form) -> list[str]:
+    """What tells numbers that are equal to those of the launch before and not the same."""
+    free = [place for place in form.free if form.kinds[place] is complex]
+    return _other_zeros(form, "arguments[{}]") + [f"repr(arguments[{n}]) != repr(at[{n}])" for n in free]
+
+
+def _differs(form: Form, place: int) -> str:
+    """What tells an argument from that of the launch before: a part of a complex one may be -0.0 and have been 0.0."""
+    x, y = f"x{place}", f"y{place}"
+    return f"repr({x}) != repr({y})" if form.kinds[place] is complex else f"{x} != {y}"
+
+
 def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
     """The assignment of a word."""
     place, value = places[word.node] + word.offset, f"x{word.argument}"
@@ -281,6 +301,8 @@ def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
     if word.code == "e":
         return f"half({place}, {value})"
     size = SIZES[word.code]
+    if word.code == "d" and place % size:
+        return f"double({place}, {value})"
     if place % size:  # 8 bytes at a multiple of 4
         return f"t = {value}; Is[{place // 4}] = t & {HALF - 1}; Is[{place // 4 + 1}] = t >> 32"
     view = "is_" if word.code == "i" else f"{word.code}s"

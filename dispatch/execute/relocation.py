@@ -9,6 +9,7 @@ is learnt. This module calls no library and no driver.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,7 +55,8 @@ class Word(NamedTuple):
             return (int(argument.real) + self.step) % HALF
         if self.part == WHOLE:
             return int(argument.real)
-        return argument.imag if self.part == IMAGINARY else argument.real
+        number = argument.imag if self.part == IMAGINARY else argument.real
+        return ctypes.c_float(number).value if self.code == "f" else number  # too large a one is infinity
 
 
 class Form(NamedTuple):

@@ -245,7 +245,7 @@ class MatmulRequest(Request):
         operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
         pointers = tuple(0 if tensor is None else tensor.ptr for tensor in operands)
         # An address is an int and a number never is, so that a plan tells them apart.
-        numbers = tuple(x.ptr if isinstance(x, Tensor) else (x or 0) * 1.0 for x in (self.alpha, self.beta))
+        numbers = tuple(x.ptr if isinstance(x, Tensor) else _number(x) for x in (self.alpha, self.beta))
         return (*pointers, *numbers, *self.scale_arguments())
 
     def addresses(self) -> tuple[str | None, ...] | None:
@@ -260,7 +260,7 @@ class MatmulRequest(Request):
         if self.scales is NO_SCALES:
             return ()
         factors = (getattr(self.scales, name) for name in FACTORS_AND_AMAX)
-        return tuple(x.ptr if isinstance(x, Tensor) else x or 0.0 for x in factors)
+        return tuple(x.ptr if isinstance(x, Tensor) else _number(x) for x in factors)
 
     def tensors(self) -> tuple[Use, ...]:
         return self._uses
@@ -342,3 +342,14 @@ class MatmulRequest(Request):
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(
             [self.plain_epilogue.name, *compute, *modes, *reduced, *library]
         )
+
+
+def _number(given: Any) -> Number:
+    """A number as Python's own float or complex: one of NumPy's equals others that it is not.
+
+    np.float32(0.1) == 0.1. No number is -0.0, which has the plan of 0.0.
+    """
+    number: Number = (given or 0) * 1.0
+    if type(number) is float:
+        return number
+    return complex(number) if isinstance(number, complex) or number.imag else float(number.real)
