@@ -370,6 +370,7 @@ class CudaExecutor(Executor):
 
     def close(self) -> None:
         super().close()
+        self._launches.close()
         self.relocations.clear()
         self._workspace = None
 

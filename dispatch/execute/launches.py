@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cudabind import driver
-from dispatch.device.stream import NULL_CONTEXT
+from dispatch.device.stream import NULL_CONTEXT, relaxed
 from dispatch.execute.cuda_graph import launcher
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Launches"]
 
-MOST = 200  # launches, each of which memory may be allocated and freed with on the same stream
+HALF = 128  # launches, each of which memory may be allocated and freed with on the same stream
 
 
 class Launches:
@@ -26,16 +26,16 @@ class Launches:
 
     Threads that let go of the lock for each launch wait for each other to have it back: 16 threads launched 0.43 of
     what one did (H100). But a launch that waits for room must not hold it (cudabind.driver.BOUNDED), which is so where
-    about a thousand are outstanding. `left` counts down from far less, and begins anew once the stream was seen to be
-    done. Of other libraries' streams nobody knows what is on them.
+    about a thousand are outstanding. `left` counts down from far less; then it begins anew if the GPU is past where it
+    began the time before. Of other libraries' streams nobody knows what is on them.
     """
 
-    __slots__ = ("_query", "_stream", "_target", "left")
+    __slots__ = ("_event", "_stream", "_target", "left")
 
     def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
         self._stream, self._target = stream, target
-        self._query: Callable[[], int] | None = None
-        self.left = MOST
+        self._event: ctypes.c_void_p | None = None  # behind the launches until `left` began
+        self.left = HALF
 
     def of(self, executable: ctypes.c_void_p, nodes: int, *, holds_gil: bool) -> Callable[[], int]:
         """The launch of an executable graph of so many nodes; `holds_gil`: whoever calls it sees to the room."""
@@ -47,17 +47,27 @@ class Launches:
 
         def launch_in_room() -> int:
             self.left -= nodes
-            return holding() if self.left > 0 or self._is_renewed() else free()
+            return holding() if self.left > 0 or self._begins_anew() else free()
 
         return launch_in_room
 
-    def _is_renewed(self) -> bool:
-        if self._query is None:
-            self._query = partial(driver.cuStreamQuery.unchecked_holding_gil, self._target)
-        if self._query():  # it has work, or a fault that the launch will tell of
-            return False
-        self.left = MOST
+    def _begins_anew(self) -> bool:
+        """Whether there is room again: False, too, after a fault, which the launch will tell of."""
+        with relaxed():  # or a capture of another thread would end by the look at an event
+            if self._event is None:
+                self._event = self._stream.device.event()
+            elif driver.cuEventQuery.unchecked_holding_gil(self._event):
+                return False
+            if driver.cuEventRecord.unchecked_holding_gil(self._event, self._target):
+                return False
+        self.left = HALF
         return True
+
+    def close(self) -> None:
+        """Give the event back."""
+        if self._event is not None:
+            self._stream.device.recycle(self._event)
+            self._event = None
 
 
 def launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
