@@ -24,7 +24,7 @@ from dispatch.execute.cuda_graph import GraphExec, capture, recorded
 from dispatch.execute.executor import Executor
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
-from dispatch.execute.plan_relocation import PlanRelocation, Relocations
+from dispatch.execute.plan_relocation import AGAIN, PlanRelocation, Relocations
 from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
@@ -159,6 +159,8 @@ class CudaExecutor(Executor):
                 self.failed(status)
         self.call(plan, arguments)
         relocation.calls += 1
+        if relocation.calls == AGAIN:
+            self.relocations.wait(plan, arguments)
         if relocation.calls >= relocation.due or relocation.graphs:
             relocation.follow(self, plan, arguments)
 
@@ -168,6 +170,9 @@ class CudaExecutor(Executor):
             plan.relocation = PlanRelocation(plan)
         relocation: PlanRelocation = plan.relocation
         return relocation.learn_now(self, plan, arguments)
+
+    def learn(self) -> bool:
+        return self.relocations.learn(self)
 
     def relocation_stats(self) -> dict[str, int]:
         """What became of the plans of this executor: see Relocations.stats."""

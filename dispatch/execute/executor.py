@@ -134,6 +134,10 @@ class Executor:
         """Run a plan at some addresses, behind all uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 
+    def learn(self) -> bool:
+        """Learn a little of its plans, for who has nothing else to do; False where nothing is left."""
+        return False
+
     def relocation_stats(self) -> dict[str, int]:
         """What became of the calls of its plans, by name; nothing on the host."""
         return {}

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument, Plan
 
-__all__ = ["PlanRelocation", "Relocations"]
+__all__ = ["AGAIN", "PlanRelocation", "Relocations"]
 
 FIRST = 16  # calls of the library before the first step: what is learnt of fewer does not pay
 EVERY = 8  # between two steps, of which each takes as long as three to ten calls
 MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
+AGAIN = 3  # the call behind which a worker that has nothing else to do may learn
+MAX_WAITING = 64  # plans of one executor that are to be learnt then
 MAX_GRAPHS = 1024  # of one executor; the oldest goes first
 MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
 BACK_OFF = 1 << 16
@@ -122,6 +124,19 @@ class PlanRelocation:
                 return f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
             self._step(executor, plan, arguments)
         return ""
+
+    def learn_some(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> bool:
+        """The next step where nobody waits for it; False where there is none."""
+        if self._is_learning or self.is_settled or Form.of(arguments) in self.refused:
+            return False
+        if any(graph.fits(arguments) for graph in self.graphs):
+            return False
+        self._is_learning = True
+        try:
+            self._step(executor, plan, arguments)
+        finally:
+            self._is_learning = False
+        return True
 
     def drop(self, plan: Plan, graph: RelocatedGraph) -> None:
         """Let a graph go; it may be learnt again."""
@@ -308,6 +323,7 @@ class Relocations:
 
     def __init__(self) -> None:
         self._graphs: dict[RelocatedGraph, Plan] = {}  # in the order in which they were made
+        self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans that have been called again, and how
         self.refused = self.checked = self.differed = 0
 
     def add(self, plan: Plan, graph: RelocatedGraph) -> None:
@@ -318,6 +334,21 @@ class Relocations:
             other = self._graphs.pop(oldest)
             other.relocation.drop(other, oldest)
 
+    def wait(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        """Note a plan that may be learnt where the executor has nothing else to do."""
+        self._waiting[plan] = arguments
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.pop(next(iter(self._waiting)), None)
+
+    def learn(self, executor: Recorder) -> bool:
+        """A step of one of those plans; False where nothing is left to learn."""
+        while self._waiting:
+            plan, arguments = next(iter(self._waiting.items()))
+            if plan.relocation.learn_some(executor, plan, arguments):
+                return True
+            self._waiting.pop(plan, None)
+        return False
+
     def drop(self, graph: RelocatedGraph) -> None:
         """Forget a graph that is let go."""
         self._graphs.pop(graph, None)
@@ -325,6 +356,7 @@ class Relocations:
     def clear(self) -> None:
         """Forget all graphs; those of plans that still run stay theirs."""
         self._graphs.clear()
+        self._waiting.clear()
 
     def stats(self) -> dict[str, int]:
         """How many graphs there are and what they take, how many forms of calls were refused, compared and differed."""

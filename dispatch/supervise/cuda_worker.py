@@ -83,7 +83,7 @@ class CudaWorker(Worker):
                 self._pause()
             elif owner.state and (owner.state >= CANCELLING or not len(queue.pending)):
                 return
-            else:
+            elif not self.executor.learn():
                 queue.wait(-1)
 
     def _enqueue_batch(self) -> None:

@@ -116,7 +116,8 @@ class CudaChild(JobRunner, CudaWorker):
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
-                self.jobs.extend(link.receive(wait=not batches) or ())
+                wait = not batches and not self.executor.learn()
+                self.jobs.extend(link.receive(wait=wait) or ())
             if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
                 self._enqueue_batch()
                 moved = True
