@@ -66,6 +66,12 @@ class Executor:
         self.stream.enqueued += 1
         return result
 
+    def learn(self):
+        return False
+
+    def relocation_stats(self):
+        return {}
+
     def release(self):
         self.forgotten += 1
 
@@ -337,3 +343,24 @@ def test_out_of_memory_settles_what_is_in_flight_and_tries_again_once(gpu, times
         assert two.result(PATIENCE) == 2
         assert gpu.executors[0].forgotten == 1
         assert (sup.stats().running, sup.stats().restarts) == (0, 0)
+
+
+def test_a_worker_with_nothing_to_do_learns_and_takes_what_comes_meanwhile(gpu, monkeypatch):
+    """Step by step: between two of them it looks whether something is queued."""
+    steps, begun, go_on = [], threading.Event(), threading.Event()
+
+    def learn(_):
+        steps.append(len(steps))
+        if len(steps) == 2:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+        return len(steps) < 5
+
+    monkeypatch.setattr(Executor, "learn", learn)
+    with dp.Supervisor(gpu, streams=1) as sup:
+        assert begun.wait(PATIENCE)
+        future = sup.submit(Work(lambda: len(steps)))
+        go_on.set()
+        looked_at(gpu)
+        gpu.tracks[0].done = 1
+        assert future.result(PATIENCE) == 2
