@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from weakref import proxy
 
 from cudabind import driver
+from cudabind.errors import SymbolNotFound
+from dispatch.device.stream import relaxed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.device.device import Device
+    from dispatch.device.recordings import Recordings
 
 __all__ = ["Context"]
 
@@ -53,6 +56,19 @@ class Context:
         """Make it the current one of the calling thread for good, where that has none, or one that is destroyed."""
         if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
             driver.cuCtxSetCurrent(self.handle)
+
+    def wait(self, event: ctypes.c_void_p, recordings: Recordings) -> int:
+        """Wait for all its work, by an event. That would end recordings as it begins, so then there must be none."""
+        try:
+            with recordings.none(), self:
+                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.handle)), event)
+            if not status:
+                with relaxed():
+                    status = driver.cuEventSynchronize.unchecked(event)
+        except SymbolNotFound:  # a driver from before CUDA 12.5
+            with recordings.none(), self:
+                status = driver.cuCtxSynchronize.unchecked()
+        return int(status)
 
 
 def _nothing() -> int:

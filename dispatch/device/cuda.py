@@ -2,7 +2,7 @@
 
 `device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
 them. Memory comes from a pool of this device's own (memory_pool.py); releases.py frees it behind every stream that used
-it.
+it, and block_cache.py keeps some of it for the next of its size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from cudabind import driver
-from cudabind.errors import SymbolNotFound
+from dispatch.device.block_cache import UNIT_BITS, BlockCache
 from dispatch.device.callers_graph import CallersGraphs
 from dispatch.device.context import Context
 from dispatch.device.device import Device, array_kind
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.device.async_copy import Copy
+    from dispatch.device.block_cache import FreeList
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
@@ -43,6 +44,7 @@ __all__ = ["CudaDevice"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 STUCK = 8  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
+UNIT = 1 << UNIT_BITS
 _of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
 
 
@@ -72,6 +74,7 @@ class CudaDevice(Device):
         self.recordings = Recordings()
         self.graphs = CallersGraphs(self)
         self.releases = Releases(self, self.stream(), self.graphs)
+        self.blocks = BlockCache(self.releases.side, self.releases.free_block, _release)
         self.externals = ExternalStreams(self, self.releases)
         self.quiet = self.stream()  # waits for nobody; what is prepared while a caller captures is made ready there
         # Libraries' handles without an executor, and how they are destroyed: for that the whole context is waited for.
@@ -87,6 +90,7 @@ class CudaDevice(Device):
 
     def after_fork(self) -> None:
         super().after_fork()
+        self.blocks.lose()
         executors = self.executors()
         _of_parents.append((self.__dict__.copy(), executors, [executor.__dict__.copy() for executor in executors]))
         if self.fault is None:
@@ -134,12 +138,15 @@ class CudaDevice(Device):
         self.check()
         self.refuse_capture("to wait for the device")
         self._collect()
+        event = self.event()
         gathered, blind = self.releases.gather(), self.externals.blind()
         try:
-            status = self._wait()
+            status = self.context.wait(event, self.recordings)
         except BaseException:
             self.releases.put_back(gathered)
             raise
+        finally:
+            self.recycle(event)
         if status:
             self.releases.put_back(gathered)
             self.fail(status, "cuCtxSynchronize")
@@ -147,22 +154,6 @@ class CudaDevice(Device):
             if stream.blind == since:
                 stream.blind = 0
         self.releases.done(gathered)
-
-    def _wait(self) -> int:
-        """Wait for the whole context. That would end recordings as it begins, so that is when there must be none."""
-        event = self.event()
-        try:
-            with self.recordings.none(), self.context:
-                status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.context.handle)), event)
-            if not status:
-                with relaxed():
-                    status = driver.cuEventSynchronize.unchecked(event)
-        except SymbolNotFound:  # a driver from before CUDA 12.5
-            with self.recordings.none(), self.context:
-                status = driver.cuCtxSynchronize.unchecked()
-        finally:
-            self.recycle(event)
-        return int(status)
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
         """BadRequest where the caller captures a stream, or this thread's current one; nothing is enqueued then."""
@@ -180,6 +171,7 @@ class CudaDevice(Device):
                     f"{self.name} is lost to this process: {error}. A CUDA fault cannot be healed inside its process:"
                     " restart it, or run the work in a child process"
                 )
+            self.blocks.lose()
             for executor in self.executors():
                 executor.lose()
             raise self.fault from error
@@ -201,9 +193,13 @@ class CudaDevice(Device):
         if not self.alive or self.fault is not None:
             return None
         take_back(everything=True)
+        self.blocks.flush()
         with relaxed():
             self.releases.collect()
             return self._pool.bytes_in_use()
+
+    def withdraw(self, stream: Stream) -> None:
+        self.blocks.withdraw(stream)
 
     def retire(self, stream: Stream) -> None:
         # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
@@ -220,7 +216,19 @@ class CudaDevice(Device):
     # -- memory ---------------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
         if not stream.external:
-            return self._allocate_on(nbytes, stream)
+            blocks: FreeList | None = stream.free_lists.get((nbytes + UNIT - 1) >> UNIT_BITS)
+            if blocks is None or not blocks.bases:
+                return self._allocate_on(nbytes, stream, self.blocks.wanted(stream, nbytes))
+            if lent:
+                take_back()
+            if self.releases.pending:
+                self._collect()
+            try:
+                base = blocks.bases.pop()
+            except IndexError:  # another thread has taken the last, or a finalizer
+                return self._allocate_on(nbytes, stream)
+            blocks.was_used = True
+            return Storage(self, base, nbytes, stream, blocks.take_back)
         if isinstance(stream, QuietStream):
             return self._allocate_for(stream.stream, nbytes)
         if stream.is_capturing():
@@ -230,19 +238,19 @@ class CudaDevice(Device):
         with stream.context:
             return self._allocate_on(nbytes, stream)
 
-    def _allocate_on(self, nbytes: int, stream: Stream) -> Storage:
+    def _allocate_on(self, nbytes: int, stream: Stream, blocks: FreeList | None = None) -> Storage:
+        """Memory from the pool, which goes back to `blocks` if they are given, and else to the pool."""
         if lent:
             take_back()
         ptr = ctypes.c_uint64()
-        size = ctypes.c_size_t(nbytes or 1)  # bare calls take a plain int for a C int, of 32 bits
+        wanted = nbytes or 1 if blocks is None else blocks.nbytes
+        size = ctypes.c_size_t(wanted)  # bare calls take a plain int for a C int, of 32 bits
         mode = ctypes.byref(ctypes.c_int(RELAXED))  # what `relaxed` does, which as a block took 0.3 us longer
         exchange = exchange_mode()
         exchange(mode)
         try:
             self.releases.collect()
-            status = driver.cuMemAllocFromPoolAsync.unchecked(
-                ctypes.byref(ptr), size, self._pool.c_handle, stream.c_handle
-            )
+            status = self._pool.take(ptr, size, stream)
         finally:
             exchange(mode)
         if status == OUT_OF_MEMORY:
@@ -251,16 +259,21 @@ class CudaDevice(Device):
             self.synchronize()
         if status:
             self.fail(status, "cuMemAllocFromPoolAsync")
-        return Storage(self, ptr.value, nbytes, stream, _release)
+        return Storage(self, ptr.value, nbytes, stream, _release if blocks is None else blocks.take_back)
 
     def _allocate_again(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
-        if self._is_captured():
-            return OUT_OF_MEMORY  # to wait for the device would end the caller's capture
+        status = OUT_OF_MEMORY
+        if self.blocks.flush():
+            status = self._allocate_now(ptr, size, stream)
+        if status != OUT_OF_MEMORY or self._is_captured():
+            return status  # to wait for the device would end the caller's capture
         self.trim()
+        return self._allocate_now(ptr, size, stream)
+
+    def _allocate_now(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
         with relaxed():
-            return int(
-                driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self._pool.c_handle, stream.c_handle)
-            )
+            self.releases.collect()
+            return self._pool.take(ptr, size, stream)
 
     def _allocate_for(self, stream: Stream, nbytes: int) -> Storage:
         """Memory for a stream that the caller captures: it is there at once, and no part of his graph."""
@@ -273,6 +286,7 @@ class CudaDevice(Device):
     def trim(self) -> None:
         """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
         take_back(everything=True)
+        self.blocks.flush()
         with relaxed():
             self.releases.collect()
             self.synchronize()
@@ -352,6 +366,7 @@ class CudaDevice(Device):
                 raise BadRequest("close", f"{self}, on which another library captures", "one without captures", hint)
             if status:
                 self.fail(status, "cuCtxSynchronize")
+            self.blocks.lose()
             self.releases.abandon()
             self._destroy_handles()
             self._pool.destroy()  # its memory goes with it: the tensors are stale

@@ -55,6 +55,8 @@ class Device:
         self.alive = True
         self.fault: DispatchError | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
+        # Of what executors have made, by shape, strides and dtype: its bytes, and its layout from a multiple of 256 on.
+        self.made: dict[tuple[Any, ...], tuple[int, Layout]] = {}
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
         self._lock = threading.RLock()  # finalizers may come in between, and close streams or see a fault
@@ -127,6 +129,9 @@ class Device:
 
     def retire(self, stream: Stream) -> None:
         """Note the work of a stream that is about to go, so that memory it used is freed behind it."""
+
+    def withdraw(self, stream: Stream) -> None:
+        """Keep no memory any more to be used on a stream again, which is closed or known to others by now."""
 
     def dispose(self, handle: ctypes.c_void_p) -> None:
         """Destroy a stream of this device that is closed, once nobody can be about to use its handle."""
@@ -257,7 +262,7 @@ class Device:
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts = {}
+                self._layouts, self.made = {}, {}
             layout = self._layouts[key] = Layout(self, dtype, shape, strides, alignment, readonly)
         return layout
 

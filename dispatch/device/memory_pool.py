@@ -6,9 +6,13 @@ It keeps what is freed: the driver's default pool gives that back at every synch
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 from cudabind import driver
 from dispatch.device.stream import relaxed
+
+if TYPE_CHECKING:
+    from dispatch.device.stream import Stream
 
 __all__ = ["MemoryPool"]
 
@@ -33,6 +37,11 @@ class MemoryPool:
     def handle(self) -> int:
         """The `CUmemoryPool` as an integer."""
         return self.c_handle.value or 0
+
+    def take(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
+        """Write the address of so many bytes to `ptr`, to be used on a stream; gives the driver's status."""
+        status: int = driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self.c_handle, stream.c_handle)
+        return status
 
     def bytes_in_use(self) -> int | None:
         """What is allocated from it; None after a fault, of which those are told who wait for results."""

@@ -40,12 +40,13 @@ class Held:
     `identities` are those of the streams in `lent` as it was lent there. `unnamed`: the consumer's stream is not known.
     """
 
-    __slots__ = ("events", "identities", "keep", "lent", "nbytes", "ptr", "unnamed", "users")
+    __slots__ = ("count", "events", "identities", "keep", "lent", "nbytes", "ptr", "unnamed", "users")
 
     def __init__(
         self, ptr: int, keep: Any, nbytes: int, users: set[Stream], identities: dict[Stream | None, int]
     ) -> None:
         self.ptr, self.keep, self.nbytes, self.users, self.identities = ptr, keep, nbytes, users, identities
+        self.count = len(users)  # of those in `users`, which go from there as the side stream comes to be behind them
         self.lent = [stream for stream in self.identities if isinstance(stream, ExternalStream)]
         self.unnamed = None in self.identities
         self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and the stream that owns it, if not we
@@ -57,7 +58,7 @@ class Held:
 
     def is_of_one(self) -> bool:
         """Whether it was used on one stream, and lent to no other."""
-        if len(self.users) != 1:
+        if self.count != 1 or len(self.users) != 1:
             return False
         (user,) = self.users
         return not self.identities or self.identities == {user: getattr(user, "identity", None)}
@@ -88,7 +89,7 @@ class Releases:
     @property
     def pending(self) -> bool:
         """Whether there is something that `collect` may let go of."""
-        return bool(self._held or self._parked)
+        return bool(self._held or self._parked or self._dead or self.gone or self._graphs.known)
 
     # -- memory of the pool, and of others --------------------------------------------------------------------------
     def free(self, storage: Storage) -> None:
@@ -98,6 +99,10 @@ class Releases:
             self._held.append(Held.of(storage))
         else:
             self._dead.append((storage.base, writer))
+
+    def free_block(self, base: int, stream: Stream) -> None:
+        """Free a block of the pool that was used on one stream of ours; a little later."""
+        self._dead.append((base, stream))
 
     def give_back(self, storage: Storage) -> None:
         """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""

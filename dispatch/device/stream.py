@@ -112,13 +112,14 @@ class Stream:
     in its device's context.
     """
 
-    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external")
+    __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external", "free_lists")
 
     def __init__(self, device: Device, handle: int, *, owned: bool) -> None:
         self.device = device
         self.c_handle = ctypes.c_void_p(handle)
         self.closed = False
         self.external = not owned
+        self.free_lists: dict[int, Any] = {}  # of memory to be used here again, by size (block_cache.py)
         self.context = NULL_CONTEXT if owned or handle not in DEFAULTS or device.is_alone else device.context
         self._owned = owned
 
@@ -153,6 +154,8 @@ class Stream:
         if not self.external:
             self.external = True  # from now on somebody else may begin a capture on it
             order.sync_epoch += 1
+            if self.free_lists:
+                self.device.withdraw(self)
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
@@ -264,6 +267,8 @@ class Stream:
             return
         self.synchronize()
         self.closed = True
+        if self.free_lists:
+            self.device.withdraw(self)
         for executor in self.device.executors():
             if executor.stream is self:
                 executor.close()  # what it remembers would be launched on a handle that is gone
@@ -294,6 +299,8 @@ class Stream:
             self.device.retire(self)
             self.closed = True
             self.device.dispose(self.c_handle)
+        if is_made and self.free_lists and not sys.is_finalizing():
+            self.device.withdraw(self)
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         """No copy: two objects would destroy one stream."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Operands, Plan, Request
     from dispatch.core.row import Row
     from dispatch.device.device import Device
+    from dispatch.device.layout import Layout
     from dispatch.device.stream import Stream
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.keys import Dtype
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Executor"]
 
 MAX_PLANS = 4096  # on one executor; the oldest goes first
+MAX_MADE = 4096  # shapes of outputs that a device remembers; then it begins anew
+APART = 256  # bytes; no layout says more of a pointer
 
 
 class Executor:
@@ -81,13 +84,30 @@ class Executor:
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this executor's stream."""
+        device = self.device
+        known = device.made.get((shape, strides, dtype.cuda))
+        if known is None:
+            known = self._measure(shape, strides, dtype)
+        nbytes, layout = known
+        storage = device.allocate(nbytes, self.stream)
+        base = storage.base
+        if base % APART:
+            layout = device.layout(dtype, shape, strides, base)
+        return Tensor(storage, base, layout)
+
+    def _measure(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> tuple[int, Layout]:
+        """The bytes of a tensor, and its layout at a multiple of `APART` bytes; remembered by its device."""
         elements = 0 if 0 in shape else 1
         if elements:
             for extent, stride in zip(shape, strides, strict=True):
                 elements += (extent - 1) * stride
         # Tensor maps write whole 16 bytes: behind the last line, too, there is room for them (cutlass/staged.py).
-        storage = self.device.allocate(-(-elements * dtype.bits // 128) * 16, self.stream)
-        return Tensor(storage, storage.base, self.device.layout(dtype, shape, strides, storage.base))
+        nbytes = -(-elements * dtype.bits // 128) * 16
+        layout = self.device.layout(dtype, shape, strides, APART)
+        if len(self.device.made) >= MAX_MADE:
+            self.device.made = {}
+        found = self.device.made[shape, strides, dtype.cuda] = nbytes, layout
+        return found
 
     def check(self) -> None:
         """Raise what ended this executor."""

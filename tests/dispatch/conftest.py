@@ -31,6 +31,7 @@ from dispatch.device import (
     stream,
 )
 from dispatch.device.cuda import CudaDevice
+from dispatch.device.storage import Storage
 from dispatch.execute import cuda_executor, cuda_graph, graph_nodes, launches, plan_relocation, relocated_graph
 from dispatch.keys import F32, HOST
 
@@ -137,6 +138,7 @@ def stand_in(monkeypatch):
             refit,
         ):
             monkeypatch.setattr(caller, "driver", made)
+        monkeypatch.setattr(cuda, "Storage", module.watched(made, Storage))
         stream.exchange_mode.cache_clear()
         return made
 

@@ -6,19 +6,22 @@ another context, a copy of another context's memory, a default stream where no c
 
 It knows what is behind what, by a vector clock for each stream, and notes what must never happen: in `touched` a handle
 that was given to it when its stream was gone, in `early` memory that was freed before its uses, and in `lost` captures
-that something ended (by the table of what ends them, as it was seen with driver 580).
+that something ended (by the table of what ends them, as it was seen with driver 580). Memory that is handed out again
+without having been freed counts as freed by that, and must be nobody else's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import threading
 from collections import Counter
 
 import cudabind.driver
 from dispatch.device.stream import NOT_READY
 
+OUT_OF_MEMORY = 2
 INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE, UNSUPPORTED, INVALIDATED = 1, 201, 400, 900, 901
 GLOBAL, RELAXED = 0, 2
 DEFAULTS = [0, 1, 2]
@@ -47,6 +50,7 @@ class Function:
         return value
 
     def carry(self, *arguments):
+        self.driver.calls[self.name] += 1
         if self.name in UNSAFE and self.driver.is_unsafe():
             self.driver.lose(self.name)
             return UNSUPPORTED, None
@@ -84,6 +88,9 @@ class StandIn:
         self.capturing = {}  # streams, by handle: the number of the capture and its mode
         self.captures = itertools.count(1)
         self.semaphores = {}  # by capture: what is posted once its graph is gone
+        self.room = 1 << 40  # bytes that may be allocated at once
+        self.calls, self.reuses = Counter(), 0
+        self.fresh, self.in_use = set(), set()  # addresses of memory that no storage has had yet, and that one has
         self.is_slow = False  # nothing is done before the host waits for it
         self.touched, self.early, self.lost, self.ended = [], [], [], set()
         self.in_graphs, self.graphs = {}, set()  # the captures that memory is used in, by address; those that may run
@@ -367,13 +374,46 @@ class StandIn:
         if self.owner(handle) != self.owners[pool]:
             return INVALID_HANDLE, None
         assert handle not in self.capturing, "memory that would live only as the graph runs"
+        if sum(taken for _, taken, _ in tuple(self.memory.values())) + size > self.room:
+            return OUT_OF_MEMORY, None
         block = (ctypes.c_uint8 * (size + 256))()
         base = (ctypes.addressof(block) + 255) // 256 * 256
         self.memory[base] = block, size, self.owners[pool]
+        self.fresh.add(base)
         return 0, base
 
+    def _cuMemPoolGetAttribute(self, pool, *_):
+        taken = [size for _, size, context in tuple(self.memory.values()) if context == self.owners[pool]]
+        return 0, sum(max(-(-size // 512), 1) * 512 for size in taken)
+
+    # -- memory that is used again without having been freed --------------------------------------------------------
+    def hand_out(self, address, handle):
+        """A storage is made over memory for a stream: what was allocated just now, or what another storage had."""
+        if address not in self.memory:  # another library's
+            return
+        if address in self.in_use:
+            self.early.append(("handed out twice", address))
+        self.in_use.add(address)
+        if address in self.fresh:
+            self.fresh.discard(address)
+            return
+        self.reuses += 1
+        self.end_uses(address, handle)
+
+    def die(self, address):
+        """A storage is about to let its memory go."""
+        self.in_use.discard(address)
+
     def _cuMemFreeAsync(self, address, handle):
+        if address in self.in_use:
+            self.early.append(("freed under a storage", address))
+        self.fresh.discard(address)
         assert self.owner(handle) == self.memory.pop(address)[2]
+        self.end_uses(address, handle)
+        return 0, None
+
+    def end_uses(self, address, handle):
+        """What was enqueued with this memory must be behind the stream by now, or done."""
         if handle in self.capturing:
             self.early.append("in a graph")
         if self.in_graphs.pop(address, set()) & self.graphs:
@@ -382,7 +422,6 @@ class StandIn:
         for identity, count in self.uses.pop(address, {}).items():
             if clock[identity] < count and self.host[identity] < count:
                 self.early.append((address, identity))
-        return 0, None
 
     def _cuPointerGetAttribute(self, _, attribute, address):
         pages = [(ctypes.addressof(page), ctypes.sizeof(page)) for page in self.locked]
@@ -409,3 +448,21 @@ class StandIn:
         self.step(handle, to)
         ctypes.memset(to, value, size)
         return (0 if self.owner(handle) == self.lies_in(to) else INVALID_HANDLE), None
+
+
+def watched(driver, storage):
+    """The class of storages, whose memory the driver is told of as it is handed out and let go of."""
+
+    class Watched(storage):
+        __slots__ = ()
+
+        def __init__(self, device, base, nbytes, stream, *rest):
+            driver.hand_out(base, stream.c_handle.value or 0)
+            super().__init__(device, base, nbytes, stream, *rest)
+
+        def __del__(self):
+            if not sys.is_finalizing() and hasattr(self, "base"):
+                driver.die(self.base)
+            super().__del__()
+
+    return Watched

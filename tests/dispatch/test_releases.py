@@ -590,6 +590,30 @@ def test_memory_used_on_a_stream_of_ours_that_the_caller_captures_waits_for_the_
     run(work)
 
 
+@pytest.mark.parametrize("captured", ["reader", "writer"])
+def test_memory_of_two_streams_one_of_which_is_captured_is_freed_behind_both(driver, run, captured):
+    def work(dev):
+        driver.is_slow = True
+        writer, reader = dev.stream(), dev.stream()
+        with writer:
+            tensor = dev.zeros(SHAPE)
+        with reader:
+            dev.executor().clone(tensor)
+        with writer:
+            dev.executor().clone(tensor)
+        handle = (reader if captured == "reader" else writer).handle
+        driver.begin_capture(handle)
+        del tensor
+        dev.bytes_in_use()
+        assert driver.memory, "one of its streams is under capture"
+        assert driver.end_capture(handle)
+        dev.bytes_in_use()
+        dev.bytes_in_use()
+        assert not driver.memory
+
+    run(work)
+
+
 @pytest.mark.parametrize("first", ["stream", "memory"])
 def test_garbage_that_holds_a_stream_and_its_memory(driver, run, first):
     def work(dev):
