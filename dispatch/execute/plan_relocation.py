@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cudabind import driver
 from dispatch.execute.cuda_graph import instantiated
 from dispatch.execute.graph_nodes import Nodes, NotRelocatable
-from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph
+from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph, code_of
 from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
 from dispatch.logs import log
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN", "PlanRelocation", "Relocations"]
 
-FIRST = 16  # calls of the library before the first step: what is learnt of fewer does not pay
-EVERY = 8  # between two steps, of which each takes as long as three to ten calls
+FIRST = 48  # calls of the library before the first step: to learn takes as long as 60 to 120 calls save
+EVERY = 8  # between two steps, of which each takes as long as five to fifty calls
 MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
 AGAIN = 3  # the call behind which a worker that has nothing else to do may learn
 MAX_WAITING = 64  # plans of one executor that are to be learnt then
@@ -216,6 +216,7 @@ class Learner:
         self._arguments: list[tuple[Argument, ...]] = []
         self._captures: list[Nodes] = []
         self._words: tuple[Word, ...] | None = None
+        self._is_compiled = False
         self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
         self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._rng = random.Random()
@@ -228,7 +229,11 @@ class Learner:
     def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
         """The next step; the graph with the last of them. Raises NotRelocatable."""
         if self._words is not None:
-            return self._made(executor, plan, arguments, self._words)
+            if self._is_compiled:
+                return self._made(executor, plan, arguments, self._words)
+            code_of(self._captures[0].nodes, self._words, self._form)
+            self._is_compiled = True
+            return None
         captures = self._captures
         if len(captures) < LEARNT + PROVING:
             self._capture(executor, plan, arguments)

@@ -11,7 +11,7 @@ import math
 import struct
 import sys
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.core.request import Argument
-    from dispatch.execute.graph_nodes import Nodes
+    from dispatch.execute.graph_nodes import Node, Nodes
 
-__all__ = ["MISFIT", "RelocatedGraph"]
+__all__ = ["MISFIT", "Executable", "RelocatedGraph", "code_of"]
 
 MISFIT = -1  # in place of a status: nothing was launched, for these arguments are not of the graph's form
 ALIGNED = 64  # bytes: where the image of a node begins
@@ -101,9 +101,9 @@ class RelocatedGraph:
     ) -> None:
         """`launch(handle, nodes)` gives what launches the graph; `keep` is memory whose addresses are in it."""
         self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
-        sizes = [-(-len(node.image) // ALIGNED) * ALIGNED for node in self.nodes]
-        self._places = (0, *accumulate(sizes))
-        whole = b"".join(node.image.ljust(size, b"\0") for node, size in zip(self.nodes, sizes, strict=True))
+        self._places = _places(self.nodes)
+        spans = zip(self.nodes, pairwise(self._places), strict=True)
+        whole = b"".join(node.image.ljust(end - start, b"\0") for node, (start, end) in spans)
         self._buffer = (ctypes.c_char * max(len(whole), ALIGNED)).from_buffer_copy(whole.ljust(ALIGNED, b"\0"))
         raw = memoryview(self._buffer).cast("B")
         changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
@@ -126,7 +126,7 @@ class RelocatedGraph:
             "MISFIT": MISFIT,
             "NotSet": NotSet,
         }
-        exec(_code(self.words, form, self._places), scope)
+        exec(code_of(self.nodes, self.words, form), scope)
         self.launch, self.fits, self.write = scope.pop("make")(executable)
 
     def images(self) -> list[bytes]:
@@ -200,6 +200,16 @@ def make(counts):
 
     return launch, fits, write
 """
+
+
+def _places(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Where the image of each node begins in one buffer, and where the last ends."""
+    return (0, *accumulate(-(-len(node.image) // ALIGNED) * ALIGNED for node in nodes))
+
+
+def code_of(nodes: Sequence[Node], words: tuple[Word, ...], form: Form) -> Any:
+    """The code of a relocated graph; to compile it takes a millisecond or two, the first time."""
+    return _code(words, form, _places(nodes))
 
 
 @lru_cache(1024)

@@ -44,7 +44,7 @@ def test_the_first_calls_are_the_librarys_later_ones_relocated_and_all_are_right
     a, b, out = operand(dev, rng, N, N), operand(dev, rng, N, N), dev.empty((N, N))
     expected, launched = product(a, b), []
     with dev.stream():  # an executor of its own, with no plans yet
-        for _ in range(100):
+        for _ in range(200):
             out.copy_from(np.full((N, N), np.nan))
             request = dp.MatmulRequest(a, b, out=out)
             if way == "run":
