@@ -149,7 +149,8 @@ class CudaExecutor(Executor):
         relocation = plan.relocation
         if relocation is None:
             self.call(plan, arguments)
-            plan.relocation = PlanRelocation(plan)
+            if plan.relocation is None:  # a finalizer may have called it, too
+                plan.relocation = PlanRelocation(plan)
             return
         if relocation.graphs:
             status = relocation.other(plan, arguments)

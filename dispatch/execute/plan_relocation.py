@@ -92,8 +92,9 @@ class PlanRelocation:
         for graph in self.graphs[1:]:
             status = graph.launch(arguments)
             if status != MISFIT:
-                self.graphs.remove(graph)
-                self._add(plan, graph)
+                if graph in self.graphs:  # a finalizer may have let it go, within the launch
+                    self.graphs.remove(graph)
+                    self._add(plan, graph)
                 return status
         return MISFIT
 
@@ -117,12 +118,19 @@ class PlanRelocation:
 
     def learn_now(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn to the end: "" where a graph fits these arguments then, else why there is none."""
-        while not any(graph.fits(arguments) for graph in self.graphs):
-            if None in self.refused or Form.of(arguments) in self.refused:
-                return self.refused.get(Form.of(arguments), NOT_SAFE)
-            if self.is_settled:
-                return f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
-            self._step(executor, plan, arguments)
+        if self._is_learning:  # a finalizer's call, within a step
+            return "it is being learnt"
+        self._is_learning = True
+        try:
+            while not any(graph.fits(arguments) for graph in self.graphs):
+                refused = self.refused.get(None) or self.refused.get(Form.of(arguments))
+                if refused:
+                    return refused
+                if self.is_settled:
+                    return f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
+                self._step(executor, plan, arguments)
+        finally:
+            self._is_learning = False
         return ""
 
     def learn_some(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> bool:
@@ -143,6 +151,8 @@ class PlanRelocation:
         if graph in self.graphs:
             self.graphs.remove(graph)
         plan.launch = self.graphs[0].launch if self.graphs else None
+        if self.due == NEVER and not self.is_settled:
+            self.due = self.calls + self._every
 
     def _add(self, plan: Plan, graph: RelocatedGraph) -> None:
         self.graphs.insert(0, graph)
@@ -159,7 +169,10 @@ class PlanRelocation:
             self._every = min(2 * self._every, BACK_OFF)
             return
         learner = self._learners.get(form)
-        if learner is None or not learner.takes(arguments):
+        if learner is not None and not learner.takes(arguments):
+            self._every = min(2 * self._every, BACK_OFF)  # other numbers again, of those that only exact forms have
+            learner = None
+        if learner is None:
             learner = self._learners[form] = Learner(arguments, exact=form in self._exact)
         try:
             graph = learner.step(executor, plan, arguments)
@@ -196,10 +209,15 @@ class PlanRelocation:
             ]:
                 graph.compared()
                 return
+            if graph.kept != executor.lasting():  # its call reads memory that is elsewhere since: zeros, numbers
+                executor.relocations.drop(graph)
+                self.drop(plan, graph)
+                return
             why = "a later call of the library had other parameters than what was learnt predicts"
-        self.drop(plan, graph)
         self._refuse(plan, None, why)
-        executor.relocations.drop(graph)
+        for other in tuple(self.graphs):
+            executor.relocations.drop(other)
+            self.drop(plan, other)
         executor.relocations.differed += 1
         log("not relocated", {"row": plan.row.name, "cause": why})
 
@@ -277,8 +295,8 @@ class Learner:
             return
         if self._captures and captured.edges != self._captures[0].edges:
             raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
+        self._arguments[len(self._captures) :] = [drawn]  # as many as captures, also behind an interrupt
         self._captures.append(captured)
-        self._arguments.append(drawn)
 
     def _note_lost(self) -> None:
         self._lost += 1

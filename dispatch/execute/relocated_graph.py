@@ -139,6 +139,11 @@ class RelocatedGraph:
         self.counts.compare_after(min(8 * max(self.counts.launches, FIRST_CHECK), LAST_CHECK))
 
     @property
+    def kept(self) -> Any:
+        """The memory that it was given to keep."""
+        return self._keep[0]
+
+    @property
     def nbytes(self) -> int:
         """What its parameters take on the host."""
         return len(self._buffer)

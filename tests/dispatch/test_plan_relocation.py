@@ -1,0 +1,336 @@
+"""When a plan learns, what becomes of that, and that every call is the library's own, launched or called.
+
+The library, its graphs, the driver and the executor are those of graph_stand_in.py, which take the executor's own way
+to launch or to call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch.execute import plan_relocation
+from dispatch.execute.graph_nodes import KERNEL, Node
+from dispatch.execute.plan_relocation import BACK_OFF, EVERY, FIRST, LOST, MOST_FORMS, NEVER, NOT_SAFE
+from dispatch.execute.relocated_graph import FIRST_CHECK
+from dispatch.execute.relocation import LEARNT, PROVING, Form
+
+spec = importlib.util.spec_from_file_location("graph_stand_in", Path(__file__).with_name("graph_stand_in.py"))
+stand_in = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_in)
+
+STEPS = LEARNT + PROVING + 2  # captures, what is learnt of them, and the capture at real addresses
+A, B, C = 0x7F0000001000, 0x7F0000002010, 0x7F0000004004
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return stand_in.install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def executor(driver):
+    return stand_in.GraphExecutor(driver)
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    lines = []
+    monkeypatch.setattr(plan_relocation, "log", lambda *line: lines.append(line))
+    return lines
+
+
+def kernel(number_of=1, size=96):
+    return Node(KERNEL, (16 * number_of, None, 7, (1,) * 7, (), ()), bytes(size))
+
+
+def call_of(*puts, nodes=None):
+    """Operands 0 and 1 in two nodes, and further words."""
+    own = [(0, 0, stand_in.address(0, 16)), (1, 8, stand_in.address(1)), *puts]
+    return stand_in.Call(nodes or [kernel(1), kernel(2)], [stand_in.Put(*put) for put in own])
+
+
+def addresses(start=0):
+    """Pairs of addresses without end."""
+    return ((A + 4096 * n, B + 4096 * n) for n in itertools.count(start))
+
+
+def called(executor, plan, count, given=None, start=1):
+    """Calls of a plan at new addresses, each of which is what the library would do."""
+    given = given or addresses(start)
+    for arguments in itertools.islice(given, count):
+        assert executor.run(plan, *arguments) == right(plan, arguments)
+
+
+def right(plan, arguments):
+    return [node.image for node in plan.call(arguments)[0]]
+
+
+def relocated(executor, call=None, arguments=(A, B)):
+    plan = stand_in.LibraryPlan(call or call_of())
+    assert executor.relocate(plan, arguments) == ""
+    assert plan.launch is not None
+    return plan
+
+
+# -- when -------------------------------------------------------------------------------------------------------------
+def check_steps(executor):
+    """Nothing before FIRST calls; then a step each EVERY calls, behind the library's own."""
+    plan = stand_in.LibraryPlan(call_of())
+    begun = []
+    executor.on_recorded = lambda: begun.append(len(plan.called))
+    called(executor, plan, FIRST - 1)
+    assert not begun
+    assert plan.relocation.why == "it has not been called often enough"
+    called(executor, plan, EVERY * (STEPS - 1) + 1)
+    captured = [FIRST + EVERY * step for step in range(STEPS) if step != LEARNT + PROVING]
+    assert begun == captured
+    assert len(plan.called) == FIRST + EVERY * (STEPS - 1)
+    assert plan.launch is not None
+    assert plan.relocation.why == ""
+    assert executor.relocation_stats()["relocated"] == 1
+    called(executor, plan, FIRST_CHECK)
+    assert len(plan.called) == FIRST + EVERY * (STEPS - 1)
+    assert plan.relocation.launches == FIRST_CHECK
+    assert plan.relocation.nodes == 2
+    real = executor.seen[-1]
+    assert all(Form.of(given) == Form.of(real) and given != real for given in executor.seen[:-1])
+    assert len(set(executor.seen)) == LEARNT + PROVING + 1
+
+
+def test_a_plan_is_learnt_a_step_at_a_time_behind_calls(executor):
+    check_steps(executor)
+
+
+def test_a_plan_that_cannot_be_captured_never_is(executor):
+    plan = stand_in.LibraryPlan(call_of(), capture_safe=False)
+    called(executor, plan, 200)
+    assert not executor.seen
+    assert plan.relocation.why == NOT_SAFE == executor.relocate(plan, (A, B))
+    assert plan.relocation.due == NEVER
+    assert plan.launch is None
+
+
+def refusing(executor, call):
+    """A plan whose call is refused, with each capture's number of calls before it."""
+    plan, begun = stand_in.LibraryPlan(call), []
+    executor.on_recorded = lambda: begun.append(len(plan.called))
+    for arguments in itertools.islice(addresses(), 2000):
+        executor.run(plan, *arguments)
+    return plan, begun
+
+
+def garbage():
+    rng = stand_in.seeded(1)
+    return lambda _: rng.randbytes(4)
+
+
+def test_refusals_back_off(executor):
+    plan, begun = refusing(executor, call_of((0, 40, garbage())))
+    assert len(plan.called) == 2000
+    assert plan.launch is None
+    assert len(begun) == LEARNT + PROVING
+    assert "node 0: the word at byte 40 follows no operand" in plan.relocation.why
+    assert executor.relocation_stats()["refused"] == 1
+    assert plan.relocation._every >= 1024
+    for _ in range(20):
+        plan.relocation.calls = plan.relocation.due
+        executor.run(plan, A, B)
+    assert plan.relocation._every == BACK_OFF
+    assert plan.relocation.why == executor.relocate(plan, (A, B))
+
+
+def test_a_library_that_refuses_made_up_addresses_is_called(executor):
+    def of(given):
+        if given[0] > A + (1 << 30) or given[0] < A:
+            raise ValueError("misaligned")
+        return bytes(4)
+
+    plan, begun = refusing(executor, call_of((0, 40, of)))
+    assert len(plan.called) == 2000
+    assert not begun
+    assert plan.relocation.why == "ValueError: misaligned"
+    assert len(executor.seen) == 1
+
+
+@pytest.mark.parametrize("lost", [1, LOST, LOST + 1, 100])
+def test_captures_that_are_lost_are_made_again_a_few_times(executor, lost):
+    plan = stand_in.LibraryPlan(call_of())
+    executor.lost = lost
+    called(executor, plan, FIRST + EVERY * (STEPS + LOST + 2))
+    if lost <= LOST:
+        assert plan.launch is not None
+    else:
+        assert plan.launch is None
+        assert "ended by other libraries" in plan.relocation.why
+        assert len(executor.seen) == LOST + 1
+
+
+def test_the_last_capture_may_be_lost(executor):
+    plan = stand_in.LibraryPlan(call_of())
+    executor.on_recorded = lambda: setattr(executor, "lost", int(len(executor.seen) == LEARNT + PROVING))
+    assert executor.relocate(plan, (A, B)) == ""
+    assert len(executor.seen) == LEARNT + PROVING + 2
+
+
+@pytest.mark.parametrize("what", ["image", "grid", "edges", "fewer", "garbage"])
+def test_a_real_call_that_is_not_what_was_predicted_is_refused(executor, driver, what):
+    """Addresses of one kind have another call, which no made-up one had."""
+    plan, ordinary = stand_in.LibraryPlan(call_of()), call_of()
+    graphs, executables = dict(driver.graphs), dict(driver.executables)
+
+    def call(given):
+        nodes, edges = ordinary(given)
+        if given == (A, B):
+            if what == "image":
+                nodes[1] = nodes[1]._replace(image=bytes(96))
+            elif what == "grid":
+                nodes[1] = nodes[1]._replace(form=(*nodes[1].form[:3], (2,) * 7, *nodes[1].form[4:]))
+            elif what == "edges":
+                edges = []
+            elif what == "fewer":
+                nodes, edges = nodes[:1], []
+            else:
+                nodes[0] = nodes[0]._replace(image=nodes[0].image[:-1] + b"\1")
+        return nodes, edges
+
+    plan.call = call
+    assert "not what those at made-up ones predict" in executor.relocate(plan, (A, B))
+    assert plan.launch is None
+    assert executor.run(plan, A, B) == right(plan, (A, B))
+    assert (driver.graphs, driver.executables) == (graphs, executables)
+
+
+def test_edges_that_differ_at_other_addresses_are_refused(executor):
+    plan, turns = stand_in.LibraryPlan(call_of()), itertools.cycle(([(0, 1)], []))
+    ordinary = plan.call
+    plan.call = lambda given: (ordinary(given)[0], next(turns))
+    assert executor.relocate(plan, (A, B)) == "what it enqueues waits for other nodes at other addresses"
+
+
+# -- numbers and forms ------------------------------------------------------------------------------------------------
+class Numbers:
+    """A library that has numbers in device memory: their places are what its nodes have."""
+
+    def __init__(self, executor):
+        self.executor, self.places = executor, {}
+
+    def __call__(self, given):
+        place = self.places.setdefault(given[2], 0x10000 + 16 * len(self.places))
+        self.executor.numbers_in_memory = len(self.places)
+        return place.to_bytes(8, "little")
+
+
+def test_numbers_in_device_memory_have_a_graph_each(executor):
+    plan = stand_in.LibraryPlan(call_of((1, 32, Numbers(executor))))
+    for number in (0.5, 2.0, -3.5, 7.0):
+        assert executor.relocate(plan, (A, B, number)) == ""
+        called(executor, plan, 5, ((*given, number) for given in addresses()))
+    assert not plan.called
+    assert len(plan.relocation.graphs) == MOST_FORMS
+    assert (
+        executor.relocate(plan, (A, B, 9.0)) == f"the plan has been learnt for {MOST_FORMS} forms of arguments already"
+    )
+    for turn in range(40):
+        called(executor, plan, 1, [(A + 64 * turn, B, (0.5, 2.0, -3.5, 7.0)[turn % 4])])
+    assert not plan.called
+
+
+def test_numbers_in_device_memory_that_change_at_each_call_are_followed_ever_more_rarely(executor):
+    plan = stand_in.LibraryPlan(call_of((1, 32, Numbers(executor))))
+    called(executor, plan, 4000, ((*given, n + 0.5) for n, given in enumerate(addresses())))
+    assert plan.launch is None
+    assert len(executor.seen) < 20
+
+
+def test_each_form_has_its_own_graph_and_the_latest_is_first(executor):
+    plan = stand_in.LibraryPlan(call_of((1, 32, stand_in.number(2, "f"))))
+    forms = [(A, B, 0.5), (A, A, 0.5), (A, B, 1.0), (A, B, 0.0)]
+    for arguments in forms:
+        assert executor.relocate(plan, arguments) == ""
+    rng = stand_in.seeded(3)
+    for turn in range(300):
+        arguments = rng.choice(forms)
+        arguments = (arguments[0] + 256 * turn, arguments[1] + 256 * turn, arguments[2])
+        assert executor.run(plan, *arguments) == right(plan, arguments)
+        assert plan.relocation.graphs[0].fits(arguments) or plan.called[-1:] == [arguments]
+        assert plan.launch is plan.relocation.graphs[0].launch
+    assert len(plan.called) < 20, "comparisons"
+    assert len(plan.relocation.graphs) == 4
+    assert executor.run(plan, A, B, -0.0) == right(plan, (A, B, -0.0))
+    assert executor.run(plan, A, B, 2 + 1j) == right(plan, (A, B, 2 + 1j))
+
+
+def test_numbers_of_numpy_are_learnt_as_pythons(executor):
+    for number in (np.float64(0.5), np.float32(0.25), 0.5, np.complex64(2 + 1j), 3j):
+        plan = relocated(
+            executor,
+            call_of((1, 32, stand_in.number(2, "f")), (1, 36, stand_in.number(2, "f", "imag"))),
+            (A, B, number),
+        )
+        called(executor, plan, 5, [(A, B, number), (B, A, number), (A, B, 0.75), (A, B, 2j), (A, C, complex(2, -0.0))])
+
+
+# -- what other plans have learnt -------------------------------------------------------------------------------------
+def recorded_by(executor, action):
+    before = len(executor.seen)
+    action()
+    return len(executor.seen) - before
+
+
+def check_recall(executor):
+    assert recorded_by(executor, lambda: relocated(executor)) == LEARNT + PROVING + 1
+    again = []
+    assert recorded_by(executor, lambda: again.append(relocated(executor))) == PROVING + 1
+    called(executor, again[0], 20)
+    other = call_of(nodes=[kernel(1), kernel(2)._replace(image=bytes(range(96)))])
+    assert recorded_by(executor, lambda: again.append(relocated(executor, other))) == PROVING + 1
+    called(executor, again[1], 20)
+    assert not again[1].called
+
+
+def test_words_of_the_same_kernels_are_proven_and_not_learnt(executor):
+    check_recall(executor)
+
+
+WRONG = {
+    "another operand": [(0, 0, stand_in.address(1, 16)), (1, 8, stand_in.address(0))],
+    "another step": [(0, 0, stand_in.address(0, 32)), (1, 8, stand_in.address(1))],
+    "another place": [(0, 8, stand_in.address(0, 16)), (1, 8, stand_in.address(1))],
+    "one more": [(0, 0, stand_in.address(0, 16)), (1, 8, stand_in.address(1)), (1, 64, stand_in.address(0))],
+    "one less": [(0, 0, stand_in.address(0, 16))],
+}
+
+
+def check_wrong_recall(executor, what):
+    relocated(executor)
+    call = stand_in.Call([kernel(1), kernel(2)], [stand_in.Put(*put) for put in WRONG[what]])
+    made = []
+    assert recorded_by(executor, lambda: made.append(relocated(executor, call))) == LEARNT + PROVING + 1
+    called(executor, made[0], 30)
+    assert not made[0].called
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_words_that_are_wrong_for_a_plan_are_not_believed(executor, what):
+    check_wrong_recall(executor, what)
+
+
+def test_words_of_other_kernels_or_forms_are_not_asked_for(executor):
+    relocated(executor)
+    others = [call_of(nodes=[kernel(1), kernel(3)]), call_of(nodes=[kernel(1), kernel(2, 104)])]
+    for call in others:
+        assert recorded_by(executor, lambda call=call: relocated(executor, call)) == LEARNT + PROVING + 1
+    assert recorded_by(executor, lambda: relocated(executor, arguments=(A, A))) == LEARNT + PROVING + 1
+
+
+def test_the_words_that_are_remembered_are_bounded(executor, monkeypatch):
+    monkeypatch.setattr(plan_relocation, "MAX_WORDS", 3)
+    for number in range(1, 9):
+        relocated(executor, call_of(nodes=[kernel(number), kernel(100)]))
+        assert len(plan_relocation._words) <= 3
+    assert recorded_by(executor, lambda: relocated(executor, call_of(nodes=[kernel(8), kernel(100)]))) == PROVING + 1

@@ -1,0 +1,311 @@
+"""What becomes of plans that are launched at any addresses: comparisons, evictions, calls within calls.
+
+And defects of plan_relocation.py that must be found; plans and executors are those of test_plan_relocation.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import itertools
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dispatch.execute import cuda_executor, plan_relocation
+from dispatch.execute.plan_relocation import EVERY, FIRST
+from dispatch.execute.relocated_graph import FIRST_CHECK, LAST_CHECK
+from dispatch.execute.relocation import LEARNT, PROVING
+
+spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("test_plan_relocation.py"))
+plans = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plans)
+
+stand_in, call_of, called, right, relocated = plans.stand_in, plans.call_of, plans.called, plans.right, plans.relocated
+A, B, C, STEPS = plans.A, plans.B, plans.C, plans.STEPS
+driver, executor, logged = plans.driver, plans.executor, plans.logged
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------
+def check_comparisons(executor):
+    """The first after FIRST_CHECK launches at other addresses, then ever eight times as many."""
+    plan = relocated(executor)
+    counts = plan.relocation.graphs[0].counts
+    for turn, until in enumerate((FIRST_CHECK, 8 * FIRST_CHECK)):
+        called(executor, plan, until, start=1 + 10_000 * turn)
+        assert len(plan.called) == turn
+        assert counts.until_check == 0
+        called(executor, plan, 1, start=0)
+        assert len(plan.called) == turn + 1
+        assert executor.relocation_stats()["checked"] == turn + 1
+        assert counts.until_check == 8 * counts.launches
+    counts.compare_after(LAST_CHECK)
+    counts.until_check = 0
+    called(executor, plan, 1, start=5)
+    assert counts.until_check == LAST_CHECK
+    assert executor.relocation_stats()["differed"] == 0
+
+
+def test_later_calls_are_compared_ever_more_rarely(executor):
+    check_comparisons(executor)
+
+
+def test_a_comparison_is_of_the_call_that_was_made(executor):
+    plan = relocated(executor)
+    plan.relocation.graphs[0].counts.until_check = 0
+    called(executor, plan, 1, start=77)
+    assert executor.seen[-1] == plan.called[-1] == next(plans.addresses(77))
+
+
+DIFFERENT = {
+    "image": lambda node: node._replace(image=node.image[:-1] + b"\1"),
+    "grid": lambda node: node._replace(form=(*node.form[:3], (2,) * 7, *node.form[4:])),
+    "kernel": lambda node: node._replace(form=(16 * 9, *node.form[1:])),
+    "size": lambda node: node._replace(image=node.image + bytes(8)),
+}
+
+
+def check_difference(executor, logged, what):
+    """A library that does otherwise from some call on: all graphs of the plan go, once and for good."""
+    logged.clear()
+    before = executor.relocation_stats()["differed"]
+    plan = relocated(executor)
+    assert executor.relocate(plan, (A, A)) == ""
+    ordinary = plan.call
+    called(executor, plan, FIRST_CHECK)
+
+    def call(given):
+        nodes, edges = ordinary(given)
+        nodes = nodes[:1] if what == "fewer" else [nodes[0], DIFFERENT[what](nodes[1])]
+        return nodes, edges if len(nodes) > 1 else []
+
+    plan.call = call
+    seen = len(executor.seen)
+    plan.relocation.graphs[0].counts.until_check = 0
+    called(executor, plan, 300)
+    called(executor, plan, 3, [(address, address) for address in (A, B, C)])
+    assert len(plan.called) == 303
+    assert plan.launch is None
+    assert not plan.relocation.graphs
+    assert len(executor.seen) == seen + 1
+    assert executor.relocation_stats()["differed"] == before + 1
+    why = "a later call of the library had other parameters than what was learnt predicts"
+    assert logged == [("not relocated", {"row": "of this test", "cause": why})]
+    assert plan.relocation.why == why == executor.relocate(plan, (A, B))
+
+
+@pytest.mark.parametrize("what", [*DIFFERENT, "fewer"])
+def test_a_plan_that_differs_is_called_by_its_library_for_good(executor, logged, what):
+    check_difference(executor, logged, what)
+    assert executor.relocation_stats()["relocated"] == 0
+
+
+def check_status(executor, driver, logged):
+    plan = relocated(executor)
+    driver.put_status = 1
+    called(executor, plan, 50)
+    driver.put_status = 0
+    called(executor, plan, 50)
+    assert len(plan.called) == 100
+    assert plan.relocation.why == "its graph takes no other parameters: status 1"
+    assert executor.relocation_stats()["differed"] == len(logged) == 1
+
+
+def test_a_node_that_takes_no_parameters_ends_its_plan_s_graphs(executor, driver, logged):
+    check_status(executor, driver, logged)
+
+
+def test_a_call_that_reads_memory_which_is_elsewhere_now_is_learnt_again(executor, logged):
+    """Zeros that more were asked for, or numbers that began anew: what is kept with the graph is not the latest."""
+    place = [0x5000]
+    plan = relocated(executor, call_of((1, 40, lambda _: place[0].to_bytes(8, "little"))))
+    called(executor, plan, FIRST_CHECK)
+    place[0], executor.memory = 0x6000, object()
+    called_before = [node.image for node in plan.call((A, B))[0]]
+    assert executor.run(plan, A, B) == called_before
+    assert not logged
+    assert plan.launch is None
+    assert executor.relocation_stats()["relocated"] == 0
+    called(executor, plan, FIRST + EVERY * STEPS)
+    assert plan.launch is not None
+    assert executor.relocation_stats()["differed"] == 0
+
+
+def test_numbers_that_a_word_cannot_hold_are_the_library_s_own_also_when_a_comparison_is_due(executor):
+    plan = relocated(executor, call_of((1, 32, stand_in.number(2, "e"))), (A, B, 0.5))
+    plan.relocation.graphs[0].counts.until_check = 0
+    called(executor, plan, 3, [(A, B + 64 * turn, 1e6) for turn in range(3)])
+    called(executor, plan, 3, [(A, B + 64 * turn, 0j) for turn in range(3)])
+    assert executor.relocation_stats()["checked"] == 0
+    called(executor, plan, 20, [(A, B + 64 * turn, 0.5) for turn in range(20)])
+    assert executor.relocation_stats()["checked"] == 1
+    assert plan.launch is not None
+
+
+# -- what goes --------------------------------------------------------------------------------------------------------
+def test_the_oldest_graph_goes_and_may_be_learnt_again(executor, driver, monkeypatch):
+    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 3)
+    made = [stand_in.LibraryPlan(call_of()) for _ in range(5)]
+    for plan in made:
+        assert executor.relocate(plan, (A, B)) == ""
+    gc.collect()
+    assert [plan.launch is not None for plan in made] == [False, False, True, True, True]
+    assert len(driver.executables) == len(driver.graphs) == executor.relocation_stats()["relocated"] == 3
+    for plan in made:
+        called(executor, plan, FIRST + EVERY * STEPS)
+        assert plan.launch is not None
+    assert made[0].called
+    assert [plan.launch is not None for plan in made] == [False, False, True, True, True]
+
+
+def test_a_plan_of_all_forms_whose_graph_goes_learns_again(executor):
+    plan = stand_in.LibraryPlan(call_of())
+    forms = [(A, B), (A, A), (A, 0), (0, B)]
+    for arguments in forms:
+        assert executor.relocate(plan, arguments) == ""
+    called(executor, plan, FIRST + EVERY, [(0, 0)] * (FIRST + EVERY))
+    assert plan.relocation.due == plan_relocation.NEVER
+    graph = next(graph for graph in plan.relocation.graphs if graph.fits((A, B)))
+    executor.relocations.drop(graph)
+    plan.relocation.drop(plan, graph)
+    called(executor, plan, EVERY * (STEPS + 2), ((A + 64 * n, B) for n in range(10_000)))
+    assert any(graph.fits((A, B)) for graph in plan.relocation.graphs)
+
+
+# -- calls within calls -----------------------------------------------------------------------------------------------
+def test_calls_of_a_finalizer_within_a_step_learn_nothing_and_are_right(executor):
+    plan, depth = stand_in.LibraryPlan(call_of()), []
+
+    def enter():
+        if not depth:
+            depth.append(0)
+            for arguments in ((A, B), (B, A)):
+                before = len(executor.seen)
+                assert executor.run(plan, *arguments) == right(plan, arguments)
+                plan.relocation.calls = max(plan.relocation.calls, plan.relocation.due)
+                assert executor.run(plan, *arguments) == right(plan, arguments)
+                assert executor.relocate(plan, arguments) == "it is being learnt"
+                assert len(executor.seen) == before
+            depth.clear()
+
+    executor.on_recorded = enter
+    called(executor, plan, 400)
+    assert plan.launch is not None
+    other = stand_in.LibraryPlan(call_of())
+    plan = other
+    assert executor.relocate(plan, (A, B)) == ""
+    called(executor, plan, 20)
+
+
+def test_a_comparison_within_which_the_graph_is_launched(executor, driver, logged):
+    plan = relocated(executor)
+    called(executor, plan, FIRST_CHECK)
+    executor.on_recorded = driver.on_put = lambda: executor.enqueue(plan, (C, A), (), ())
+    for arguments in itertools.islice(plans.addresses(500), 100):
+        before, number_of = len(driver.launched), len(plan.called)
+        executor.enqueue(plan, arguments, (), ())
+        assert right(plan, arguments) in driver.launched[before:] or arguments in plan.called[number_of:]
+        assert all(one in (right(plan, arguments), right(plan, (C, A))) for one in driver.launched[before:])
+    assert executor.relocation_stats()["checked"] >= 1
+    assert not logged
+    assert plan.launch is not None
+
+
+def test_a_graph_that_goes_while_it_is_launched(executor, driver):
+    plan = relocated(executor)
+    assert executor.relocate(plan, (A, A)) == ""
+    graph = plan.relocation.graphs[1]
+    driver.on_run = lambda: plan.relocation.drop(plan, graph)
+    called(executor, plan, 1)
+    driver.on_run = lambda: None
+    assert graph not in plan.relocation.graphs
+    called(executor, plan, 100)
+
+
+def test_an_interrupt_within_a_step_leaves_a_plan_that_learns(executor):
+    plan, turns = stand_in.LibraryPlan(call_of()), []
+
+    def interrupt():
+        turns.append(0)
+        if len(turns) % 2:
+            raise KeyboardInterrupt
+
+    executor.on_recorded = interrupt
+    for number_of in range(400):
+        with suppress(KeyboardInterrupt):
+            called(executor, plan, 1, [(A + 64 * number_of, B)])
+        assert plan.relocation is None or not plan.relocation._is_learning
+    assert plan.launch is not None
+    assert len(turns) >= 2 * (LEARNT + PROVING + 1)
+
+
+# -- defects that must be found ---------------------------------------------------------------------------------------
+def every_check(executor, driver, logged):
+    plans.check_steps(executor)
+    plan_relocation._words.clear()
+    plans.check_recall(executor)
+    for what in plans.WRONG:
+        plan_relocation._words.clear()
+        plans.check_wrong_recall(executor, what)
+    executor.relocations.checked = 0
+    check_comparisons(executor)
+    for what in (*DIFFERENT, "fewer"):
+        check_difference(executor, logged, what)
+    executor.relocations.differed = 0
+    logged.clear()
+    check_status(executor, driver, logged)
+    plans.test_numbers_in_device_memory_have_a_graph_each(executor)
+    executor.numbers_in_memory = 0
+    plans.test_each_form_has_its_own_graph_and_the_latest_is_first(executor)
+    executor.seen.clear()
+    executor.relocations.refused = 0
+    plans.test_refusals_back_off(executor)
+    plans.test_a_real_call_that_is_not_what_was_predicted_is_refused(executor, driver, "image")
+
+
+EQUAL = "[(n.kind, n.form, n.image) for n in nodes] == ["
+DEFECTS = {
+    "no capture proves": ("", "PROVING", "0"),
+    "too early": ("", "FIRST", "4"),
+    "a step at each call": ("", "EVERY", "1"),
+    "a comparison is always equal": ("PlanRelocation", f"if {EQUAL}", f"if nodes or {EQUAL}"),
+    "images are not compared": ("PlanRelocation", "n.form, n.image) for n", "n.form, predicted[nodes.index(n)]) for n"),
+    "forms are not compared": ("PlanRelocation", EQUAL, EQUAL.replace("n.form", "graph.nodes[nodes.index(n)].form")),
+    "what differs is compared again": ("PlanRelocation", "self._refuse(plan, None, why)", "graph.compared()"),
+    "other graphs stay": ("PlanRelocation", "for other in tuple(self.graphs):", "for other in (graph,):"),
+    "comparisons never come": ("PlanRelocation", "counts.until_check <= 0 and", "False and"),
+    "a status is passed over": ("PlanRelocation", "if counts.status or", "if"),
+    "recalled without proof": ("Learner", "if not alike or [", "if [] and ["),
+    "recalled and not used": ("Learner", "        self._words = words\n", "        del words\n"),
+    "refusals do not back off": (
+        "PlanRelocation",
+        "refused:\n            self._every = min(2 *",
+        "refused:\n            max(2 *",
+    ),
+    "numbers in memory are not fixed": (
+        "PlanRelocation",
+        "self._exact.add(form)",
+        "return self._refuse(plan, form, 'no')",
+    ),
+    "any number of forms": ("PlanRelocation", ">= MOST_FORMS", ">= 99"),
+    "the latest is not first": ("PlanRelocation", "self.graphs.insert(0, graph)", "self.graphs.append(graph)"),
+    "other forms' graphs are not asked": ("PlanRelocation", "self.graphs[1:]", "self.graphs[1:1]"),
+    "the real call is not looked at": ("Learner", "!= predicted:", "== []:"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_found(monkeypatch, executor, driver, logged, defect):
+    name, old, new = DEFECTS[defect]
+    if name:
+        stand_in.mutate(monkeypatch, plan_relocation, name, old, new)
+        monkeypatch.setattr(cuda_executor, "PlanRelocation", plan_relocation.PlanRelocation)
+    else:
+        monkeypatch.setattr(plan_relocation, old, int(new))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        every_check(executor, driver, logged)
+
+
+def test_without_a_defect_every_check_passes(executor, driver, logged):
+    every_check(executor, driver, logged)
