@@ -60,6 +60,9 @@ class Launches:
                 return False
             if driver.cuEventRecord.unchecked_holding_gil(self._event, self._target):
                 return False
+        if self.left < -HALF:  # more than these were enqueued meanwhile, which are to be done first
+            self.left = 0
+            return False
         self.left = HALF
         return True
 
