@@ -23,7 +23,7 @@ spec = importlib.util.spec_from_file_location("graph_stand_in", Path(__file__).w
 stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
-STEPS = LEARNT + PROVING + 2  # captures, what is learnt of them, and the capture at real addresses
+STEPS = LEARNT + PROVING + 3  # captures, what is learnt of them, the code, and the capture at real addresses
 A, B, C = 0x7F0000001000, 0x7F0000002010, 0x7F0000004004
 
 
@@ -87,7 +87,7 @@ def check_steps(executor):
     assert not begun
     assert plan.relocation.why == "it has not been called often enough"
     called(executor, plan, EVERY * (STEPS - 1) + 1)
-    captured = [FIRST + EVERY * step for step in range(STEPS) if step != LEARNT + PROVING]
+    captured = [FIRST + EVERY * step for step in (*range(LEARNT + PROVING), STEPS - 1)]
     assert begun == captured
     assert len(plan.called) == FIRST + EVERY * (STEPS - 1)
     assert plan.launch is not None
