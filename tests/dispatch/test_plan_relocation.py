@@ -15,7 +15,7 @@ import pytest
 
 from dispatch.execute import plan_relocation
 from dispatch.execute.graph_nodes import KERNEL, Node
-from dispatch.execute.plan_relocation import BACK_OFF, EVERY, FIRST, LOST, MOST_FORMS, NEVER, NOT_SAFE
+from dispatch.execute.plan_relocation import AGAIN, BACK_OFF, EVERY, FIRST, LOST, MOST_FORMS, NEVER, NOT_SAFE
 from dispatch.execute.relocated_graph import FIRST_CHECK
 from dispatch.execute.relocation import LEARNT, PROVING, Form
 
@@ -334,3 +334,27 @@ def test_the_words_that_are_remembered_are_bounded(executor, monkeypatch):
         relocated(executor, call_of(nodes=[kernel(number), kernel(100)]))
         assert len(plan_relocation._words) <= 3
     assert recorded_by(executor, lambda: relocated(executor, call_of(nodes=[kernel(8), kernel(100)]))) == PROVING + 1
+
+
+# -- while there is nothing else to do --------------------------------------------------------------------------------
+def test_a_plan_that_was_called_again_may_be_learnt_while_nothing_is_to_be_done(executor, monkeypatch):
+    plan, steps = stand_in.LibraryPlan(call_of()), 0
+    assert not executor.relocations.learn(executor)
+    called(executor, plan, AGAIN - 1)
+    assert not executor.relocations.learn(executor)
+    called(executor, plan, 1)
+    while executor.relocations.learn(executor):
+        steps += 1
+        assert len(executor.seen) <= steps
+    assert steps == STEPS
+    assert plan.launch is not None
+    called(executor, plan, 20)
+    assert len(plan.called) == AGAIN
+    monkeypatch.setattr(plan_relocation, "MAX_WAITING", 2)
+    others = [stand_in.LibraryPlan(call_of((0, 40, garbage()))), *(stand_in.LibraryPlan(call_of()) for _ in range(3))]
+    for other, given in itertools.product((*others[1:], others[0]), ((A, B), (B, A), (A, C))):
+        executor.run(other, *given)
+    while executor.relocations.learn(executor):
+        assert len(executor.seen) < 100
+    assert [other.launch is not None for other in others] == [False, False, False, True]
+    assert "follows no operand" in others[0].relocation.why

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dispatch as dp
 from dispatch.execute.graph_nodes import KERNEL, Node, Nodes
 from dispatch.execute.relocated_graph import FIRST_CHECK, MISFIT, Executable, RelocatedGraph
 from dispatch.execute.relocation import LEARNT, PROVING, Form, images, learn, made_up
@@ -270,3 +271,16 @@ def test_a_graph_that_never_became_executable_ends_alone(driver):
     executable = Executable(graph)
     del executable
     assert driver.freed == [graph.value]
+
+
+@pytest.mark.parametrize("number", [np.float32(0.1), np.float64(0.1), np.float16(0), np.complex64(1 - 2j), 3, -0.0, 2j])
+def test_a_product_gives_its_plan_numbers_of_python(number):
+    """Those of NumPy equal others: np.float32(0.1) == 0.1."""
+    host = dp.device("host")
+    dtype = "c64" if isinstance(number, complex | np.complexfloating) else "f32"
+    request = dp.MatmulRequest(
+        host.zeros((4, 4), dtype), host.zeros((4, 4), dtype), alpha=number, out=host.zeros((4, 4), dtype)
+    )
+    alpha, beta = request.arguments({})[7:9]
+    assert (type(alpha), type(beta)) == (complex if number.imag else float, float)
+    assert repr(alpha) == repr(complex(number) if number.imag else float(number) + 0.0)
