@@ -163,20 +163,21 @@ class CudaExecutor(Executor):
         if relocation.calls == AGAIN:
             self.relocations.wait(plan, arguments)
         if relocation.calls >= relocation.due or relocation.graphs:
-            relocation.follow(self, plan, arguments)
+            with self.device.context:  # which memsets are told
+                relocation.follow(self, plan, arguments)
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""
-        if plan.relocation is None:
-            plan.relocation = PlanRelocation(plan)
-        relocation: PlanRelocation = plan.relocation
-        return relocation.learn_now(self, plan, arguments)
+        relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
+        with self.device.context:
+            plan.relocation = relocation
+            return relocation.learn_now(self, plan, arguments)
 
     def learn(self) -> bool:
-        return self.relocations.learn(self)
+        with self.device.context:
+            return self.relocations.learn(self)
 
     def relocation_stats(self) -> dict[str, int]:
-        """What became of the plans of this executor: see Relocations.stats."""
         return self.relocations.stats()
 
     def call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:

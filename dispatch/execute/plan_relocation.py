@@ -7,7 +7,6 @@ the rest of them and one at the addresses of a real call. Later calls are compar
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -229,6 +228,8 @@ class Learner:
     """The captures of a plan for one form of arguments, until they are enough."""
 
     def __init__(self, arguments: tuple[Argument, ...], *, exact: bool) -> None:
+        from random import Random  # with the first plan that is learnt: `import dispatch` stays quick
+
         self._form = Form.of(arguments, exact=exact)
         self._is_exact = exact
         self._arguments: list[tuple[Argument, ...]] = []
@@ -237,7 +238,7 @@ class Learner:
         self._is_compiled = False
         self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
         self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
-        self._rng = random.Random()
+        self._rng = Random()
         self._lost = 0
 
     def takes(self, arguments: tuple[Argument, ...]) -> bool:

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from dispatch.device.stream import relaxed
+from dispatch.device.stream import RELAXED, exchange_mode, relaxed
 from dispatch.execute.graph_nodes import setter
 from dispatch.execute.relocation import ADDRESS, COMPLEX, HALF, IMAGINARY, LOW, WHOLE, Form, Word
 
@@ -73,18 +73,7 @@ class RelocatedGraph:
     has been compared with the library's.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_keep",
-        "_places",
-        "counts",
-        "fits",
-        "form",
-        "launch",
-        "nodes",
-        "words",
-        "write",
-    )
+    __slots__ = ("_buffer", "_keep", "_places", "counts", "fits", "form", "launch", "nodes", "words", "write")
 
     launch: Callable[[tuple[Argument, ...]], int]
     fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
@@ -109,6 +98,9 @@ class RelocatedGraph:
         changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
         made = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
         self._keep = keep, tuple(kept for _, kept in made)
+        # Nobody says whether to set a node ends other threads' captures: it is done as `relaxed()` does, with a word of
+        # this graph's own, which `busy` keeps to one launch.
+        before = ctypes.c_int(RELAXED)
         scope: dict[str, Any] = {
             **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
             **{f"put_{n}": put for n, (put, _) in zip(changed, made, strict=True)},
@@ -120,6 +112,10 @@ class RelocatedGraph:
             "half": partial(struct.pack_into, "<e", raw),
             "double": partial(struct.pack_into, "<d", raw),
             "copysign": math.copysign,
+            "before": before,
+            "mode": ctypes.byref(before),
+            "exchange": exchange_mode(),
+            "RELAXED": RELAXED,
             "COMPLEX": COMPLEX,
             "run": launch(executable.handle, len(self.nodes)),
             "kept": self._keep,
@@ -173,7 +169,12 @@ def make(counts):
                 else:
                     {old}, = at
                 at = None
+                try:
+                    exchange(mode)
 {setting}
+                finally:
+                    if before.value != RELAXED:  # else it was so before, or is not exchanged yet
+                        exchange(mode)
                 at = arguments
             return run()
         except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
@@ -247,7 +248,7 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
         misfit=" or ".join(_misfits(form)) or "False",
         other_numbers="".join(f" or {test}" for test in _other_numbers(form)),
         nothing=" = ".join(f"y{place}" for place in range(len(form.kinds))),
-        setting="\n".join(f"{' ' * 16}{line}" for line in setting),
+        setting="\n".join(f"{' ' * 20}{line}" for line in setting),
         writing="\n".join(f"{' ' * 12}{line}" for line in writing),
     )
     return compile(source, "<relocated graph>", "exec")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dispatch.core.request import Plan
+from dispatch.device.stream import RELAXED
 from dispatch.execute import cuda_graph, graph_nodes, plan_relocation, relocated_graph
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMSET, Node
@@ -23,6 +24,7 @@ from dispatch.execute.plan_relocation import Relocations
 from dispatch.execute.relocation import Form
 
 INVALID = 1  # CUDA_ERROR_INVALID_VALUE
+CONTEXT, OTHERS = 7, 8  # the executor's, and another device's
 FORMATS = {"f": np.float32, "d": np.float64, "e": np.float16}
 
 
@@ -132,6 +134,7 @@ class GraphDriver:
         self.nodes = {}  # by handle: the node, and its number
         self.launched = []  # the images of each launch
         self.put_status = 0
+        self.mode, self.current = 0, CONTEXT  # the thread's capture mode, and its context
         self.on_put = self.on_run = lambda: None
         self.kept = []  # what the pointers that were given out point to
         self.sizes = {}
@@ -178,7 +181,7 @@ class GraphDriver:
         return 0
 
     def _cuCtxGetCurrent(self, context):
-        context._obj.value = 7
+        context._obj.value = self.current
         return 0
 
     def _cuGraphGetNodes(self, graph, handles, count):
@@ -234,7 +237,12 @@ class GraphDriver:
         ctypes.memmove(value, found, 64)
         return 0
 
+    def exchange(self, mode):
+        mode._obj.value, self.mode = self.mode, mode._obj.value
+        return 0
+
     def _set(self, executable, of, image):
+        assert self.mode == RELAXED, "another thread's capture may end by it"
         if self.put_status:
             return self.put_status
         self.executables[executable.value][self.nodes[of.value][1]] = image
@@ -252,7 +260,7 @@ class GraphDriver:
         return self._set(executable, of, image)
 
     def _cuGraphExecMemsetNodeSetParams(self, executable, of, image, context):
-        assert context.value == 7
+        assert context.value == CONTEXT
         return self._set(executable, of, ctypes.string_at(image, len(self.nodes[of.value][0].image)))
 
     _cuGraphExecMemcpyNodeSetParams = _cuGraphExecMemsetNodeSetParams
@@ -265,6 +273,7 @@ def install(patch):
         patch(module, "driver", made)
     patch(plan_relocation, "instantiated", made.instantiated)
     patch(plan_relocation, "_words", {})
+    patch(relocated_graph, "exchange_mode", lambda: made.exchange)
     return made
 
 
@@ -282,6 +291,19 @@ class LibraryPlan(Plan):
         self.called.append(arguments)
 
 
+class Context:
+    """The executor's; outside of it another device's is current."""
+
+    def __init__(self, driver):
+        self._driver = driver
+
+    def __enter__(self):
+        self._driver.current = CONTEXT
+
+    def __exit__(self, *_):
+        self._driver.current = OTHERS
+
+
 class GraphExecutor:
     """The executor's own way to launch or to call, without a device: what is asked of it stands below."""
 
@@ -295,6 +317,8 @@ class GraphExecutor:
         self.lost = 0  # recordings that end in nothing
         self.seen = []  # arguments of recordings
         self.memory = object()
+        driver.current = OTHERS
+        self.device = SimpleNamespace(context=Context(driver))
         self.on_recorded = lambda: None
 
     def _order(self, reads, writes):

@@ -152,9 +152,13 @@ def test_a_launch_from_within_every_line(driver):
 
 
 def finally_lines(made):
-    """The lines of `finally`, at whose one assignment the interpreter takes no signal: behind a call it does."""
-    source = made.source.splitlines()
-    return {n + 1 for n, line in enumerate(source) if n and source[n - 1].strip() == "finally:"}
+    """The lines of `finally`, where the interpreter takes no signal before their one call is done, and of `try`, where
+    nothing is done.
+    """
+    source = [line.strip() for line in made.source.splitlines()]
+    first = {n + 1 for n, line in enumerate(source) if n and source[n - 1] == "finally:"}
+    tries = {n + 1 for n, line in enumerate(source) if line == "try:"}
+    return first | tries | {n + 1 for n in first if source[n - 1].startswith("if ")}
 
 
 def check_interrupts(made):
@@ -195,6 +199,7 @@ def test_an_interrupt_at_every_line(driver, with_source):
     made = Made(driver, two_nodes(), SET)
     made.source = with_source[-1]
     check_interrupts(made)
+    assert driver.mode == 0, "the thread's own mode is as it was"
 
 
 @pytest.mark.parametrize("hook", ["on_put", "on_run"])
@@ -222,14 +227,20 @@ def every_check(driver, kept):
     tests.check_status(driver, made)
     check_interrupts(made)
     check_lines(driver, made)
+    assert driver.mode == 0, "the thread's own mode is as it was"
     tests.check_countdown(made)
     for part in ("real", "imag"):
         tests.test_zeros_of_both_signs_in_a_part_of_a_number_are_two(driver, part)
 
 
 TEMPLATES = {
-    "remembered before it is set": ("at = None\n{setting}", "at = arguments\n{setting}"),
-    "not forgotten while it is set": ("                at = None\n{setting}", "{setting}"),
+    "remembered before it is set": ("at = None\n                try:", "at = arguments\n                try:"),
+    "not forgotten while it is set": ("                at = None\n                try:", "                try:"),
+    "set in the thread's own mode": ("                    exchange(mode)\n{setting}", "{setting}"),
+    "the thread's mode is not given back": (
+        "                        exchange(mode)\n",
+        "                        pass\n",
+    ),
     "never busy": ("            busy = True\n            if arg", "            busy = False\n            if arg"),
     "always busy": ("busy = False\n\n    def fits", "pass\n\n    def fits"),
     "write forgets nothing": ("            at = {nothing} = None", "            {nothing} = None"),
