@@ -73,6 +73,8 @@ sanitize: $(READY)  ## compute-sanitizer on a GPU: memcheck and racecheck of CUT
 	$(SANITIZER) --tool memcheck --report-api-errors no $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
 	$(SANITIZER) --tool racecheck $(PY) -m pytest tests/gpu/cutlass -q -k '$(SANITIZED)' $(ARGS)
 	$(SANITIZER) --tool memcheck --report-api-errors no $(PY) tests/differential.py --device cuda:0 --calls 4000
+	$(SANITIZER) --tool memcheck --report-api-errors no $(PY) -m pytest tests/gpu/test_relocation_rows.py -q \
+	    -k 'not cutlass and (softmax or pooling or norm_fwd or conv_fwd) and f16'
 
 # Ten minutes each, unless ARGS says otherwise. The seeds are fixed: a run is repeated by its own line.
 fuzz: $(READY)  ## long random sequences of calls on a GPU, each held bit by bit against a fresh request

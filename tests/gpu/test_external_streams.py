@@ -351,6 +351,52 @@ def test_what_other_threads_do_here_leaves_a_capture_of_torch_alone(dev, torch, 
     torch.rand(4, device="cuda")
 
 
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_relocated_launches_of_another_thread_leave_a_capture_of_torch_alone(dev, torch, rng, mode):
+    """To set a node of an executable graph must not be what ends it: each launch is at addresses of its own."""
+    begun, done = threading.Event(), threading.Event()
+    products = [[dev.array(rng.standard_normal((64, 64)), "f32") for _ in range(3)] for _ in range(40)]
+    attention = [[dev.array(rng.standard_normal((1, 2, 64, 64)), "f16") for _ in range(4)] for _ in range(20)]
+    expected = [a.numpy().astype(np.float64) @ b.numpy() for a, b, _ in products]
+
+    def beside():
+        with dev.stream():
+            executor = dev.executor()
+            works = [dp.MatmulRequest(a, b, out=out) for a, b, out in products]
+            works += [dp.SdpaFwdRequest(q, k, v, out=out) for q, k, v, out in attention]  # with a memset in front
+            plans = {executor.plan(request): request for request in works}
+            assert [executor.relocate(plan, request.arguments({})) for plan, request in plans.items()] == ["", ""]
+            begun.wait()
+            try:
+                for _ in range(5):
+                    for request in works:
+                        dp.run(request)
+                assert all(plan.relocation.launches > len(products) for plan in plans)
+            finally:
+                done.set()
+            executor.stream.synchronize()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(beside)
+        x = torch.ones(64, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode=mode):
+                y = x + 1
+                begun.set()
+                done.wait()
+                z = y * 2
+        finally:
+            begun.set()
+            other.result()
+    x.fill_(4.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((z == 10.0).all())
+    assert all(np.allclose(out.numpy(), want, atol=1e-3) for (_, _, out), want in zip(products, expected, strict=True))
+
+
 def test_a_recording_that_is_lost_is_repeated_and_then_given_up(dev, rng, monkeypatch):
     a, b = dev.array(rng.standard_normal((64, 64)), "f32"), dev.array(rng.standard_normal((64, 64)), "f32")
     right = a.numpy().astype(np.float64) @ b.numpy()

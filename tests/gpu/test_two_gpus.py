@@ -103,6 +103,30 @@ def test_each_op_runs_on_the_second(second, rng, op):
     pytest.skip(f"no row of {op} runs on {second.arch}")
 
 
+def test_relocated_calls_on_the_second(second, rng):
+    """Learnt and launched at other addresses while the first GPU's context is the current one; one with a memset."""
+    products = [product(second, rng) for _ in range(20)]
+    heads = [[second.array(rng.standard_normal((1, 2, 64, 64)), "f16") for _ in range(4)] for _ in range(20)]
+    attention = [dp.SdpaFwdRequest(q, k, v, out=out) for q, k, v, out in heads]
+    executor = second.executor()
+    right = []
+    for request in attention:
+        executor.call(executor.plan(request), request.arguments({}))
+        right.append(request.out.numpy())
+        request.out.copy_from(np.full(request.out.shape, np.nan))
+    works = [*(request for request, _ in products), *attention]
+    plans = {executor.plan(request): request for request in works}
+    assert [executor.relocate(plan, request.arguments({})) for plan, request in plans.items()] == ["", ""]
+    for _ in range(2):
+        for request in works:
+            dp.run(request)
+    assert all(plan.relocation.launches >= len(attention) for plan in plans)
+    assert all(is_close(request.out, expected) for request, expected in products)
+    for request, expected in zip(attention, right, strict=True):
+        np.testing.assert_array_equal(request.out.numpy(), expected)
+    assert chosen() == 0
+
+
 def test_memory(first, second, rng):
     values = rng.standard_normal((N, N)).astype(np.float32)
     for dev in (second, first, second):

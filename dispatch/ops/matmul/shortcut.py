@@ -69,7 +69,8 @@ class Form(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(name for name in self.given if name not in self.writes)
+        writes = self.writes
+        return tuple(name for name in self.given if name not in writes)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -86,7 +87,7 @@ class Shortcut:
     `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` does, and gives back what the request would, or UNFIT.
     """
 
-    __slots__ = ("_form", "plan", "run", "whole")
+    __slots__ = ("_form", "_pairs", "plan", "run", "whole")
 
     run: Callable[..., Any]
 
@@ -104,12 +105,13 @@ class Shortcut:
             adds_out=request.c is None and bool(key[BETA]),
             scaled=bool(request.scale_arguments()),
         )
+        self._pairs = self._form.pairs
         reads = tuple(tensor for tensor, written in factors if not written)
         writes = tuple(tensor for tensor, written in factors if written)
         self.run = self._made(given, made, reads, writes, request.scale_arguments())
 
     def _made(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
-        bounds = [bounds_of(layouts[one], layouts[other]) for one, other in self._form.pairs]
+        bounds = [bounds_of(layouts[one], layouts[other]) for one, other in self._pairs]
         return _maker(self._form)(self.plan, outputs, bounds, *factors)
 
     def takes(self, alpha: Any, beta: Any) -> bool:
@@ -123,7 +125,7 @@ class Shortcut:
     def resized(self, plan: Plan, shape: tuple[int, int], dtype: Dtype, layouts: dict[str, Layout]) -> Shortcut:
         """The same for a plan of other extents, of a request without scales that writes nothing but D."""
         twin = Shortcut.__new__(Shortcut)
-        twin.plan, twin.whole, twin._form = plan, self.whole, self._form
+        twin.plan, twin.whole, twin._form, twin._pairs = plan, self.whole, self._form, self._pairs
         twin.run = twin._made(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
         return twin
 
