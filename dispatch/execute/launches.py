@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakSet
 
 from cudabind import driver
 from dispatch.device.stream import NULL_CONTEXT, relaxed
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Launches"]
 
 HALF = 128  # launches, each of which memory may be allocated and freed with on the same stream
+STREAMS = 16  # that many may have as much; of more, several share one of the driver's queues, and its room
 
 
 class Launches:
@@ -26,11 +28,14 @@ class Launches:
 
     Threads that let go of the lock for each launch wait for each other to have it back: 16 threads launched 0.43 of
     what one did (H100). But a launch that waits for room must not hold it (cudabind.driver.BOUNDED), which is so where
-    about a thousand are outstanding. `left` counts down from far less; then it begins anew if the GPU is past where it
-    began the time before. Of other libraries' streams nobody knows what is on them.
+    about a thousand are outstanding on the streams that share one of the driver's queues. `left` counts down from far
+    less; then it begins anew if the GPU is past where it began the time before. What is on other libraries' streams,
+    nobody knows.
     """
 
-    __slots__ = ("_event", "_stream", "_target", "left")
+    __slots__ = ("__weakref__", "_event", "_stream", "_target", "left")
+
+    used: ClassVar[WeakSet[Launches]] = WeakSet()  # those with graphs to launch
 
     def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
         self._stream, self._target = stream, target
@@ -43,6 +48,8 @@ class Launches:
             launch = launcher(executable, self._target, holds_gil=holds_gil)
             context = self._stream.context
             return launch if context is NULL_CONTEXT else partial(launch_on_default, context, launch)
+        self.used.add(self)
+        self.left = min(self.left, self._share())
         holding, free = (launcher(executable, self._target, holds_gil=holds) for holds in (True, False))
 
         def launch_in_room() -> int:
@@ -63,11 +70,15 @@ class Launches:
         if self.left < -HALF:  # more than these were enqueued meanwhile, which are to be done first
             self.left = 0
             return False
-        self.left = HALF
+        self.left = self._share()
         return True
+
+    def _share(self) -> int:
+        return HALF if len(self.used) <= STREAMS else max(HALF * STREAMS // len(self.used), 1)
 
     def close(self) -> None:
         """Give the event back."""
+        self.used.discard(self)
         if self._event is not None:
             self._stream.device.recycle(self._event)
             self._event = None
