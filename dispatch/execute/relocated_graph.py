@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.device.stream import RELAXED, exchange_mode, relaxed
-from dispatch.execute.graph_nodes import setter
+from dispatch.execute.graph_nodes import KERNEL, setter
 from dispatch.execute.relocation import ADDRESS, COMPLEX, HALF, IMAGINARY, LOW, WHOLE, Form, Word
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class RelocatedGraph:
         changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
         made = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
         self._keep = keep, tuple(kept for _, kept in made)
-        # Nobody says whether to set a node ends other threads' captures: it is done as `relaxed()` does, with a word of
-        # this graph's own, which `busy` keeps to one launch.
+        # What `_quiet` sets the nodes with: as `relaxed()`, with a word of this graph's own, which `busy` keeps to one
+        # launch.
         before = ctypes.c_int(RELAXED)
         scope: dict[str, Any] = {
             **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
@@ -169,12 +169,7 @@ def make(counts):
                 else:
                     {old}, = at
                 at = None
-                try:
-                    exchange(mode)
 {setting}
-                finally:
-                    if before.value != RELAXED:  # else it was so before, or is not exchanged yet
-                        exchange(mode)
                 at = arguments
             return run()
         except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
@@ -215,11 +210,11 @@ def _places(nodes: Sequence[Node]) -> tuple[int, ...]:
 
 def code_of(nodes: Sequence[Node], words: tuple[Word, ...], form: Form) -> Any:
     """The code of a relocated graph; to compile it takes a millisecond or two, the first time."""
-    return _code(words, form, _places(nodes))
+    return _code(words, form, _places(nodes), all(nodes[word.node].kind == KERNEL for word in words))
 
 
 @lru_cache(1024)
-def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
+def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels: bool) -> Any:
     """The code of the functions `launch`, `fits` and `write`: with nothing left to look up, for loops took 1.2 us more.
 
     Only the words of arguments that are others than at the launch before are written, and only nodes with such words
@@ -242,16 +237,34 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...]) -> Any:
             is_other = " or ".join(_differs(form, place) for place in following)
             lines = [f"if {is_other}:", *(f"    {line}" for line in lines)]
         setting += lines
+    if not kernels:
+        setting = _quiet(setting)
     source = TEMPLATE.format(
         new=new,
         old=old,
         misfit=" or ".join(_misfits(form)) or "False",
         other_numbers="".join(f" or {test}" for test in _other_numbers(form)),
         nothing=" = ".join(f"y{place}" for place in range(len(form.kinds))),
-        setting="\n".join(f"{' ' * 20}{line}" for line in setting),
+        setting="\n".join(f"{' ' * 16}{line}" for line in setting),
         writing="\n".join(f"{' ' * 12}{line}" for line in writing),
     )
     return compile(source, "<relocated graph>", "exec")
+
+
+def _quiet(setting: list[str]) -> list[str]:
+    """The same lines in the relaxed capture mode, so that no other thread's capture can end by them.
+
+    To set a kernel's node ends none in any mode, as seen with driver 580, and does without: 0.3 us a launch. Whether
+    the memory's nodes do, whose addresses the driver looks at, nobody says.
+    """
+    return [
+        "try:",
+        "    exchange(mode)",
+        *(f"    {line}" for line in setting),
+        "finally:",
+        "    if before.value != RELAXED:  # else it was so before, or is not exchanged yet",
+        "        exchange(mode)",
+    ]
 
 
 def _misfits(form: Form) -> list[str]:

@@ -242,7 +242,6 @@ class GraphDriver:
         return 0
 
     def _set(self, executable, of, image):
-        assert self.mode == RELAXED, "another thread's capture may end by it"
         if self.put_status:
             return self.put_status
         self.executables[executable.value][self.nodes[of.value][1]] = image
@@ -261,6 +260,7 @@ class GraphDriver:
 
     def _cuGraphExecMemsetNodeSetParams(self, executable, of, image, context):
         assert context.value == CONTEXT
+        assert self.mode == RELAXED, "another thread's capture may end by it"
         return self._set(executable, of, ctypes.string_at(image, len(self.nodes[of.value][0].image)))
 
     _cuGraphExecMemcpyNodeSetParams = _cuGraphExecMemsetNodeSetParams
