@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.execute.graph_nodes import KERNEL, Node, Nodes
+from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMCPY_BYTES, Node, Nodes
 from dispatch.execute.relocated_graph import FIRST_CHECK, MISFIT, Executable, RelocatedGraph
 from dispatch.execute.relocation import LEARNT, PROVING, Form, images, learn, made_up
 
@@ -75,9 +75,13 @@ class Made:
         return True
 
 
-def two_nodes(**more):
+def two_nodes(second=KERNEL, **more):
     """A call of three operands and a number, whose words are in two nodes, in a made-up order."""
-    nodes = [Node(KERNEL, (16 * n, None, 7, (1,) * 7, (), ()), bytes(96)) for n in (1, 2)]
+    nodes = [Node(KERNEL, (16, None, 7, (1,) * 7, (), ()), bytes(96))]
+    if second == MEMCPY:
+        nodes.append(Node(MEMCPY, (), bytes(MEMCPY_BYTES)))
+    else:
+        nodes.append(Node(KERNEL, (32, None, 7, (1,) * 7, (), ()), bytes(96)))
     puts = [(0, 4, stand_in.address(0, 64)), (0, 16, stand_in.address(1, -8)), (1, 0, stand_in.address(1))]
     puts += [(1, 36, stand_in.address(2)), (1, 64, stand_in.number(3, "f")), (0, 60, stand_in.number(3, "d"))]
     return stand_in.Call(nodes, [stand_in.Put(*put) for put in puts], **more)

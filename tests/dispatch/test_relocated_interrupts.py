@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dispatch.execute import relocated_graph
+from dispatch.execute.graph_nodes import KERNEL, MEMCPY
 from dispatch.execute.relocated_graph import MISFIT
 
 spec = importlib.util.spec_from_file_location("relocated", Path(__file__).with_name("test_relocated_graph.py"))
@@ -147,8 +148,9 @@ def check_lines(driver, made):
                 assert made.launch(again)
 
 
-def test_a_launch_from_within_every_line(driver):
-    check_lines(driver, Made(driver, two_nodes(), SET))
+@pytest.mark.parametrize("second", [KERNEL, MEMCPY])
+def test_a_launch_from_within_every_line(driver, second):
+    check_lines(driver, Made(driver, two_nodes(second), SET))
 
 
 def finally_lines(made):
@@ -195,8 +197,9 @@ def with_source(monkeypatch):
     relocated_graph._code.cache_clear()
 
 
-def test_an_interrupt_at_every_line(driver, with_source):
-    made = Made(driver, two_nodes(), SET)
+@pytest.mark.parametrize("second", [KERNEL, MEMCPY])
+def test_an_interrupt_at_every_line(driver, with_source, second):
+    made = Made(driver, two_nodes(second), SET)
     made.source = with_source[-1]
     check_interrupts(made)
     assert driver.mode == 0, "the thread's own mode is as it was"
@@ -220,7 +223,7 @@ def test_an_interrupt_behind_a_call(driver, hook):
 def every_check(driver, kept):
     for seed in range(25):
         tests.check_sequence(driver, seed)
-    made = Made(driver, two_nodes(), SET)
+    made = Made(driver, two_nodes(MEMCPY), SET)
     made.source = kept[-1]
     for hook in ("on_put", "on_run"):
         check_entered(driver, made, hook)
@@ -234,13 +237,8 @@ def every_check(driver, kept):
 
 
 TEMPLATES = {
-    "remembered before it is set": ("at = None\n                try:", "at = arguments\n                try:"),
-    "not forgotten while it is set": ("                at = None\n                try:", "                try:"),
-    "set in the thread's own mode": ("                    exchange(mode)\n{setting}", "{setting}"),
-    "the thread's mode is not given back": (
-        "                        exchange(mode)\n",
-        "                        pass\n",
-    ),
+    "remembered before it is set": ("                at = None\n{setting}", "                at = arguments\n{setting}"),
+    "not forgotten while it is set": ("                at = None\n{setting}", "{setting}"),
     "never busy": ("            busy = True\n            if arg", "            busy = False\n            if arg"),
     "always busy": ("busy = False\n\n    def fits", "pass\n\n    def fits"),
     "write forgets nothing": ("            at = {nothing} = None", "            {nothing} = None"),
@@ -253,6 +251,9 @@ TEMPLATES = {
     "launched though a comparison is due": ("counts.until_check <= 0 or", ""),
 }
 FUNCTIONS = {
+    "set in the thread's own mode": ("_quiet", '"    exchange(mode)"', '"    pass"'),
+    "the thread's mode is not given back": ("_quiet", '"        exchange(mode)"', '"        pass"'),
+    "memory set as kernels are": ("code_of", "all(", "any("),
     "operands at one address": ("_misfits", '[f"x{one} == x{two}" for i', '["False" for i'),
     "many operands at one address": ("_misfits", '!= {len(operands)}"', '== 99"'),
     "operands that are no longer one": ("_misfits", 'f"x{place} != x{same}"', '"False"'),
