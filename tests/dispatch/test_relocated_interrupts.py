@@ -237,7 +237,10 @@ def every_check(driver, kept):
 
 
 TEMPLATES = {
-    "remembered before it is set": ("                at = None\n{setting}", "                at = arguments\n{setting}"),
+    "remembered before it is set": (
+        "                at = None\n{setting}",
+        "                at = arguments\n{setting}",
+    ),
     "not forgotten while it is set": ("                at = None\n{setting}", "{setting}"),
     "never busy": ("            busy = True\n            if arg", "            busy = False\n            if arg"),
     "always busy": ("busy = False\n\n    def fits", "pass\n\n    def fits"),
