@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Nodes", "NotRelocatable", "setter"]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2  # CUgraphNodeType
+NO_MORE = 1  # CUDA_ERROR_INVALID_VALUE: a kernel has no parameter of that number
 BUFFER, SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and …_SIZE: the keys of `extra`
 # CUlaunchAttributeID, of those that kernel nodes have: the window of the L2 cache, cooperative, cluster, its policy,
 # priority, memory domain, preferred cluster, updatable from the device, shared memory.
@@ -120,8 +121,10 @@ class Nodes:
             ask = (driver.cuFuncGetParamInfo if func else driver.cuKernelGetParamInfo).unchecked
             handle, offset, size = ctypes.c_void_p(func or kern), ctypes.c_size_t(), ctypes.c_size_t()
             places: list[tuple[int, int]] = []
-            while not ask(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size)):
+            while not (status := ask(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size))):
                 places.append((offset.value, size.value))
+            if status != NO_MORE:  # parameters that nobody sees would be taken to be the same at all addresses
+                raise NotRelocatable(f"the parameters of a kernel cannot be told: status {status}")
             found = self._sizes[func, kern] = tuple(places)
         return found
 

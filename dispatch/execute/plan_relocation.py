@@ -194,31 +194,39 @@ class PlanRelocation:
 
     def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
         """Compare what the graph would launch with what the library launches; for good, where they differ."""
-        if graph.counts.status:
-            why = f"its graph takes no other parameters: status {graph.counts.status}"
-        else:
-            captured = _captured(executor, plan, arguments, {})
-            if captured is None or not graph.write(arguments):
-                return
-            predicted = graph.images()
-            executor.relocations.checked += 1
-            nodes = captured.nodes
-            if [(n.kind, n.form, n.image) for n in nodes] == [
-                (n.kind, n.form, image) for n, image in zip(graph.nodes, predicted, strict=True)
-            ]:
-                graph.compared()
-                return
-            if graph.kept != executor.lasting():  # its call reads memory that is elsewhere since: zeros, numbers
-                executor.relocations.drop(graph)
-                self.drop(plan, graph)
-                return
-            why = "a later call of the library had other parameters than what was learnt predicts"
+        try:
+            why = self._difference(executor, plan, graph, arguments)
+        except Exception as error:  # noqa: BLE001  # as in a step: the call itself was made, and a fault shows again
+            why = f"a later call of the library cannot be compared: {error}"
+        if not why:
+            return
         self._refuse(plan, None, why)
         for other in tuple(self.graphs):
             executor.relocations.drop(other)
             self.drop(plan, other)
         executor.relocations.differed += 1
         log("not relocated", {"row": plan.row.name, "cause": why})
+
+    def _difference(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, given: tuple[Argument, ...]) -> str:
+        """Why the graph stands for the library's call no more: "" where it does, or is to be learnt anew."""
+        if graph.counts.status:
+            return f"its graph takes no other parameters: status {graph.counts.status}"
+        captured = _captured(executor, plan, given, {})
+        if captured is None or not graph.write(given):
+            return ""
+        predicted = graph.images()
+        executor.relocations.checked += 1
+        nodes = captured.nodes
+        if [(n.kind, n.form, n.image) for n in nodes] == [
+            (n.kind, n.form, image) for n, image in zip(graph.nodes, predicted, strict=True)
+        ] and captured.edges == graph.edges:
+            graph.compared()
+            return ""
+        if graph.kept != executor.lasting():  # its call reads memory that is elsewhere since: zeros, numbers
+            executor.relocations.drop(graph)
+            self.drop(plan, graph)
+            return ""
+        return "a later call of the library had other parameters than what was learnt predicts"
 
 
 _words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
@@ -261,7 +269,7 @@ class Learner:
         else:
             self._words = learn([capture.nodes for capture in captures], self._arguments, self._form)
             if len(_words) >= MAX_WORDS:
-                _words.pop(next(iter(_words)), None)
+                _words.pop(next(iter(_words.copy())), None)
             _words[self._kernels] = self._words
         return None
 
@@ -345,7 +353,7 @@ def _captured(
 class Relocations:
     """The relocated graphs of one executor, and what became of the others; the oldest graph goes first."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # finalizers, and other threads, come in between: only copies of these are walked
         self._graphs: dict[RelocatedGraph, Plan] = {}  # in the order in which they were made
         self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans that have been called again, and how
         self.refused = self.checked = self.differed = 0
@@ -353,21 +361,20 @@ class Relocations:
     def add(self, plan: Plan, graph: RelocatedGraph) -> None:
         """Note a graph, and let the oldest go where there are too many."""
         self._graphs[graph] = plan
-        if len(self._graphs) > MAX_GRAPHS:
-            oldest = next(iter(self._graphs))
-            other = self._graphs.pop(oldest)
-            other.relocation.drop(other, oldest)
+        for oldest in [*self._graphs.copy()][:-MAX_GRAPHS]:
+            other = self._graphs.pop(oldest, None)
+            if other is not None:
+                other.relocation.drop(other, oldest)
 
     def wait(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Note a plan that may be learnt where the executor has nothing else to do."""
         self._waiting[plan] = arguments
-        if len(self._waiting) > MAX_WAITING:
-            self._waiting.pop(next(iter(self._waiting)), None)
+        for oldest in [*self._waiting.copy()][:-MAX_WAITING]:
+            self._waiting.pop(oldest, None)
 
     def learn(self, executor: Recorder) -> bool:
         """A step of one of those plans; False where nothing is left to learn."""
-        while self._waiting:
-            plan, arguments = next(iter(self._waiting.items()))
+        for plan, arguments in self._waiting.copy().items():
             if plan.relocation.learn_some(executor, plan, arguments):
                 return True
             self._waiting.pop(plan, None)
@@ -386,7 +393,7 @@ class Relocations:
         """How many graphs there are and what they take, how many forms of calls were refused, compared and differed."""
         return {
             "relocated": len(self._graphs),
-            "bytes": sum(graph.nbytes for graph in self._graphs),
+            "bytes": sum(graph.nbytes for graph in self._graphs.copy()),
             "refused": self.refused,
             "checked": self.checked,
             "differed": self.differed,

@@ -73,7 +73,7 @@ class RelocatedGraph:
     has been compared with the library's.
     """
 
-    __slots__ = ("_buffer", "_keep", "_places", "counts", "fits", "form", "launch", "nodes", "words", "write")
+    __slots__ = ("_buffer", "_keep", "_places", "counts", "edges", "fits", "form", "launch", "nodes", "words", "write")
 
     launch: Callable[[tuple[Argument, ...]], int]
     fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
@@ -90,7 +90,7 @@ class RelocatedGraph:
     ) -> None:
         """`launch(handle, nodes)` gives what launches the graph; `keep` is memory whose addresses are in it."""
         self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
-        self._places = _places(self.nodes)
+        self._places, self.edges = _places(self.nodes), nodes.edges
         spans = zip(self.nodes, pairwise(self._places), strict=True)
         whole = b"".join(node.image.ljust(end - start, b"\0") for node, (start, end) in spans)
         self._buffer = (ctypes.c_char * max(len(whole), ALIGNED)).from_buffer_copy(whole.ljust(ALIGNED, b"\0"))

@@ -24,6 +24,7 @@ stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 STEPS = LEARNT + PROVING + 3  # captures, what is learnt of them, the code, and the capture at real addresses
+INVALID_HANDLE = 400  # CUDA_ERROR_INVALID_HANDLE
 A, B, C = 0x7F0000001000, 0x7F0000002010, 0x7F0000004004
 
 
@@ -210,6 +211,21 @@ def test_edges_that_differ_at_other_addresses_are_refused(executor):
     ordinary = plan.call
     plan.call = lambda given: (ordinary(given)[0], next(turns))
     assert executor.relocate(plan, (A, B)) == "what it enqueues waits for other nodes at other addresses"
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_kernel_whose_parameters_the_driver_does_not_tell_is_refused(executor, driver, monkeypatch, told):
+    """Else those that nobody sees would be the same at all addresses, and stay."""
+    ask = driver._cuFuncGetParamInfo
+    monkeypatch.setattr(
+        type(driver),
+        "_cuFuncGetParamInfo",
+        lambda _, func, index, *given: ask(func, index, *given) if index.value < told else INVALID_HANDLE,
+    )
+    kernels = [Node(KERNEL, (16 * n, None, 7, (1,) * 7, ((0, 8), (8, 8)), ()), bytes(16)) for n in (1, 2)]
+    plan = stand_in.LibraryPlan(stand_in.Call(kernels, [stand_in.Put(n, 8, stand_in.address(n)) for n in (0, 1)]))
+    assert executor.relocate(plan, (A, B)) == f"the parameters of a kernel cannot be told: status {INVALID_HANDLE}"
+    called(executor, plan, 3)
 
 
 # -- numbers and forms ------------------------------------------------------------------------------------------------

@@ -8,12 +8,16 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dispatch.execute import cuda_executor, plan_relocation
+from dispatch.execute.graph_nodes import Node
 from dispatch.execute.plan_relocation import EVERY, FIRST
 from dispatch.execute.relocated_graph import FIRST_CHECK, LAST_CHECK
 from dispatch.execute.relocation import LEARNT, PROVING
@@ -101,6 +105,44 @@ def test_a_plan_that_differs_is_called_by_its_library_for_good(executor, logged,
     assert executor.relocation_stats()["relocated"] == 0
 
 
+def check_edges(executor, logged):
+    plan = relocated(executor)
+    ordinary = plan.call
+    called(executor, plan, FIRST_CHECK)
+    plan.call = lambda given: (ordinary(given)[0], [])
+    called(executor, plan, 2)
+    assert plan.launch is None
+    assert len(plan.called) == 2
+    assert len(logged) == 1
+
+
+def test_a_library_that_enqueues_in_another_order_is_called_for_good(executor, logged):
+    check_edges(executor, logged)
+
+
+@pytest.mark.parametrize("what", ["node", "error"])
+def test_a_comparison_that_cannot_be_made_is_no_error_of_the_call(executor, logged, what):
+    plan, host_node = relocated(executor), Node(3, (), bytes(8))
+    called(executor, plan, FIRST_CHECK)
+
+    def refuse():
+        raise RuntimeError("another kind of node")
+
+    if what == "error":
+        executor.on_recorded = refuse
+    ordinary, seen = plan.call, len(executor.seen)
+    for arguments in itertools.islice(plans.addresses(), 300):
+        plan.call = lambda given: ([ordinary(given)[0][0], host_node], [(0, 1)])
+        executor.enqueue(plan, arguments, (), ())
+        plan.call = ordinary
+    assert len(plan.called) == 300
+    assert plan.launch is None
+    assert len(executor.seen) == seen + 1
+    (line,) = logged
+    assert line[1]["cause"].startswith("a later call of the library cannot be compared: ")
+    assert plan.relocation.why == line[1]["cause"]
+
+
 def check_status(executor, driver, logged):
     plan = relocated(executor)
     driver.put_status = 1
@@ -171,6 +213,56 @@ def test_a_plan_of_all_forms_whose_graph_goes_learns_again(executor):
     plan.relocation.drop(plan, graph)
     called(executor, plan, EVERY * (STEPS + 2), ((A + 64 * n, B) for n in range(10_000)))
     assert any(graph.fits((A, B)) for graph in plan.relocation.graphs)
+
+
+class Counted:
+    """Something with a size that takes a moment to tell."""
+
+    @property
+    def nbytes(self):
+        return sum(range(20))
+
+
+@pytest.fixture
+def beside():
+    """`beside(act)`: another thread that does something again and again, and comes in between wherever it may."""
+    is_over, threads, interval = threading.Event(), [], sys.getswitchinterval()
+
+    def begin(act):
+        def go_on():
+            while not is_over.is_set():
+                act()
+
+        threads.append(threading.Thread(target=go_on))
+        threads[-1].start()
+
+    sys.setswitchinterval(1e-6)
+    yield begin
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+
+def test_stats_are_told_while_another_thread_learns(executor, beside):
+    relocations = executor.relocations
+    plan = SimpleNamespace(relocation=SimpleNamespace(drop=lambda *_: None))
+    for _ in range(plan_relocation.MAX_GRAPHS):
+        relocations.add(plan, Counted())
+    beside(lambda: relocations.add(plan, Counted()))
+    for _ in range(300):
+        assert relocations.stats()["relocated"] >= plan_relocation.MAX_GRAPHS
+
+
+def test_plans_that_wait_are_forgotten_while_one_is_learnt(executor, beside):
+    relocations = executor.relocations
+    made = [stand_in.LibraryPlan(call_of()) for _ in range(plan_relocation.MAX_WAITING + 8)]
+    for plan in made:
+        plan.relocation = SimpleNamespace(learn_some=lambda *_: False)
+    beside(relocations.clear)
+    for plan in itertools.islice(itertools.cycle(made), 30_000):
+        relocations.wait(plan, ())
+        assert not relocations.learn(executor)
 
 
 # -- calls within calls -----------------------------------------------------------------------------------------------
@@ -253,6 +345,9 @@ def every_check(executor, driver, logged):
         check_difference(executor, logged, what)
     executor.relocations.differed = 0
     logged.clear()
+    check_edges(executor, logged)
+    executor.relocations.differed = 0
+    logged.clear()
     check_status(executor, driver, logged)
     plans.test_numbers_in_device_memory_have_a_graph_each(executor)
     executor.numbers_in_memory = 0
@@ -271,6 +366,7 @@ DEFECTS = {
     "a comparison is always equal": ("PlanRelocation", f"if {EQUAL}", f"if nodes or {EQUAL}"),
     "images are not compared": ("PlanRelocation", "n.form, n.image) for n", "n.form, predicted[nodes.index(n)]) for n"),
     "forms are not compared": ("PlanRelocation", EQUAL, EQUAL.replace("n.form", "graph.nodes[nodes.index(n)].form")),
+    "edges are not compared": ("PlanRelocation", "captured.edges == graph.edges", "graph.edges is not None"),
     "what differs is compared again": ("PlanRelocation", "self._refuse(plan, None, why)", "graph.compared()"),
     "other graphs stay": ("PlanRelocation", "for other in tuple(self.graphs):", "for other in (graph,):"),
     "comparisons never come": ("PlanRelocation", "counts.until_check <= 0 and", "False and"),
