@@ -68,6 +68,7 @@ class CudaExecutor(Executor):
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []
+        self._slots: list[int] = []  # of the latest page, that have no number yet
         self._zeros: list[Tensor] = []
 
     def _make(self, request: Request) -> Plan:
@@ -229,7 +230,7 @@ class CudaExecutor(Executor):
         What is enqueued reads the old ones before their memory is another's, and what was recorded keeps them. A call
         that a finalizer comes in between has found some already, so the last ones stay once more.
         """
-        self._outgrown, self._pages, self._scalars = self._pages, [], {}
+        self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
 
     @property
     def captured(self) -> bool:
@@ -244,8 +245,7 @@ class CudaExecutor(Executor):
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Prepare a call in here: on another stream where the caller captures the executor's, and wait for that one
-        then.
+        """Prepare a call in here: on another stream where the caller captures the executor's, and wait for it then.
 
         What is written in here is there before his graph runs, and is no part of it.
         """
@@ -331,11 +331,10 @@ class CudaExecutor(Executor):
         address = self._scalars.get(key)
         if address is None:
             with self.preparing():
-                slot = len(self._scalars) % SCALARS_PER_PAGE
-                if slot == 0:
-                    self._pages.append(self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
-                page = self._pages[-1]
-                address = page.ptr + slot * 16
+                if not self._slots:
+                    self._pages.append(page := self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
+                    self._slots = [page.ptr + 16 * slot for slot in reversed(range(SCALARS_PER_PAGE))]
+                address = self._slots.pop()  # at once: a finalizer may come in between, with a number of its own
                 self.write(address, value, dtype)
             self._scalars[key] = address
         return address
@@ -351,8 +350,9 @@ class CudaExecutor(Executor):
         """The address of so many bytes of zeros, which nobody may write."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
             with self.preparing(), self.device.context:
-                self._zeros.append(self.empty((nbytes,), (1,), U8))  # captured calls may still read the smaller ones
-                driver.cuMemsetD8Async(self._zeros[-1].ptr, 0, nbytes, self.stream.c_handle.value)
+                made = self.empty((nbytes,), (1,), U8)
+                driver.cuMemsetD8Async(made.ptr, 0, nbytes, self.stream.c_handle.value)
+            self._zeros.append(made)  # captured calls may still read the smaller ones
         return self._zeros[-1].ptr
 
     def clone(self, tensor: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ class CudaExecutor(Executor):
         self.relocations.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
         if not self.prepared:
             self._workspace = None
-            self._scalars, self._pages, self._outgrown, self._zeros = {}, [], [], []
+            self._scalars, self._slots, self._pages, self._outgrown, self._zeros = {}, [], [], [], []
 
     def close(self) -> None:
         super().close()

@@ -63,16 +63,17 @@ class Executor:
     def plan(self, request: Request) -> Plan:
         """The plan of a request: the one made before, or the first row that takes it; NoRow with every reason."""
         key = (type(request), *request.key())
-        plan = self.plans.get(key)
+        plans = self.plans  # those of the table as it is now, which may change while one is made
+        plan = plans.get(key)
         if plan is None:
             self.check()
             if request.device is not self.device:
                 request.device.check()
                 raise BadRequest("request", f"operands on {request.device!r}", f"operands on {self.device!r}")
             plan = self._make(request)
-            if len(self.plans) >= MAX_PLANS:
-                self.plans.pop(next(iter(self.plans)))
-            self.plans[key] = plan
+            if len(plans) >= MAX_PLANS:
+                plans.pop(next(iter(plans)), None)
+            plans[key] = plan
         return plan
 
     def _make(self, request: Request) -> Plan:
@@ -134,7 +135,7 @@ class Executor:
     def forget(self) -> None:
         """Let all plans go; the next request chooses anew."""
         self.plans = {}  # another one, by which a bound request sees that it must choose anew
-        self.calls, self.shortcuts, self.patterns = {}, {}, {}
+        self.calls, self.patterns, self.shortcuts = {}, {}, {}  # shortcuts last: they are made of patterns
 
     def release(self) -> None:
         """Let go of all that can be made again, memory included; prepared calls keep what they need."""

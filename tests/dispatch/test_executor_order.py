@@ -117,6 +117,48 @@ def test_numbers_in_device_memory_are_right_and_apart_on_every_page(run, monkeyp
     run(work)
 
 
+def test_a_number_that_a_finalizer_needs_while_another_is_written_has_its_own_place(run, monkeypatch):
+    monkeypatch.setattr(cuda_executor, "SCALARS_PER_PAGE", 4)
+
+    def work(_, dev):
+        executor = dev.executor()
+        write, inner = executor.write, []
+
+        def entered(address, value, dtype):
+            if inner:
+                executor.scalar(inner.pop(), dtype)
+            write(address, value, dtype)
+            if later:
+                executor.scalar(later.pop(), dtype)
+
+        executor.write = entered
+        for number in range(0, 18, 3):
+            inner, later = [number + 1.0], [number + 2.0]
+            executor.scalar(float(number), F32)
+        places = {number: executor.scalar(float(number), F32) for number in range(18)}
+        assert [ctypes.c_float.from_address(place).value for place in places.values()] == [*range(18)]
+        assert len(set(places.values())) == 18
+
+    run(work)
+
+
+def test_zeros_that_could_not_be_set_are_not_given_out(run, monkeypatch):
+    def work(driver, dev):
+        executor, carry_out, cleared = dev.executor(), driver._cuMemsetD8Async, []
+
+        def refuse(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(driver), "_cuMemsetD8Async", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            executor.zeros(64)
+        clear = lambda _, to, *given: cleared.append(to) or carry_out(to, *given)  # noqa: E731
+        monkeypatch.setattr(type(driver), "_cuMemsetD8Async", clear)
+        assert [executor.zeros(64)] == cleared
+
+    run(work)
+
+
 def test_zeros_are_zeros_and_made_anew_only_where_more_are_asked_for(run):
     def work(driver, dev):
         executor = dev.executor()

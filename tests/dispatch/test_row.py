@@ -77,6 +77,19 @@ def test_unregister_gives_the_requests_back(product):
         dp.TABLE.unregister(row)
 
 
+def test_a_row_that_is_taken_out_while_its_plan_is_made_gives_the_requests_back(product):
+    """As another thread may do it, while a kernel is compiled: that call has the row, and no later one."""
+
+    def call(_request, _executor, of):
+        dp.TABLE.unregister(of)
+        return Answer(of, 10)
+
+    dp.register(dataclasses.replace(mine(10), call=call))
+    assert answer(product) == 10
+    assert answer(product) == 2
+    assert answer(dp.MatmulRequest(product.a, product.b)) == 2
+
+
 def test_unregister_takes_no_row_that_differs_in_its_variant(product):
     count = len(dp.TABLE)
     with pytest.raises(BadRow, match="is not in the table"):

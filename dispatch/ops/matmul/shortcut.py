@@ -218,7 +218,7 @@ def _matrix(layout: Layout) -> Matrix:
 
 def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
     """The shortcut of a call whose layouts were never seen but whose pattern was; it is remembered."""
-    name = _pattern(key)
+    name, shortcuts = _pattern(key), executor.shortcuts  # first: they are others once the table has changed
     pattern = None if name is None else executor.patterns.get(name)
     if pattern is None or executor.closed:
         return None
@@ -228,20 +228,23 @@ def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
             return None
     shortcut: Shortcut | None = pattern.resized(a, b, bias, out)
     if shortcut is not None:
-        _keep(executor.shortcuts, key, shortcut, MAX_SHORTCUTS)
+        _keep(shortcuts, key, shortcut, MAX_SHORTCUTS)
     return shortcut
 
 
 def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
     """Keep what the next call of the same key needs, and the next of the same pattern."""
-    plan = request.bound.plan
+    shortcuts, patterns, bound = executor.shortcuts, executor.patterns, request.bound
+    if bound.plans is not executor.plans:
+        return  # the table has changed since
+    plan = bound.plan
     if isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor):
         return  # its plan reads them on the device, and the key does not tell them from numbers
     shortcut = Shortcut(plan, request, key)
-    _keep(executor.shortcuts, key, shortcut, MAX_SHORTCUTS)
+    _keep(shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
-    if name is not None and name not in executor.patterns and _is_sizeless(executor, request):
-        _keep(executor.patterns, name, Pattern(plan, shortcut, request.d_dtype), MAX_PATTERNS)
+    if name is not None and name not in patterns and _is_sizeless(executor, request):
+        _keep(patterns, name, Pattern(plan, shortcut, request.d_dtype), MAX_PATTERNS)
 
 
 def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:

@@ -130,6 +130,24 @@ def test_the_scales_of_a_repeated_call_are_handed_over(dev):
         assert {scales.a, scales.d} <= set(reads)
 
 
+def test_plans_that_are_forgotten_while_a_call_runs_are_not_remembered(dev, monkeypatch):
+    given, executor = operands(dev), dev.executor()
+    monkeypatch.setattr(NotingExecutor, "enqueue", lambda self, *_: self.forget())
+    dp.matmul(given["a"], given["b"])
+    assert not executor.shortcuts
+    assert not executor.patterns
+
+
+def test_a_pattern_that_is_forgotten_while_its_plan_is_made_is_not_remembered(dev, monkeypatch):
+    given, executor = operands(dev), dev.executor()
+    dp.matmul(given["a"], given["b"])
+    assert executor.patterns
+    resized = cublaslt.CublasLtPlan.resized
+    monkeypatch.setattr(cublaslt.CublasLtPlan, "resized", lambda *given: executor.forget() or resized(*given))
+    dp.matmul(given["a"][:16], given["b"])
+    assert not executor.shortcuts
+
+
 MISTAKES = {
     "alpha is text": {"alpha": "2"},
     "alpha is nothing": {"alpha": None},
