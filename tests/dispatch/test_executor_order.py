@@ -144,17 +144,20 @@ def test_a_number_that_a_finalizer_needs_while_another_is_written_has_its_own_pl
 
 def test_zeros_that_could_not_be_set_are_not_given_out(run, monkeypatch):
     def work(driver, dev):
-        executor, carry_out, cleared = dev.executor(), driver._cuMemsetD8Async, []
+        carry_out, asked = driver._cuMemsetD8Async, []
 
-        def refuse(*_):
-            raise KeyboardInterrupt
+        def set_later(to, *given):
+            asked.append(to)
+            if len(asked) == 1:
+                raise InterruptedError
+            return carry_out(to, *given)
 
-        monkeypatch.setattr(type(driver), "_cuMemsetD8Async", refuse)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(type(driver), "_cuMemsetD8Async", lambda _, *given: set_later(*given))
+        executor = dev.executor()
+        with pytest.raises(InterruptedError):
             executor.zeros(64)
-        clear = lambda _, to, *given: cleared.append(to) or carry_out(to, *given)  # noqa: E731
-        monkeypatch.setattr(type(driver), "_cuMemsetD8Async", clear)
-        assert [executor.zeros(64)] == cleared
+        assert executor.zeros(64) == asked[-1]
+        assert len(asked) == 2
 
     run(work)
 
