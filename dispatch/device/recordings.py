@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["LOST", "Recordings"]
 
+LOOK = 0.1  # seconds: who waits looks by itself, for an interrupted thread may have told nobody
 LOST = range(
     900, 909
 )  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and what follows: a capture was ended, by whatever it was
@@ -28,35 +29,40 @@ class Recordings:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of a lock that may be taken again: finalizers may come in between
-        self._recording: list[int] = []  # the threads that are
-        self._losing: list[int] = []  # those that are at a call that ends recordings
+        # The threads that are in a block of either, by an object of the block's own: Ctrl-C may come before it is in
+        # here, and at once behind that.
+        self._recording: dict[object, int] = {}
+        self._losing: dict[object, int] = {}
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Record in here."""
-        me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: me in self._recording or all(thread == me for thread in self._losing))
-            self._recording.append(me)
+        me, block = threading.get_ident(), object()
         try:
+            with self._changed:
+                self._wait_until(lambda: me in self._recording.values() or {me}.issuperset(self._losing.values()))
+                self._recording[block] = me
             yield
         finally:
+            self._recording.pop(block, None)
             with self._changed:
-                self._recording.remove(me)
                 self._changed.notify_all()
 
     @contextmanager
     def none(self) -> Iterator[None]:
         """Make calls in here that end captures."""
-        me = threading.get_ident()
-        with self._changed:
-            self._losing.append(me)
-            self._changed.notify_all()
+        me, block = threading.get_ident(), object()
         try:
+            self._losing[block] = me
             with self._changed:
-                self._changed.wait_for(lambda: all(thread in self._losing for thread in self._recording))
+                self._changed.notify_all()
+                self._wait_until(lambda: {*self._losing.values()}.issuperset(self._recording.values()))
             yield
         finally:
+            self._losing.pop(block, None)
             with self._changed:
-                self._losing.remove(me)
                 self._changed.notify_all()
+
+    def _wait_until(self, may_go_on: Callable[[], bool]) -> None:
+        while not self._changed.wait_for(may_go_on, LOOK):
+            pass

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
+import linecache
 import random
+import sys
 import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +25,7 @@ import pytest
 from dispatch.bind.refit import refit
 from dispatch.core.request import Plan
 from dispatch.device import callers_graph, dlpack, external_memory
+from dispatch.device import recordings as recordings_module
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import MAX_EXECUTORS, Device
 from dispatch.device.external_memory import _hand_back, from_cuda_array_interface
@@ -1004,6 +1009,50 @@ def test_recordings_may_be_made_inside_of_one_another_and_wait_for_no_wait_of_th
         _ = 1 // 0
     with recordings.none():
         pass
+
+
+class Interrupt:
+    """Ctrl-C at line event number `at` of recordings.py, but for those at which the interpreter takes no signal."""
+
+    def __init__(self, at):
+        self.at, self.count, self.last, self.came = at, 0, 0, False
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename != recordings_module.__file__:
+            return None
+        line, name = frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        is_exit = name.startswith("with ") and line < self.last
+        if event == "line" and not is_exit and name != "try:" and ".pop(" not in name:
+            self.count += 1
+            if self.count == self.at:
+                self.came = True
+                raise KeyboardInterrupt
+        self.last = line if event == "line" else self.last
+        return self
+
+
+@pytest.mark.parametrize("kind", ["one", "none"])
+def test_an_interrupt_at_every_line_of_a_recording_lets_others_record_and_wait(kind):
+    for at in itertools.count(1):
+        recordings, interrupt, before, over = Recordings(), Interrupt(at), sys.gettrace(), []
+        sys.settrace(interrupt)
+        with suppress(KeyboardInterrupt), getattr(recordings, kind)():
+            pass
+        sys.settrace(before)
+
+        def use(recordings=recordings, over=over):
+            with recordings.none():
+                over.append(0)
+            with recordings.one():
+                over.append(1)
+
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert over == [0, 1]
+        if not interrupt.came:
+            break
+    assert at > 5
 
 
 def test_a_driver_without_identities_and_events_of_a_context_does_as_well(driver, run):
