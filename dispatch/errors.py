@@ -39,12 +39,28 @@ __all__ = [
 
 LISTED = 10  # failures that the message of Undelivered spells out
 NEAREST = 8  # rows that the message of NoRow spells out
+LINE = 160  # characters of a line of a message that has several
+LONG_LINE = 240  # of the one that says what to do
+WORDS = 400  # of another error within a message
+
+
+def one_line(text: str, most: int) -> str:
+    """A text as one line of so many characters at most; an ellipsis stands for what is left out of its middle."""
+    line = text.replace("\n", " ")
+    tail = most // 4
+    return line if len(line) <= most else f"{line[: most - tail - 1]}…{line[-tail:]}"
 
 
 def words(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
-    """An error in words, whatever its own `__repr__` or `__str__` does: what it is told of must not be lost by that."""
+    """An error in one line, whatever its own `__repr__` or `__str__` does: what it is told of must not be lost by that.
+
+    Of a message of several lines that is the first, which says what is wrong.
+    """
     try:
-        return say(error)
+        text = say(error)
+        if say is repr and "\n" in (message := str(error)):
+            text = f"{type(error).__name__}({message.partition(chr(10))[0]!r})"
+        return one_line(text.partition("\n")[0], WORDS)
     except Exception as worse:  # noqa: BLE001  # of a class of the user's
         return f"a {type(error).__name__} that has no words: {type(worse).__name__}"
 
@@ -70,20 +86,31 @@ class BadIndex(BadRequest, IndexError):
 
 
 class NoRow(DispatchError, LookupError):
-    """A sound request that no row of the table takes: every row tried, why each refused, the nearest that works.
+    """A sound request that no row of the table takes: what was asked, the nearest that works, the nearest rows.
 
-    `refusals` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them.
+    `tried` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them.
+    `nearest` names the row that is least far away and what it needs; `change` says which fields to change to what for
+    a row to take the request, or is empty where no small change does. `request` is what was asked in full.
     """
 
-    def __init__(self, request: str, refusals: Sequence[tuple[str, Sequence[Refusal]]], nearest: str) -> None:
-        self.request, self.nearest = request, nearest
-        self.refusals = tuple((row, tuple(reasons)) for row, reasons in refusals)
-        lines = [f"no row of the table takes {request}", f"Nearest that works: {nearest}"]
-        lines += [f"  {row}: {'; '.join(map(str, reasons))}" for row, reasons in self.nearest_first[:NEAREST]]
-        more = len(self.refusals) - NEAREST
-        if more > 0:
-            everywhere = "error.refusals has all of them, and so has `python -m dispatch explain … --all`"
-            lines.append(f"  and {more} rows that are further away: {everywhere}")
+    def __init__(
+        self,
+        request: str,
+        tried: Sequence[tuple[str, Sequence[Refusal]]],
+        nearest: str,
+        change: str = "",
+        asked: str = "",
+    ) -> None:
+        self.request, self.nearest, self.change, self.asked = request, nearest, change, asked or request
+        self.tried = tuple((row, tuple(reasons)) for row, reasons in tried)
+        lines = [
+            one_line(f"no row of the table takes {self.asked}", LINE),
+            one_line(f"Nearest that works: {change or nearest}", LONG_LINE),
+            *(one_line(f"  {row}: {'; '.join(map(str, why))}", LINE) for row, why in self.nearest_first[:NEAREST]),
+        ]
+        more = len(self.tried) - NEAREST
+        further = f"{more} more row{'s' if more > 1 else ''} further away; all: " if more > 0 else "all: "
+        lines.append(f"  {further}error.tried, print(dispatch.explain(request))")
         super().__init__("\n".join(lines))
 
     @property
@@ -96,10 +123,13 @@ class NoRow(DispatchError, LookupError):
             kinds = {reason.kind for reason in entry[1]}
             return Kind.ARCH in kinds, Kind.LIBRARY not in kinds, distance(entry[1])
 
-        return sorted(self.refusals, key=far)
+        return sorted(self.tried, key=far)
+
+    def __repr__(self) -> str:
+        return f"NoRow({str(self).partition(chr(10))[0]!r})"
 
     def __reduce__(self) -> tuple[type[NoRow], tuple[object, ...]]:
-        return type(self), (self.request, self.refusals, self.nearest)
+        return type(self), (self.request, self.tried, self.nearest, self.change, self.asked)
 
 
 class Refused(DispatchError):
@@ -168,7 +198,9 @@ class Undelivered(DispatchError):
         self.exceptions = tuple(exceptions)
         self.more = more  # failures beyond those that are kept
         lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
-        lines += [f"  {type(error).__name__}: {words(error, str)}" for error in self.exceptions[:LISTED]]
+        lines += [
+            one_line(f"  {type(error).__name__}: {words(error, str)}", LINE) for error in self.exceptions[:LISTED]
+        ]
         left = len(self.exceptions) + more - LISTED
         super().__init__("\n".join([*lines, f"  and {left} more"] if left > 0 else lines))
 

@@ -56,7 +56,7 @@ def check_row(row: Row, case: Case, device: Device, rng: np.random.Generator) ->
     try:
         call = prepare(request)
     except NoRow as error:
-        if not why or tuple(why) != dict(error.refusals)[row.name]:
+        if not why or tuple(why) != dict(error.tried)[row.name]:
             raise
         return str(why[0])
     first = next(other for other in TABLE.of(row.op) if other in (row, call.row))

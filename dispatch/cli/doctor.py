@@ -128,7 +128,8 @@ def _product(name: str) -> dict[str, Any]:
         home = dp.device(name)
         request = dp.MatmulRequest(home.array(a), home.array(b), bias=home.array(bias), epilogue=dp.Epilogue.RELU_BIAS)
         result = dp.run(request).numpy()
-        row = dp.explain(request).row.name
+        taken = dp.explain(request).row
+        row = None if taken is None else taken.name
     except (dp.errors.DispatchError, CudaError) as error:
         return {"ok": False, "row": None, "problem": str(error)}
     expected = np.maximum(a.astype(np.float64) @ b + bias, 0)

@@ -139,7 +139,7 @@ def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
     if options.json:
         facts = {"request": text, "row": row.name, **describe(row)}
         found = {f"installed_{name}": value for name, value in here.items()}
-        print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None})
+        print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None, "change": None})
         return
     sys_module = "cudabind.sys." if row.min_version else ""
     lines = [
@@ -174,10 +174,18 @@ def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
     refusals = refusal.nearest_first
     if options.json:
         found = [{"row": row, "reasons": [_reason(reason) for reason in reasons]} for row, reasons in refusals]
-        print_json({"request": refusal.request, "row": None, "refusals": found, "nearest": refusal.nearest})
+        print_json(
+            {
+                "request": refusal.request,
+                "row": None,
+                "refusals": found,
+                "nearest": refusal.nearest,
+                "change": refusal.change,
+            }
+        )
         return
     say(f"no row takes {refusal.request}")
-    say(f"Nearest that works: {refusal.nearest}")
+    say(f"Nearest that works: {refusal.change or refusal.nearest}")
     for row, reasons in refusals if options.all else refusals[:NEAREST]:
         say("\n    ".join((f"  {row}", *map(str, reasons))))
     if len(refusals) > NEAREST and not options.all:

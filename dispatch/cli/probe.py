@@ -51,22 +51,21 @@ def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
 
     Raises BadRequest, which names the flag, where it makes no request at all.
     """
-    nearest: tuple[tuple[bool, int], NoRow] | None = None
+    nearest: tuple[tuple[bool, int], Request] | None = None
     wrong: BadRequest | None = None
     for request in chain.from_iterable(map(_requests, calls)):
         if isinstance(request, BadRequest):
             wrong = wrong or request
             continue
-        try:
-            return select.select(request, arch), request, None
-        except NoRow as refusal:
-            reasons = refusal.nearest_first[0][1]
-            far = any(reason.kind is Kind.ARCH for reason in reasons), distance(reasons)
-            if nearest is None or far < nearest[0]:
-                nearest = far, refusal
+        for row in select.candidates(request, arch):
+            return row, request, None
+        reasons = select.no_row(request, arch, suggest=False).nearest_first[0][1]
+        far = any(reason.kind is Kind.ARCH for reason in reasons), distance(reasons)
+        if nearest is None or far < nearest[0]:
+            nearest = far, request
     if nearest is None:
         raise wrong if wrong is not None else BadRequest("op", "no request", "a class of requests that flags can make")
-    return None, None, nearest[1]
+    return None, None, select.no_row(nearest[1], arch)
 
 
 def _requests(call: Call) -> Iterator[Any]:

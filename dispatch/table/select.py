@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from dispatch.checks import check_type, shown
 from dispatch.core.request import check_request
 from dispatch.core.row import Row, accepts, refusals
-from dispatch.errors import BadRequest, NoRow, Refused
+from dispatch.errors import BadRequest, NoRow, Refused, one_line
 from dispatch.execute.installed import ANY_VERSION, Versions
 from dispatch.refusal import Kind, Refusal, distance
+from dispatch.table.nearest import change_that_works
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from dispatch.keys import Arch
 
 __all__ = ["Explanation", "candidates", "explain", "no_row", "reasons", "select"]
+
+LONGEST_REQUEST = 116  # characters of a request in the first line of a refusal
 
 
 def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
@@ -40,10 +43,16 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
     """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
     wanted = request.signature()
-    return [(row, _machine(row, arch, versions) or refusals(row, request, wanted)) for row in TABLE.of(request.op)]
+    found = []
+    for row in TABLE.of(request.op):
+        why = _machine(row, arch, versions)
+        # A newer library can be installed: what else the row asks for counts, too.
+        found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted)))
+    return found
 
 
 def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
+    """Why a row is not for a machine."""
     if not row.on(arch):
         return [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
     version = versions.get(row.library) if row.min_version else None
@@ -64,16 +73,41 @@ def no_row(
     arch: Arch,
     versions: Versions = ANY_VERSION,
     refused: Mapping[Row, Refused] = MappingProxyType({}),
+    *,
+    suggest: bool = True,
 ) -> NoRow:
-    """The error for a request that no row takes; `refused` holds what libraries said to rows that did."""
+    """The error for a request that no row takes; `refused` holds what libraries said to rows that did.
+
+    Unless told otherwise it looks for the smallest change that a row takes. BadRequest for a library without rows.
+    """
+    library = request.signature().library
+    names = dict.fromkeys(row.stands_for or row.library for row in TABLE.of(request.op))
+    if library is not None and not any(row.of(library) for row in TABLE.of(request.op)):
+        raise BadRequest("library", shown(library), f"one that has rows of {request.op}: {', '.join(names)}; or None")
     tried = reasons(request, arch, versions)
     for place, (row, _) in enumerate(tried):
         if row in refused:
             tried[place] = row, [Refusal(refused[row].kind, str(refused[row]))]
-    change = nearest(tried, arch)
+    best, change = nearest(tried, arch), ""
     if refused and request.advice:  # a library said no to what its rows take
-        change = f"{next(iter(refused)).name} with {request.advice}"
-    return NoRow(request.describe(), [(row.name, why) for row, why in tried], change)
+        best = f"{next(iter(refused)).name} with {request.advice}"
+    elif suggest and not refused:
+        here = sorted(((row, why) for row, why in tried if row.on(arch)), key=lambda entry: distance(entry[1]))
+        if here and any(reason.kind is not Kind.RULE for reason in here[0][1]):  # a rule says itself what helps
+            change = change_that_works(request, here, lambda other: any(candidates(other, arch, versions)))
+    named = [(row.name, why) for row, why in tried]
+    return NoRow(request.describe(), named, best, change, _asked(request, arch))
+
+
+def _asked(request: Request, arch: Arch) -> str:
+    """What was asked and where, in one line: of a long request the operands without strides, and the library."""
+    where = f"{request.device} ({arch})" if arch and arch == request.device.arch else str(arch)
+    text = request.describe()
+    if len(text) > LONGEST_REQUEST:
+        parts = [f"{name} {t.dtype}{list(t.shape)}" for name, t, _ in request.tensors()]
+        library = request.signature().library
+        text = f"{request.op}({', '.join(parts + ([f'library={library}'] if library else []))})"
+    return f"{one_line(text, LONGEST_REQUEST)} on {where}"
 
 
 def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
@@ -89,17 +123,23 @@ def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
 class Explanation:
     """Which row carries a request out, and why those before it do not.
 
-    `launch` says how its plan on the current stream is launched, where it has run there: as one graph at any addresses,
-    or by its library, and why.
+    Where no row takes it, `row` is None, `refusals` holds all rows with their reasons, the nearest first, and `refusal`
+    is the error that a run raises. `launch` says how the row's plan on the current stream is launched, where it has run
+    there: as one graph at any addresses, or by its library, and why.
     """
 
     request: str
-    row: Row
+    row: Row | None
     refusals: tuple[tuple[str, tuple[Refusal, ...]], ...]
     launch: str = ""
+    refusal: NoRow | None = None
 
     def __str__(self) -> str:
-        row = self.row
+        row, refusal = self.row, self.refusal
+        if row is None:
+            best = "nothing" if refusal is None else refusal.change or refusal.nearest
+            why = [f"   {name}: {'; '.join(map(str, reasons))}" for name, reasons in self.refusals]
+            return "\n".join([self.request, "-> no row takes it", f"   nearest that works: {best}", *why])
         since = ".".join(map(str, row.min_version))
         run_on = ", ".join(row.run_on) or "no machine yet"
         lines = [
@@ -117,13 +157,19 @@ class Explanation:
 
 
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
-    """Say which row carries a request out on an architecture (that of its device), and what refused it before."""
+    """Say which row carries a request out on an architecture (that of its device), and what refused it before.
+
+    Where no row takes it the explanation says so, why, and what to change; it does not raise.
+    """
     check_request(request)
     if arch is not None and not isinstance(arch, int):
         raise BadRequest("arch", shown(arch), "an Arch, such as dispatch.Arch.of('sm_90')")
     check_type("versions", versions, Mapping)
     where = request.device.arch if arch is None else arch
-    chosen = select(request, where, versions)
+    chosen = next(candidates(request, where, versions), None)
+    if chosen is None:
+        refusal = no_row(request, where, versions)
+        return Explanation(request.describe(), None, tuple(refusal.nearest_first), refusal=refusal)
     before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
     refused = tuple((row.name, tuple(why)) for row, why in before if row.on(where))
     launch = _launch(request) if where == request.device.arch else ""

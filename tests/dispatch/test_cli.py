@@ -178,8 +178,8 @@ def test_explain_of_a_refusal_gives_the_nearest_first_and_exits_1():
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[0].startswith("no row takes matmul(a f8e4m3[256, 256]")
-    assert lines[1].startswith("Nearest that works: ")
-    assert lines[1].removeprefix("Nearest that works: ").startswith(lines[2].strip())
+    assert lines[1] == "Nearest that works: epilogue=NONE (now BGRADB)"
+    assert lines[2].strip() == "matmul f8e4m3×f8e4m3→bf16 32F sm_90 cublasLt"  # noqa: RUF001
     assert lines[3].strip().startswith("needs an epilogue of NONE, ")
     assert lines[3].endswith("has BGRADB")
     assert "further away: --all shows them" in lines[-1]
@@ -197,6 +197,7 @@ def test_explain_json_of_a_refusal_has_every_row():
     assert {reason["kind"] for reason in reasons} == {"dtypes", "compute", "epilogue", "scales", "arch", "rule"}
     assert all(reason["text"].startswith("needs dtypes (") for reason in reasons if reason["kind"] == "dtypes")
     assert facts["nearest"].startswith(facts["refusals"][0]["row"])
+    assert facts["change"] == "out_dtype=None (now f64)"
 
 
 OWN_OP = """

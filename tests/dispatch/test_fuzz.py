@@ -434,7 +434,7 @@ def explains_itself(error):
     if isinstance(error, BadRequest):
         return bool(error.operand and error.given and error.expected)
     if isinstance(error, NoRow):
-        return bool(error.refusals and error.nearest) and all(reasons for _, reasons in error.refusals)
+        return bool(error.tried and error.nearest) and all(reasons for _, reasons in error.tried)
     return isinstance(error, StaleTensor) and len(str(error)) > 20
 
 

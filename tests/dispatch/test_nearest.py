@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from typing import TYPE_CHECKING
 
 import pytest
 
 import dispatch as dp
-from dispatch.errors import NEAREST, NoRow, Refused
+from dispatch.errors import LINE, NEAREST, BadRequest, NoRow, Refused, Undelivered, words
 from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute, Epilogue, ScaleMode
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.reduction import ReduceRequest
 from dispatch.refusal import EFFORT, Kind, Refusal, distance
 from dispatch.table.select import explain, nearest, no_row, select
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 H100 = Arch(90)
 ROWS = [row for row in dp.TABLE.of("matmul") if row.on(H100)][:4]
@@ -106,9 +110,9 @@ def test_another_number_of_dtypes_counts_those_that_both_have() -> None:
 
 
 def test_words_that_sound_like_another_kind_weigh_nothing() -> None:
-    for words in ("needs an epilogue of scalars, has bias", "needs sm_100, has sm_90", "a kernel of compute 3"):
-        assert distance([Refusal(Kind.RULE, words)]) == distance([ORDER])
-        assert distance([Refusal(Kind.LIBRARY, words)]) == distance([LIBRARY])
+    for said in ("needs an epilogue of scalars, has bias", "needs sm_100, has sm_90", "a kernel of compute 3"):
+        assert distance([Refusal(Kind.RULE, said)]) == distance([ORDER])
+        assert distance([Refusal(Kind.LIBRARY, said)]) == distance([LIBRARY])
 
 
 @pytest.mark.parametrize("line", range(1, len(FARTHER)))
@@ -154,31 +158,35 @@ def test_the_error_of_many_rows_shows_the_nearest_and_says_where_all_are(arch: A
         select(odd(), arch)
     error, rows = caught.value, dp.TABLE.of("matmul")
     assert len(rows) > 10 * NEAREST
-    assert [name for name, _ in error.refusals] == [row.name for row in rows]
+    assert [name for name, _ in error.tried] == [row.name for row in rows]
     asked, best, *shown, rest = str(error).split("\n")
-    assert asked == f"no row of the table takes {error.request}"
-    assert best == f"Nearest that works: {error.nearest}"
+    assert asked == f"no row of the table takes {error.request} on {arch}"
+    assert best == f"Nearest that works: {error.change}" == "Nearest that works: out_dtype=None (now f64)"
     assert len(shown) == NEAREST
     assert error.nearest.startswith(shown[0].strip().partition(": ")[0])
-    assert rest.startswith(f"  and {len(rows) - NEAREST} rows that are further away: error.refusals has all of them")
+    assert rest.startswith(f"  {len(rows) - NEAREST} more rows further away; all: error.tried, ")
+    assert "dispatch.explain(request)" in rest
     named = {row.name: row for row in rows}
-    entries = dict(error.refusals)
+    entries = dict(error.tried)
     far = []
     for line in shown:
         name, _, words = line.strip().partition(": ")
-        assert words == "; ".join(map(str, entries[name]))
+        head, cut, tail = words.partition("…")
+        whole = "; ".join(map(str, entries[name]))
+        assert whole.startswith(head)
+        assert (whole.endswith(tail) and len(line) == LINE) if cut else whole == words
         assert named[name].on(arch)
         far.append(distance(entries[name]))
     assert far == sorted(far)
-    assert max(far) <= min(distance(why) for name, why in error.refusals if f"  {name}: " not in str(error))
-    assert len(str(error)) < 4000
+    assert max(far) <= min(distance(why) for name, why in error.tried if f"  {name}: " not in str(error))
+    assert len(str(error)) < 2000
 
 
 def test_rows_of_this_machine_come_before_those_of_others_however_far_they_are() -> None:
     refusals = [("elsewhere", [ELSEWHERE]), ("far", [ALL_DTYPES] * 20), ("near", [ORDER])]
     error = NoRow("matmul(…)", refusals, "near")
     assert [name for name, _ in error.nearest_first] == ["near", "far", "elsewhere"]
-    assert [name for name, _ in error.refusals] == ["elsewhere", "far", "near"]
+    assert [name for name, _ in error.tried] == ["elsewhere", "far", "near"]
 
 
 def test_rows_that_take_the_request_come_first_with_what_their_library_says() -> None:
@@ -192,8 +200,9 @@ def test_rows_that_take_the_request_come_first_with_what_their_library_says() ->
 def test_the_error_of_few_rows_shows_them_all(count: int) -> None:
     lines = str(NoRow("norm(…)", [(f"row {number}", [ORDER, EPILOGUE]) for number in range(count)], "it")).split("\n")
     assert lines[2] == f"  row 0: {ORDER}; {EPILOGUE}"
-    assert len(lines) == 2 + count
+    assert len(lines) == 3 + min(count, NEAREST)
     assert any("further away" in line for line in lines) == (count > NEAREST)
+    assert lines[-1].endswith("all: error.tried, print(dispatch.explain(request))")
 
 
 def test_what_a_plan_s_maker_misses_is_as_near_as_a_rule_and_a_library_s_refusal_is_not() -> None:
@@ -202,8 +211,124 @@ def test_what_a_plan_s_maker_misses_is_as_near_as_a_rule_and_a_library_s_refusal
     row = select(request, H100)
     ours = no_row(request, H100, refused={row: Refused("needs c, has none", Kind.RULE)})
     theirs = no_row(request, H100, refused={row: Refused("finds no algorithm")})
-    assert dict(ours.refusals)[row.name] == (Refusal(Kind.RULE, "needs c, has none"),)
-    assert dict(theirs.refusals)[row.name] == (Refusal(Kind.LIBRARY, "finds no algorithm"),)
+    assert dict(ours.tried)[row.name] == (Refusal(Kind.RULE, "needs c, has none"),)
+    assert dict(theirs.tried)[row.name] == (Refusal(Kind.LIBRARY, "finds no algorithm"),)
     assert ours.nearest.startswith(row.name)
     assert not theirs.nearest.startswith(row.name)
     assert theirs.nearest_first[0] == (row.name, (Refusal(Kind.LIBRARY, "finds no algorithm"),))
+
+
+# -- the change that works ------------------------------------------------------------------------------------------
+def zeros(*shape: int, dtype: str = "f32") -> dp.Tensor:
+    return dp.device("host").zeros(shape, dtype)
+
+
+def square(dtype: str) -> dp.Tensor:
+    return zeros(16, 16, dtype=dtype)
+
+
+CHANGES = {  # a request, what to change, and the request with each of these changes
+    "mixed dtypes": (
+        lambda: dp.MatmulRequest(square("f32"), square("f16")),
+        "b f32 (now f16), or a f16 (now f32)",
+        [
+            lambda: dp.MatmulRequest(square("f32"), square("f32")),
+            lambda: dp.MatmulRequest(square("f16"), square("f16")),
+        ],
+    ),
+    "no such dtype": (
+        lambda: dp.MatmulRequest(square("i64"), square("i64")),
+        "a and b both f64 (now i64), or a and b both f32 (now i64)",
+        [
+            lambda: dp.MatmulRequest(square("f64"), square("f64")),
+            lambda: dp.MatmulRequest(square("f32"), square("f32")),
+        ],
+    ),
+    "a compute type": (
+        lambda: dp.MatmulRequest(square("f64"), square("f64"), compute=C.COMPUTE_16F),
+        "compute=None (now COMPUTE_16F)",
+        [lambda: dp.MatmulRequest(square("f64"), square("f64"))],
+    ),
+    "an output": (
+        lambda: dp.MatmulRequest(square("f16"), square("f16"), out=square("f64")),
+        "out f16 (now f64)",
+        [lambda: dp.MatmulRequest(square("f16"), square("f16"))],
+    ),
+    "filters": (
+        lambda: dp.ConvFwdRequest(zeros(2, 8, 5, 5, dtype="f16"), zeros(8, 8, 3, 3)),
+        "w f16 (now f32), or x f32 (now f16)",
+        [lambda: dp.ConvFwdRequest(zeros(2, 8, 5, 5), zeros(8, 8, 3, 3))],
+    ),
+    "three operands": (
+        lambda: dp.SdpaFwdRequest(*[zeros(1, 2, 64, 64)] * 3),
+        "q, k and v all f16 (now f32), or q, k and v all bf16 (now f32)",
+        [lambda: dp.SdpaFwdRequest(*[zeros(1, 2, 64, 64, dtype="f16")] * 3)],
+    ),
+    "one operand": (
+        lambda: dp.SoftmaxRequest(square("i32")),
+        "x f64 (now i32), or x f32 (now i32)",
+        [lambda: dp.SoftmaxRequest(square("f32"))],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_the_change_that_is_named_works(case: str) -> None:
+    make, change, changed = CHANGES[case]
+    with pytest.raises(NoRow) as caught:
+        dp.run(make())
+    error = caught.value
+    said = error.change
+    assert said == change
+    assert str(error).split("\n")[1] == f"Nearest that works: {said}"
+    assert pickle.loads(pickle.dumps(error)).change == said
+    for request in changed:
+        dp.run(request())
+
+
+def test_what_a_rule_says_is_told_as_it_is() -> None:
+    request = dp.MatmulRequest(square("f8e4m3"), square("f8e4m3"))
+    with pytest.raises(NoRow, match=r"Nearest that works: matmul f8e4m3.*, which needs b column-major") as caught:
+        select(request, HOST)
+    assert caught.value.change == ""
+
+
+def test_an_explanation_of_what_nothing_takes_says_so_and_does_not_raise() -> None:
+    found = dp.explain(dp.MatmulRequest(square("f32"), square("f16")))
+    assert found.row is None
+    assert found.refusal is not None
+    assert list(found.refusals) == found.refusal.nearest_first
+    assert len(found.refusals) == len(dp.TABLE.of("matmul"))
+    lines = str(found).split("\n")
+    assert lines[1:3] == ["-> no row takes it", f"   nearest that works: {found.refusal.change}"]
+    assert len(lines) == 3 + len(found.refusals)
+    assert dp.explain(dp.MatmulRequest(square("f32"), square("f32"))).refusal is None
+
+
+@pytest.mark.parametrize("run", [dp.run, dp.prepare, dp.explain], ids=["run", "prepare", "explain"])
+def test_a_library_that_has_no_rows_of_an_op_is_told_which_have(run: Callable[[dp.Request], object]) -> None:
+    with pytest.raises(BadRequest, match=r"^library: got 'cudnn'; expected one that has rows of matmul: .*cublasLt"):
+        run(dp.MatmulRequest(square("f32"), square("f32"), library="cudnn", out_dtype="f64"))
+    with pytest.raises(ValueError, match="cublasLt, cutlass; or None"):
+        run(dp.MatmulRequest(square("f32"), square("f32"), library="cuBLASLt"))
+
+
+def test_an_old_library_s_rows_are_as_far_as_what_else_they_refuse() -> None:
+    with pytest.raises(NoRow) as caught:
+        select(dp.MatmulRequest(square("f32"), square("f16")), H100, {"cublasLt": (12, 1)})
+    reasons = dict(caught.value.tried)["matmul f64×f64→f64 64F sm_80 cublasLt"]  # noqa: RUF001
+    assert [reason.kind for reason in reasons] == [Kind.VERSION, Kind.DTYPES]
+
+
+def test_another_error_is_told_in_one_line() -> None:
+    with pytest.raises(NoRow) as caught:
+        dp.matmul(square("f32"), square("f16"))
+    error = caught.value
+    assert words(error) == repr(error) == f"NoRow({str(error).splitlines()[0]!r})"
+    assert words(error, str) == str(error).splitlines()[0]
+    assert words(ValueError("one\ntwo")) == "ValueError('one')"
+    assert len(words(ValueError("x" * 5000))) <= 400
+    text = str(Undelivered([error] * 12))
+    assert text.splitlines()[1] == f"  NoRow: {str(error).splitlines()[0]}"
+    assert len(text.splitlines()) == 12
+    assert len(text) < 2000

@@ -14,7 +14,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import Arch, Compute, Dtype, Epilogue, MatmulRequest, ScaleMode, Scales
-from dispatch.errors import NoRow, Refused
+from dispatch.errors import LINE, NoRow, Refused
 from dispatch.keys import HOST
 from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.matmul.reference import reference
@@ -181,12 +181,15 @@ def test_a_refusal_lists_every_row_and_its_advice_works(make: Callable[[], Matmu
         select(request, arch)
     refusal = caught.value
     rows = dp.TABLE.of("matmul")
-    assert [name for name, _ in refusal.refusals] == [row.name for row in rows]
-    assert all(
-        why and all(isinstance(reason, Refusal) and str(reason) for reason in why) for _, why in refusal.refusals
-    )
+    assert [name for name, _ in refusal.tried] == [row.name for row in rows]
+    assert all(why and all(isinstance(reason, Refusal) and str(reason) for reason in why) for _, why in refusal.tried)
     assert refusal.request == request.describe()
-    assert refusal.request in str(refusal)
+    first, second, *_ = str(refusal).split("\n")
+    assert len(first) <= LINE
+    assert all(f"{name} {t.dtype}{list(t.shape)}" in first for name, t, _ in request.tensors() if "." not in name)
+    assert "library=cublasLt" in first
+    assert first.endswith(f" on {arch}")
+    assert second == f"Nearest that works: {refusal.change or refusal.nearest}"
     name, _, words = refusal.nearest.partition(", which ")
     mended = change(request, words)
     assert select(mended, arch).name == name
@@ -216,18 +219,23 @@ def test_a_run_is_refused_as_a_selection_is(make: Callable[[], MatmulRequest]):
         dp.run(request)
     with pytest.raises(NoRow) as prepared:
         dp.prepare(request)
-    with pytest.raises(NoRow) as explained:
-        dp.explain(request)
-    assert run.value.refusals == prepared.value.refusals == explained.value.refusals
-    assert run.value.nearest == prepared.value.nearest == explained.value.nearest
+    explained = dp.explain(request)
+    assert explained.row is None
+    assert run.value.tried == prepared.value.tried == explained.refusal.tried
+    assert run.value.nearest == prepared.value.nearest == explained.refusal.nearest
+    assert str(run.value) == str(explained.refusal)
+    assert list(explained.refusals) == run.value.nearest_first
+    text = str(explained)
+    assert "no row takes it" in text
+    assert all(name in text and all(str(reason) in text for reason in why) for name, why in run.value.tried)
     copy = pickle.loads(pickle.dumps(run.value))
-    assert (str(copy), copy.refusals) == (str(run.value), run.value.refusals)
+    assert (str(copy), copy.tried, copy.change) == (str(run.value), run.value.tried, run.value.change)
 
 
 def test_a_gpu_that_is_too_old_is_told_which_would_do():
     with pytest.raises(NoRow) as caught:
         select(fp8(), SM80)
-    told = {short(name): why for name, why in caught.value.refusals}
+    told = {short(name): why for name, why in caught.value.tried}
     (open_end,), (one,) = told["f8e4m3xf8e4m3→bf16 32F sm_90"], told["f8e4m3xf8e4m3→bf16 32F OUTER_VEC_32F sm_90"]
     assert (open_end, str(open_end)) == (Refusal(Kind.ARCH, (SM90, None), SM80), "needs sm_90 or newer, has sm_80")
     assert (one, str(one)) == (Refusal(Kind.ARCH, (SM90, SM90), SM80), "needs sm_90, has sm_80")
@@ -282,7 +290,7 @@ def test_a_library_s_refusal_comes_with_what_helps_for_its_op():
         row = select(request, SM90)
         error = no_row(request, SM90, refused={row: Refused("cudnnBackendFinalize makes no plan")})
         assert error.nearest == f"{row.name} with {request.advice}"
-        assert dict(error.refusals)[row.name] == (Refusal(Kind.LIBRARY, "cudnnBackendFinalize makes no plan"),)
+        assert dict(error.tried)[row.name] == (Refusal(Kind.LIBRARY, "cudnnBackendFinalize makes no plan"),)
         said.append(request.advice)
     assert len(set(said)) == len(requests)
     assert [text for text in said if "column-major" in text] == said[:1]

@@ -263,9 +263,11 @@ def test_a_request_describes_itself_in_one_line():
 def test_what_no_library_offers_is_no_row_with_reasons_and_a_way_out():
     with pytest.raises(NoRow) as caught:
         dispatch.matmul(zeros(4, 6, dtype="f16"), zeros(6, 8, dtype="bf16"))
-    assert len(caught.value.refusals) >= 1
-    assert all(reasons for _, reasons in caught.value.refusals)
-    assert caught.value.nearest in str(caught.value)
+    assert len(caught.value.tried) >= 1
+    assert all(reasons for _, reasons in caught.value.tried)
+    assert caught.value.change == "b f16 (now bf16), or a bf16 (now f16)"
+    assert f"Nearest that works: {caught.value.change}\n" in str(caught.value)
+    assert f"\n  {caught.value.nearest.partition(', which ')[0]}: " in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["bias", "aux", "bgrad"])

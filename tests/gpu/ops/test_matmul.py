@@ -39,7 +39,7 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
         call = dispatch.prepare(replace(check.request, library="cublasLt") if why else check.request)
     except NoRow as error:
         assert case.form.name != "plain"
-        said = dict(error.refusals)[row.name]
+        said = dict(error.tried)[row.name]
         theirs = [reason.kind for reason in said] == [Kind.LIBRARY]
         assert said == why or (not why and theirs and str(said[0]).startswith("cublasLtMatmulAlgoGetHeuristic"))
         return

@@ -1,0 +1,152 @@
+"""The nearest request that a row takes: found by trying, with as few fields changed as possible.
+
+`no_row` in select.py asks here once nothing takes a request. Operands of other dtypes are stood in for by tensors
+that nobody reads: what is tried is checked as every request is, and asked of the same rows. No library is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, is_dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.tensor import Tensor
+from dispatch.errors import one_line
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dispatch.core.request import Request
+    from dispatch.core.row import Row
+    from dispatch.keys import Dtype
+    from dispatch.refusal import Refusal
+
+__all__ = ["change_that_works"]
+
+TRIES = 48  # requests that are made for one refusal
+NAMED = 2  # changes of one size that are named
+LONGEST = 40  # characters of a value that is named
+APART = 1 << 44  # between the made-up addresses of operands: none overlaps another
+CHOICES = {  # the field that a reason is about
+    Kind.COMPUTE: "compute",
+    Kind.EPILOGUE: "epilogue",
+    Kind.TREE: "epilogue",
+    Kind.SCALES: "scales",
+    Kind.OTHER_LIBRARY: "library",
+    Kind.DTYPES: "out_dtype",
+}
+Change = dict[str, Any]  # field to its value; of an operand the dtype
+
+
+def change_that_works(
+    request: Request, here: Sequence[tuple[Row, Sequence[Refusal]]], taken: Callable[[Request], bool]
+) -> str:
+    """What to change for a row to take the request, in words; "" where no small change does.
+
+    `here` holds the rows of this machine that refused it, the nearest first; `taken` says whether one takes another.
+    """
+    if not is_dataclass(request):
+        return ""
+    names = {field.name for field in fields(request)}
+    operands = {name: tensor for name, tensor, _ in request.tensors() if name in names}
+    tries = TRIES
+    seen: list[Change] = []
+    for level in _levels(request, operands, here):
+        found = []
+        for change in islice((change for change in level if change not in seen), tries):
+            seen.append(change)
+            tries -= 1
+            if taken_with(request, operands, change, taken):
+                found.append(_words(request, operands, change))
+                if len(found) == NAMED:
+                    break
+        if found:
+            return ", or ".join(found)
+    return ""
+
+
+def taken_with(request: Any, operands: dict[str, Tensor], change: Change, taken: Callable[[Request], bool]) -> bool:
+    """Whether a row takes the request with a change; what is no sound request, none takes."""
+    values = change | {
+        name: _stand_in(tensor, change.get(name, tensor.dtype), place)
+        for place, (name, tensor) in enumerate(operands.items(), 1)
+        if change.get(name, tensor) is not None
+    }
+    try:
+        return taken(replace(request, **values))
+    except Exception:  # noqa: BLE001  # of a class of the user's, too: it is a change less to name
+        return False
+
+
+def _stand_in(tensor: Tensor, dtype: Dtype, place: int) -> Tensor:
+    """A tensor laid out as another is, of a dtype; its address is nobody's."""
+    layout = tensor.layout
+    alignment = layout.alignment if dtype is layout.dtype else 256
+    made = layout.device.layout(dtype, layout.shape, layout.strides, alignment)
+    return Tensor(tensor.storage, place * APART + alignment % 256, made)
+
+
+# -- what is tried ----------------------------------------------------------------------------------------------------
+def _levels(
+    request: Any, operands: dict[str, Tensor], here: Sequence[tuple[Row, Sequence[Refusal]]]
+) -> Iterator[Iterable[Change]]:
+    """Changes from the smallest on: one field, operands made alike, then several of them with choices let go of."""
+    resets = _resets(request, {reason.kind for _, reasons in here for reason in reasons})
+    given = {name: tensor.dtype for name, tensor in operands.items()}
+    if not any(reason.kind in (Kind.DTYPES, Kind.EPILOGUE_DTYPE) for _, reasons in here for reason in reasons):
+        yield resets
+        return
+    outputs = [name for name in operands if name in getattr(request, "writes", ("out",))]
+    inputs = [name for name in given if name not in outputs]
+    present = dict.fromkeys(given.values())
+    wanted = dict.fromkeys((*present, *(dtype for row, _ in here for dtype in row.dtypes)))
+    alike = [{name: dtype} for dtype in present for name in given if given[name] is not dtype]
+    yield [*alike, *resets]
+    same = [name for name in inputs if given[name] is given[inputs[0]]]
+    together = [
+        {name: dtype for name in names if given[name] is not dtype} for dtype in wanted for names in (same, inputs)
+    ]
+    yield [change for change in together if change]
+    freed: Change = {name: value for reset in resets for name, value in reset.items()}
+    freed |= dict.fromkeys(outputs)
+    if freed:
+        yield [change | freed for change in ({}, *together)]
+
+
+def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
+    """One choice each that is let go of: back to what the class has for it."""
+    about = {CHOICES[kind] for kind in kinds if kind in CHOICES}
+    chosen = {field.name: field.default for field in fields(request) if field.name in about}
+    return [
+        {name: default}
+        for name, default in chosen.items()
+        if default is not MISSING and getattr(request, name) is not default
+    ]
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+def _words(request: Any, operands: dict[str, Tensor], change: Change) -> str:
+    """`a and b both f16 (now f32)`, `compute=None (now COMPUTE_64F)`, joined."""
+    parts = []
+    to: dict[tuple[Any, Any], list[str]] = {}
+    for name, value in change.items():
+        if name in operands and value is not None:
+            to.setdefault((operands[name].dtype, value), []).append(name)
+        elif name in operands:
+            parts.append(f"no {name}")
+        elif value is None or isinstance(value, Enum):
+            parts.append(f"{name}={_name(value)} (now {one_line(_name(getattr(request, name)), LONGEST)})")
+        else:
+            parts.append(f"no {name}")
+    groups = [f"{_together(names)} {new} (now {now})" for (now, new), names in to.items()]
+    return " and ".join([*groups, *parts])
+
+
+def _together(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]} {'both' if len(names) == 2 else 'all'}" if names[1:] else names[0]
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "name", value))
