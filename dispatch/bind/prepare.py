@@ -7,13 +7,13 @@ at its tensors only when their order may have changed; what it runs on, and what
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from dispatch.bind import bind  # noqa: F401  # gives executors the table
 from dispatch.bind.refit import refit
 from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT
-from dispatch.core.request import check_request
+from dispatch.core.request import R_co, check_request
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import order
@@ -35,21 +35,23 @@ __all__ = ["BoundCall", "prepare", "prepare_all"]
 MAX_TAKES = 64  # of one prepared call: sets of operands that others were given for
 
 
-class BoundCall:
+class BoundCall(Generic[R_co]):
     """A prepared request: `call()` runs it again into the same outputs, `call(a=…)` with other operands.
+
+    That of a Request[R] is a BoundCall[R], and gives an R.
 
     It belongs to the stream that was current when it was prepared, and has a recorded call of its own. Other operands
     of the same layouts take the same plan, as calls that are not prepared do.
     """
 
     __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "request")
+    _result: R_co
 
-    def __init__(self, executor: Executor, request: Request, outputs: Operands) -> None:
-        self.request = request.replace(**outputs) if outputs else request
+    def __init__(self, executor: Executor, request: Request[R_co], outputs: Operands) -> None:
+        self.request: Request[R_co] = request.replace(**outputs) if outputs else request
         self._executor = executor
         executor.prepared = True
         self._epoch = -1
-        self._result: Any = None
         self._graph: GraphExec | None = None
         self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
         self._plans = executor.plans  # those that they were made with
@@ -70,7 +72,7 @@ class BoundCall:
         row: Row = self._executor.plan(self.request).row
         return row
 
-    def __call__(self, **operands: Tensor) -> Any:
+    def __call__(self, **operands: Tensor) -> R_co:
         """Enqueue it and return its outputs without waiting; operands by their names in the request."""
         if self._epoch == order.sync_epoch and not operands:
             status = self._launch()
@@ -81,7 +83,7 @@ class BoundCall:
             return self._run_over(operands)
         return self._look(operands)
 
-    def _look(self, operands: dict[str, Tensor]) -> Any:
+    def _look(self, operands: dict[str, Tensor]) -> R_co:
         """Run it where something may have changed: other operands, another stream's use of them, a closed executor."""
         executor = self._executor
         executor.check()
@@ -96,13 +98,13 @@ class BoundCall:
                 self._epoch = epoch
             return self._result
 
-    def _run_over(self, operands: dict[str, Tensor]) -> Any:
+    def _run_over(self, operands: dict[str, Tensor]) -> R_co:
         """Run it over other operands; without a request where they differ from its own in their addresses alone."""
         executor, names = self._executor, tuple(operands)
         if executor.plans is self._plans:  # else they were forgotten, or it was closed
             take = self._takes.get(names)
             if take is not None:
-                result = take(executor, **operands)
+                result: R_co = take(executor, **operands)
                 if result is not UNFIT:
                     return result
         executor.check()
@@ -138,7 +140,7 @@ class BoundCall:
         return f"<{self.row.name}: {self.request.describe()}>"
 
 
-def prepare(request: Request) -> BoundCall:
+def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the call that comes back runs it without choosing again.
 
     Outputs that the request leaves open are allocated once, here. Raises as `run` does.
@@ -149,7 +151,7 @@ def prepare(request: Request) -> BoundCall:
     return BoundCall(executor, request, executor.outputs(request))
 
 
-def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
+def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
     """Bind several requests as `prepare` does, but compile at once all kernels that they need.
 
     Kernels of CUTLASS take half a minute each, where no cache has them. Raises what `prepare` does.
@@ -160,7 +162,7 @@ def prepare_all(requests: Iterable[Request]) -> list[BoundCall]:
     requests = list(requests)
     for request in requests:
         check_request(request)
-    calls: dict[int, BoundCall] = {}
+    calls: dict[int, BoundCall[R_co]] = {}
     with compiler.ahead() as started:
         for place, request in enumerate(requests):
             with suppress(compiler.Later):

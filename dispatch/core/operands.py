@@ -21,6 +21,8 @@ from dispatch.errors import BadRequest, WorkerFailed
 from dispatch.keys import U8
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
@@ -181,13 +183,12 @@ class OperandRequest(Request[R_co]):
         result: Any = given[0] if len(given) == 1 else tuple(given)
         return cast("R_co", result)
 
-    def replace(self, **operands: Tensor) -> OperandRequest:
+    def replace(self, **operands: Tensor) -> Self:
         names = {field.name for field in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
         for name in operands:
             if name not in names:
                 raise BadRequest(name, "an operand", f"one of {', '.join((*self.reads, *self.writes))}")
-        changed: OperandRequest = replace(self, **operands)  # type: ignore[type-var]
-        return changed
+        return replace(self, **operands)  # type: ignore[type-var]
 
     def describe(self) -> str:
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]

@@ -16,7 +16,7 @@ from dispatch.errors import BadRequest, WorkerFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from typing_extensions import TypeVar
+    from typing_extensions import Self, TypeVar
 
     from dispatch.device.device import Device
     from dispatch.keys import Compute, Dtype
@@ -121,7 +121,7 @@ class Request(ABC, Generic[R_co]):
         """What a run gives back: the first output, or a tuple where there are several."""
 
     @abstractmethod
-    def replace(self, **operands: Tensor) -> Request:
+    def replace(self, **operands: Tensor) -> Self:
         """The same request over other operands; BadRequest for a name that is none of its tensors."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from dispatch.core.request import Argument, Operands, Plan, Request
+    from dispatch.core.request import Argument, Operands, Plan, R_co, Request
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
@@ -167,6 +167,6 @@ class Executor:
         """Raise what a launch ended in."""
         raise Closed(f"an executor without a GPU was given status {status}")
 
-    def run(self, request: Request) -> Any:
+    def run(self, request: Request[R_co]) -> R_co:
         """Enqueue a request and return its outputs."""
         raise Closed("an executor without a device")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dispatch.errors import OutOfMemory
 from dispatch.execute.executor import Executor
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Operands, Request
+    from dispatch.core.request import Operands, R_co, Request
 
 __all__ = ["HostExecutor"]
 
@@ -16,7 +16,7 @@ __all__ = ["HostExecutor"]
 class HostExecutor(Executor):
     """Runs requests with NumPy, at once, on the calling thread."""
 
-    def run(self, request: Request) -> Any:
+    def run(self, request: Request[R_co]) -> R_co:
         outputs = self.outputs(request)
         self.run_into(request, outputs)
         return request.result(outputs)

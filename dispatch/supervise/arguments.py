@@ -12,12 +12,12 @@ from dispatch.errors import BadRequest
 from dispatch.supervise.future import Future, LateFuture, TimedFuture
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Request
+    from dispatch.core.request import R_co, Request
 
 __all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "late_future"]
 
 
-def late_future(request: Request, deadline: float | None, after: Any) -> LateFuture:
+def late_future(request: Request[R_co], deadline: float | None, after: Any) -> LateFuture[R_co]:
     """A future with a deadline, or with others that must come first."""
     others = check_futures(after)
     return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)

@@ -11,8 +11,9 @@ import math
 from _thread import allocate_lock
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
+from dispatch.core.request import R_co
 from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
 from dispatch.supervise.limits import check_seconds
 from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, Bell, Waiting, open_waiting
@@ -37,8 +38,8 @@ class QueueLike(Protocol):
     def help_wait(self, future: Future, timeout: float | None) -> float | None: ...
 
 
-class Future:
-    """The outcome of a request: `result()`, or `await` it; only a supervisor makes one.
+class Future(Generic[R_co]):
+    """The outcome of a Request[R], an R: `result()`, or `await` it; only a supervisor makes one.
 
     A result means that the work is done: on a GPU the stream has passed it without a fault.
 
@@ -56,16 +57,16 @@ class Future:
     _number: int  # with process isolation, in the order of sending
     _queue: QueueLike  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
-    _request: Request  # until it is claimed
+    _request: Request[R_co]  # until it is claimed
     _claimed_by: ClassVar[str] = "_request"  # the slot whose deletion claims it
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request[R_co]) -> None:
         self._request = request
         self._status = 0
         self._waiting: Waiting | None = None
 
     # -- what users ask -------------------------------------------------------------------------------------------
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R_co:
         """Wait and return the request's outputs; raises what it failed with.
 
         TimeoutError after `timeout` seconds, concurrent.futures.CancelledError for a cancelled one. A callback must
@@ -74,7 +75,7 @@ class Future:
         if not self._status:
             self._wait(timeout)
         if self._status == DONE:
-            return self._value
+            return self._value  # type: ignore[no-any-return]  # a Request[R] gives an R
         error = self._error()
         try:
             raise error
@@ -108,7 +109,7 @@ class Future:
         """Whether a worker has started it and it has not ended."""
         return not self._status and not self._unclaimed()
 
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[R_co]], object]) -> None:
         """Call `callback(future)` when it ends, on the worker's thread; at once, and here, if it has ended.
 
         What a callback raises on a worker is delivered when the supervisor is closed.
@@ -124,7 +125,7 @@ class Future:
                 return
             callback(self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, R_co]:
         """Wait in asyncio; cancelling the task that waits takes the request back if no worker has started it."""
         import asyncio
 
@@ -270,7 +271,7 @@ class Future:
         return "PENDING" if self._unclaimed() else "RUNNING"
 
 
-class LateFuture(Future):
+class LateFuture(Future[R_co]):
     """A future whose request may not start at any time; the slot `_due` is to it what `_request` is to others.
 
     A worker that finds no `_request` looks closer, so futures without conditions never pay for this. `after` holds the
@@ -280,7 +281,7 @@ class LateFuture(Future):
     __slots__ = ("_due", "after")
     _claimed_by = "_due"
 
-    def __init__(self, request: Request, after: tuple[Future, ...] = ()) -> None:
+    def __init__(self, request: Request[R_co], after: tuple[Future, ...] = ()) -> None:
         super().__init__(request)
         self.after = after
         self._due = request
@@ -310,12 +311,12 @@ class LateFuture(Future):
         return request
 
 
-class TimedFuture(LateFuture):
+class TimedFuture(LateFuture[R_co]):
     """A future whose request may start only until a deadline."""
 
     __slots__ = ("deadline",)
 
-    def __init__(self, request: Request, deadline: float, after: tuple[Future, ...] = ()) -> None:
+    def __init__(self, request: Request[R_co], deadline: float, after: tuple[Future, ...] = ()) -> None:
         super().__init__(request, after)
         self.deadline = deadline
 

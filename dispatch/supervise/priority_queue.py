@@ -72,7 +72,8 @@ class PriorityQueue:
         """The oldest of the lowest level that has any, whether it may start or not; IndexError where there is none."""
         for level in reversed(self._levels):
             if level:
-                return level[0]
+                first: Future = level[0]
+                return first
         raise IndexError("nothing waits")
 
     def release(self) -> None:

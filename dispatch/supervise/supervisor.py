@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
-    from dispatch.core.request import Request
+    from dispatch.core.request import R_co, Request
     from dispatch.supervise.journal import Journal
     from dispatch.supervise.status_server import StatusServer
 
@@ -152,12 +152,12 @@ class Supervisor:
 
     def submit(
         self,
-        request: Request,
+        request: Request[R_co],
         timeout: float | None = None,
         worker: int | Sequence[int] | None = None,
         priority: int = 0,
         after: Sequence[Future] = (),
-    ) -> Future:
+    ) -> Future[R_co]:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
         `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
@@ -217,11 +217,11 @@ class Supervisor:
 
     def submit_many(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[Request[R_co]],
         worker: int | Sequence[int] | None = None,
         priority: int = 0,
         after: Sequence[Future] = (),
-    ) -> list[Future]:
+    ) -> list[Future[R_co]]:
         """Queue many requests at the price of a few and return their futures, in the same order.
 
         Each worker gets a run of successive requests; `after` holds for all of them. Where the queues are full and
@@ -232,7 +232,7 @@ class Supervisor:
         pool = self._pool
         if pool.refusal is not None:
             pool.check()
-        futures: list[Future] = list(map(Future, requests := list(requests)))
+        futures: list[Future[R_co]] = list(map(Future, requests := list(requests)))
         others = check_futures(after) if after else ()
         if others:
             futures = [LateFuture(future.claim(), others) for future in futures]

@@ -23,6 +23,8 @@ from dispatch.libraries.cutlass.evt import Reduce, Store, walk
 from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, pairs_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dispatch.core.request import Argument, Operands, Use
     from dispatch.keys import Compute, Dtype
     from dispatch.libraries.cutlass.config import Config
@@ -181,7 +183,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         found: Any = [outputs.get(name, given.get(name)) for name in self._outputs]
         return cast("R_co", found[0] if len(found) == 1 else tuple(found))
 
-    def replace(self, **operands: Tensor) -> OperandRequest:
+    def replace(self, **operands: Tensor) -> Self:
         if not self.treed:
             return super().replace(**operands)
         fixed = (*self.reads, "out", *OWN)

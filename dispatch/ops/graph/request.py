@@ -21,6 +21,8 @@ from dispatch.libraries.cudnn.graph import Graph
 from dispatch.libraries.cudnn.reference import evaluate as evaluate_graph
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dispatch.core.host_plan import Results
     from dispatch.device.device import Device
     from dispatch.keys import Dtype
@@ -141,7 +143,7 @@ class GraphRequest(Request):
         found = tuple(outputs.get(name, here.get(name)) for name in self._written)
         return found[0] if len(found) == 1 else found
 
-    def replace(self, **operands: Tensor) -> GraphRequest:
+    def replace(self, **operands: Tensor) -> Self:
         names = [name for name, _ in self.named]
         for name in operands:
             if name not in names:

@@ -21,6 +21,8 @@ from dispatch.ops.grouped_matmul.base import GroupedBase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from typing_extensions import Self
+
     from dispatch.core.request import Argument, Operands
 
 __all__ = ["GroupedMatmulRequest"]
@@ -104,7 +106,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
     def result(self, outputs: Operands) -> Tensor:
         return cast("Tensor", outputs.get("out", self.out))
 
-    def replace(self, **operands: Tensor) -> GroupedMatmulRequest:
+    def replace(self, **operands: Tensor) -> Self:
         for name in operands:
             if name not in (*TENSORS, "alpha"):
                 raise BadRequest(name, "no operand of this request", f"one of {', '.join(TENSORS)}, alpha")

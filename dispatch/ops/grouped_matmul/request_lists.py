@@ -18,6 +18,8 @@ from dispatch.ops.grouped_matmul.base import GroupedBase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from typing_extensions import Self
+
     from dispatch.core.request import Argument, Operands
 
 __all__ = ["GroupedMatmulListRequest"]
@@ -111,7 +113,7 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
     def result(self, outputs: Operands) -> tuple[Tensor, ...]:
         return tuple(outputs[name] for name in self.shapes) if self.out is None else tuple(self.out)
 
-    def replace(self, **operands: Tensor) -> GroupedMatmulListRequest:
+    def replace(self, **operands: Tensor) -> Self:
         changed: dict[str, Any] = {}
         if "alpha" in operands:
             changed["alpha"] = operands.pop("alpha")
