@@ -96,10 +96,10 @@ def _named(entries: str) -> set[str]:
 
 
 def _result(kind: Any) -> Any:
-    """The R of the Request[R] that a class derives from."""
+    """The R of the Request[R] that a class derives from; where its fields say which, one of those that they may say."""
     for parent in kind.__mro__:
         for base in parent.__dict__.get("__orig_bases__", ()):
             for argument in get_args(base):
                 if not isinstance(argument, TypeVar):
                     return getattr(argument, "__forward_arg__", argument)
-    return Any
+    return "Tensor | tuple[Tensor, ...]"

@@ -9,19 +9,13 @@ tree_cases and forms (what is tested), mutations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.conv.reference import evaluate
-from dispatch.ops.conv.request import (
-    Activation,
-    ConvBwdDataRequest,
-    ConvBwdFilterRequest,
-    ConvFwdRequest,
-    ConvRequest,
-)
+from dispatch.ops.conv.request import Activation, ConvRequest
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -29,6 +23,21 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.execute.executor import Executor
+    from dispatch.libraries.cutlass.evt import Node
+    from dispatch.ops.conv.results import (
+        ConvBwdDataRequest,
+        ConvBwdFilterRequest,
+        ConvFwdRequest,
+        conv_bwd_data,
+        conv_bwd_filter,
+        conv_fwd,
+    )
+else:
+    from dispatch.ops.conv.request import ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
+
+    conv_fwd = request_function(ConvFwdRequest, "conv_fwd")
+    conv_bwd_data = request_function(ConvBwdDataRequest, "conv_bwd_data")
+    conv_bwd_filter = request_function(ConvBwdFilterRequest, "conv_bwd_filter")
 
 __all__ = [
     "Activation",
@@ -87,11 +96,26 @@ def channels_last(tensor: Tensor) -> Tensor:
     return view
 
 
-conv_fwd = request_function(ConvFwdRequest, "conv_fwd")
-conv_bwd_data = request_function(ConvBwdDataRequest, "conv_bwd_data")
-conv_bwd_filter = request_function(ConvBwdFilterRequest, "conv_bwd_filter")
-
-
+@overload
+def conv_transpose(
+    x: Tensor,
+    w: Tensor,
+    *,
+    extents: tuple[int, ...] | None = None,
+    groups: int = 1,
+    epilogue: None = None,
+    **choices: Any,
+) -> Tensor: ...
+@overload
+def conv_transpose(
+    x: Tensor,
+    w: Tensor,
+    *,
+    extents: tuple[int, ...] | None = None,
+    groups: int = 1,
+    epilogue: Node,
+    **choices: Any,
+) -> Tensor | tuple[Tensor, ...]: ...
 def conv_transpose(
     x: Tensor,
     w: Tensor,
@@ -99,10 +123,11 @@ def conv_transpose(
     extents: tuple[int, ...] | None = None,
     groups: int = 1,
     **choices: Any,
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """The transposed convolution of x (N, C, spatial…) with w (C, K / groups, spatial…): (N, K, spatial…).
 
     It is `conv_bwd_data` under the name by which networks use it; `extents` are the spatial ones of the result, where a
     stride leaves them open. The other arguments are those of `conv_bwd_data`.
     """
-    return conv_bwd_data(x, w, x_extents=extents, group_count=groups, **choices)
+    result: Tensor | tuple[Tensor, ...] = conv_bwd_data(x, w, x_extents=extents, group_count=groups, **choices)
+    return result

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ConvFwdRequest(ConvRequest[Any]):
+class ConvFwdRequest(ConvRequest[R_co]):
     """Y = activation(alpha · conv(X, W) + beta · Z + bias).
 
     Attributes:
@@ -148,7 +148,7 @@ class ConvGradientRequest(ConvRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdDataRequest(ConvGradientRequest[Any]):
+class ConvBwdDataRequest(ConvGradientRequest[R_co]):
     """DX = alpha · (the gradient of conv by X)(DY, W) + beta · DX: also the transposed convolution of DY.
 
     Attributes:
@@ -194,7 +194,7 @@ class ConvBwdDataRequest(ConvGradientRequest[Any]):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvBwdFilterRequest(ConvGradientRequest["Tensor"]):
+class ConvBwdFilterRequest(ConvGradientRequest[R_co]):
     """DW = alpha · (the gradient of conv by W)(DY, X) + beta · DW.
 
     Attributes:

@@ -9,19 +9,15 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-adv-library.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.checks import check_int
 from dispatch.core.axes import describable
 from dispatch.core.host_plan import Results, exactly, numpy_call, values
-from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
-from dispatch.keys import I32
 from dispatch.libraries.cudnn.calls import CallPlan, Operand
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
@@ -30,75 +26,17 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.ctc.results import CtcRequest, ctc_loss
+else:
+    from dispatch.ops.ctc.request import CtcRequest
+
+    ctc_loss = request_function(CtcRequest, "ctc_loss")
 
 __all__ = [
     "CtcRequest",
     "ctc_loss",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class CtcRequest(OperandRequest):
-    """-log of the probability that sequences of labels come out of logits, by any alignment with blanks between them.
-
-    Attributes:
-        logits: (steps, sequences, classes), dense, before the softmax, which is part of the op; class 0 is the blank.
-        labels: i32, the labels of all sequences one behind another, each from 1 to classes - 1.
-        label_lengths: i32 (sequences,): how many labels each has, from 1 to `max_label_length`.
-        input_lengths: i32 (sequences,): how many steps each has, up to those of the logits.
-        max_label_length: the longest that a sequence of labels may be; workspace and launch depend on it.
-        with_gradient: whether the gradient of each loss by the logits is wanted, too.
-        deterministic: whether sums are taken in the same order every time.
-        out: the losses, (sequences,).
-        gradient: of the logits' shape; 0 behind the end of a sequence.
-
-    A sequence that has no alignment (fewer steps than labels, and one more for each label that repeats the one before)
-    has loss 0 and gradient 0. Lengths and labels are read on the device: on a GPU nobody can check them before, and
-    ones out of these ranges are an error that may end the process.
-
-    Gives back the losses, with `with_gradient` (losses, gradient).
-    """
-
-    op: ClassVar[str] = "ctc_loss"
-    reads: ClassVar[tuple[str, ...]] = ("logits", "labels", "label_lengths", "input_lengths")
-    writes: ClassVar[tuple[str, ...]] = ("out", "gradient")
-
-    logits: Tensor
-    labels: Tensor
-    label_lengths: Tensor
-    input_lengths: Tensor
-    _: KW_ONLY
-    max_label_length: int
-    with_gradient: bool = True
-    deterministic: bool = True
-    out: Tensor | None = None
-    gradient: Tensor | None = None
-
-    def check_fields(self) -> None:
-        if self.logits.ndim != 3 or self.logits.size == 0 or self.logits.shape[2] < 2:
-            raise BadRequest("logits", str(self.logits.layout), "(steps, sequences, 2 classes or more), none of them 0")
-        for name in ("labels", "label_lengths", "input_lengths"):
-            tensor: Tensor = getattr(self, name)
-            if tensor.dtype is not I32 or tensor.ndim != 1:
-                raise BadRequest(name, str(tensor.layout), "an i32 tensor of one axis")
-            if not tensor.layout.is_contiguous or tensor.layout.alignment < I32.itemsize:
-                raise BadRequest(
-                    name,
-                    f"{tensor.layout} at {tensor.ptr:#x}",
-                    "a dense tensor at a multiple of 4",
-                    "dev.array(x.numpy())",
-                )
-            if name != "labels" and tensor.shape[0] != self.logits.shape[1]:
-                raise BadRequest(name, str(tensor.layout), f"i32[{self.logits.shape[1]}], one for each sequence")
-        check_int("max_label_length", self.max_label_length, 1)
-
-    def outputs(self) -> dict[str, Output]:
-        made = {"out": dense(self.logits.shape[1:2], self.logits.dtype)}
-        if self.with_gradient:
-            made["gradient"] = dense(self.logits.shape, self.logits.dtype)
-        return made
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -225,4 +163,3 @@ def cudnn_ctc(request: CtcRequest, executor: CudaExecutor, row: Row) -> Plan:
 # -- what users call, and the rows ------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_ctc = numpy_call(evaluate)
-ctc_loss = request_function(CtcRequest, "ctc_loss")

@@ -17,7 +17,7 @@ from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
 from dispatch.keys import Compute, Epilogue
-from dispatch.ops.matmul.request import NO_SCALES, MatmulRequest, Scales, aux_shape
+from dispatch.ops.matmul.request import NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import UNFIT, recognize, remember
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from dispatch.execute.executor import Executor
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
+    from dispatch.ops.matmul.results import MatmulRequest, matmul
+else:
+    from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = [
     "MatmulRequest",
@@ -170,4 +173,5 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     return result
 
 
-matmul = request_function(MatmulRequest, "matmul", _matmul)
+if not TYPE_CHECKING:  # they have it from results.py
+    matmul = request_function(MatmulRequest, "matmul", _matmul)

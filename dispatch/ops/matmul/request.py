@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
 from dispatch.core.overlap import broadcast
-from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -21,6 +21,8 @@ from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_
 from dispatch.ops.matmul.validate import TENSORS, validate
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dispatch.device.device import Device
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
@@ -33,7 +35,7 @@ Number = int | float | complex
 
 
 @dataclass(frozen=True, eq=False)
-class MatmulRequest(Request):
+class MatmulRequest(Request[R_co]):
     """One product of A (…, m, k) and B (…, k, n), with what a library can fuse to it; batch axes broadcast.
 
     Attributes:
@@ -308,17 +310,20 @@ class MatmulRequest(Request):
             return U8
         return self.c_dtype if self.aux is None else self.aux.dtype
 
-    def result(self, outputs: Operands) -> Any:
+    def result(self, outputs: Operands) -> R_co:
         if self.treed:
-            return self.form.result(outputs)
+            found: R_co = self.form.result(outputs)
+            return found
         given = [outputs.get("out", self.out)]
         if self.plain_epilogue.writes_aux:
             given.append(outputs.get("aux", self.aux))
         if self.plain_epilogue.writes_bgrad:
             given.append(outputs.get("bgrad", self.bgrad))
-        return given[0] if len(given) == 1 else tuple(given)
+        one_or_all: Any = given[0] if len(given) == 1 else tuple(given)
+        result: R_co = one_or_all
+        return result
 
-    def replace(self, **operands: Tensor) -> MatmulRequest:
+    def replace(self, **operands: Tensor) -> Self:
         if self.treed:
             return replace(self, **self.form.replaced(operands))
         names = {field.name for field in fields(self)}

@@ -7,11 +7,20 @@ cudnn, reference, rules (for the table), cases (what is tested).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.norm.reference import evaluate
-from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
+from dispatch.ops.norm.request import NormBwdRequest, NormMode
+
+if TYPE_CHECKING:
+    from dispatch.ops.norm.results import NormFwdRequest, norm_fwd
+else:
+    from dispatch.ops.norm.request import NormFwdRequest
+
+    norm_fwd = request_function(NormFwdRequest, "norm_fwd")
 
 __all__ = [
     "NormBwdRequest",
@@ -28,5 +37,4 @@ cudnn_norm = plan_call(
     "A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph.",
 )
 numpy_norm = numpy_call(evaluate)
-norm_fwd = request_function(NormFwdRequest, "norm_fwd")
 norm_bwd = request_function(NormBwdRequest, "norm_bwd")

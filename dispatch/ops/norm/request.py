@@ -142,7 +142,7 @@ class NormRequest(_OfScale[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class NormFwdRequest(NormRequest):
+class NormFwdRequest(NormRequest[R_co]):
     """Y = scale · (x - mean) / √(variance + epsilon) + bias; RMS_NORM has no mean, only that of x².
 
     Attributes:

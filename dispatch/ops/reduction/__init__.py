@@ -10,21 +10,15 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudabind._cached import cached_property
 from cudabind.sys import cudnn
-from dispatch.checks import check_enum, check_int
 from dispatch.core.axes import Axis, describable, merge
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
-from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request_function import request_function
-from dispatch.errors import BadRequest
-from dispatch.keys import F32, F64, U32, Dtype
+from dispatch.keys import F32, F64
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.libraries.cudnn.engines import Policy
@@ -32,6 +26,7 @@ from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
 from dispatch.libraries.cudnn.prefill import filled, fills_of
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor
+from dispatch.ops.reduction.request import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,115 +34,19 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.layout import Array, Layout
-    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cudnn.graph import Graph
+    from dispatch.ops.reduction.results import ReduceRequest, reduce
+else:
+    from dispatch.ops.reduction.request import ReduceRequest
+
+    reduce = request_function(ReduceRequest, "reduce")
 
 __all__ = [
     "ReduceOp",
     "ReduceRequest",
     "reduce",
 ]
-
-
-class ReduceOp(IntEnum):
-    """`cudnnReduceTensorOp_t`: what the elements are reduced to.
-
-    ADD Σ x, MUL Π x, MIN, MAX, AMAX max |x|, AVG the mean, NORM1 Σ |x|, NORM2 √Σ x², MUL_NO_ZEROS Π x without zeros.
-    """
-
-    ADD = 0
-    MUL = 1
-    MIN = 2
-    MAX = 3
-    AMAX = 4
-    AVG = 5
-    NORM1 = 6
-    NORM2 = 7
-    MUL_NO_ZEROS = 8
-
-
-WITH_INDICES = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX)
-
-
-@dataclass(frozen=True, eq=False)
-class ReduceRequest(OperandRequest):
-    """out = x reduced over some of its axes.
-
-    On a GPU the last bits of AVG and NORM1 into f32 may differ from run to run: cuDNN (9.19, H200) adds up parts in the
-    order in which they are done.
-
-    Attributes:
-        x: any shape, any strides above 0; none of the axes that are reduced is empty.
-        axes: the axes that are reduced, as numbers; None for all.
-        reduce: what to.
-        keepdims: whether the reduced axes stay, with one element.
-        indices: MIN, MAX and AMAX only: give the element's place among those that are reduced, too, counted in
-            row-major order over the reduced axes; the first of equals.
-        out_dtype: f32 for f16 and bf16 where the sums are to be kept as they are; None for that of x.
-        out: of x's shape without the reduced axes.
-        index: u32, of the shape of `out`.
-
-    Gives back `out`, with `indices` (out, index).
-    """
-
-    op: ClassVar[str] = "reduce"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
-    writes: ClassVar[tuple[str, ...]] = ("out", "index")
-
-    x: Tensor
-    axes: int | tuple[int, ...] | None = None
-    _: KW_ONLY
-    reduce: ReduceOp = ReduceOp.ADD
-    keepdims: bool = False
-    indices: bool = False
-    out_dtype: Any = None
-    out: Tensor | None = None
-    index: Tensor | None = None
-
-    def check_fields(self) -> None:
-        check_enum("reduce", self.reduce, ReduceOp)
-        if self.indices and self.reduce not in WITH_INDICES:
-            takers = ", ".join(taker.name for taker in WITH_INDICES)
-            raise BadRequest("indices", "True", f"False, for {self.reduce.name} is no element of x", f"use {takers}")
-        self._check_axes()
-        if any(self.x.shape[axis] == 0 for axis in self.reduced):
-            raise BadRequest("x", str(self.x.layout), "at least one element along every axis that is reduced")
-
-    def _check_axes(self) -> None:
-        if self.axes is None:
-            return
-        given = self.axes if isinstance(self.axes, tuple) else (self.axes,)
-        rank = self.x.ndim
-        for axis in given:
-            if rank == 0:
-                raise BadRequest("axes", repr(self.axes), "none: x has no axes", "use axes=None")
-            check_int("axes", axis, -rank, rank - 1)
-        if len({axis % rank for axis in given}) < len(given):
-            raise BadRequest("axes", repr(self.axes), "each axis once")
-
-    @cached_property
-    def reduced(self) -> tuple[int, ...]:
-        """The axes that are reduced, in order."""
-        rank = self.x.ndim
-        if self.axes is None:
-            return tuple(range(rank))
-        given = self.axes if isinstance(self.axes, tuple) else (self.axes,)
-        return tuple(sorted(axis % rank for axis in given))
-
-    def outputs(self) -> dict[str, Output]:
-        kept = [1 if axis in self.reduced else extent for axis, extent in enumerate(self.x.shape)]
-        shape = tuple(extent for axis, extent in enumerate(kept) if self.keepdims or axis not in self.reduced)
-        dtype = self.x.dtype if self.out_dtype is None else Dtype.of(self.out_dtype)
-        if self.out_dtype is None and self.out is not None:
-            dtype = self.out.dtype
-        made = {"out": dense(shape, dtype)}
-        if self.indices:
-            made["index"] = dense(shape, U32)
-        return made
-
-    def attributes(self) -> tuple[Any, ...]:
-        return self.reduced, self.reduce, self.keepdims, self.indices, self._outputs["out"].dtype.name
 
 
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
@@ -348,4 +247,3 @@ def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan
 # -- what users call, and the rows ------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_reduce = numpy_call(evaluate)
-reduce = request_function(ReduceRequest, "reduce")

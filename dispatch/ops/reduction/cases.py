@@ -12,7 +12,8 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
-from dispatch.ops.reduction import SUMS, WITH_INDICES, ReduceOp, ReduceRequest, evaluate, rows_of, sums
+from dispatch.ops.reduction import SUMS, ReduceOp, ReduceRequest, evaluate, rows_of, sums
+from dispatch.ops.reduction.request import WITH_INDICES
 from dispatch.testing.check import MadeCase, checked, distinct, place, rounded, unit, with_outputs
 from dispatch.testing.mutations import typical, with_fields
 

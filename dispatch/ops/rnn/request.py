@@ -126,7 +126,7 @@ class RnnBase(_OfNetwork[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class RnnRequest(RnnBase):
+class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
     """The forward pass: a sequence of vectors through a recurrent network.
 
     Attributes:
@@ -203,7 +203,7 @@ class RnnRequest(RnnBase):
 
 
 @dataclass(frozen=True, eq=False)
-class RnnBwdDataRequest(RnnBase):
+class RnnBwdDataRequest(RnnBase["tuple[Tensor, ...]"]):
     """The backward pass by the data: the gradients of x and of the first states.
 
     Attributes:

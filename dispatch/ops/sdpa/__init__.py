@@ -7,12 +7,21 @@ padding), graph, cudnn, reference, rules (for the table), cases (what is tested)
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sdpa.packed import ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate
-from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
+from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest
+
+if TYPE_CHECKING:
+    from dispatch.ops.sdpa.results import SdpaFwdRequest, sdpa_fwd
+else:
+    from dispatch.ops.sdpa.request import SdpaFwdRequest
+
+    sdpa_fwd = request_function(SdpaFwdRequest, "sdpa_fwd")
 
 __all__ = [
     "Diagonal",
@@ -30,5 +39,4 @@ cudnn_sdpa = plan_call(
     "A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph.",
 )
 numpy_sdpa = numpy_call(evaluate)
-sdpa_fwd = request_function(SdpaFwdRequest, "sdpa_fwd")
 sdpa_bwd = request_function(SdpaBwdRequest, "sdpa_bwd")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import Output, dense, like, same_as
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32
 from dispatch.ops.sdpa.base import OFFSETS, Diagonal, SdpaRequest
@@ -27,7 +28,7 @@ FACTORS = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale
 
 
 @dataclass(frozen=True, eq=False)
-class SdpaFwdRequest(SdpaRequest):
+class SdpaFwdRequest(SdpaRequest[R_co]):
     """O = softmax(mask(scale · Q · Kᵀ + bias)) · V, and with `stats` the logarithm of each row's sum for the backward.
 
     Attributes:

@@ -1,0 +1,57 @@
+"""What `ctc_loss` gives back: the losses, and unless `with_gradient` is False their gradient.
+
+For type checkers alone (core/results.py).
+"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from dispatch.core.request import R_co
+from dispatch.core.results import function_of, with_fields_of
+from dispatch.ops.ctc import request
+
+if TYPE_CHECKING:
+    from dispatch.core.results import OneOrPair
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["CtcRequest", "ctc_loss"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alone(request.CtcRequest["Tensor"]):
+    """The losses."""
+
+    with_gradient: Literal[False]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WithGradient(request.CtcRequest["tuple[Tensor, Tensor]"]):
+    """The losses and the gradient."""
+
+    with_gradient: Literal[True] = True
+
+
+class CtcRequest(request.CtcRequest[R_co]):
+    """As in `request.py`, with its result."""
+
+    @overload
+    @classmethod
+    @with_fields_of(Alone)
+    def __new__(cls) -> CtcRequest[Tensor]: ...
+    @overload
+    @classmethod
+    @with_fields_of(WithGradient)
+    def __new__(cls) -> CtcRequest[tuple[Tensor, Tensor]]: ...
+    @overload
+    @classmethod
+    @with_fields_of(request.CtcRequest["OneOrPair"])
+    def __new__(cls) -> CtcRequest[OneOrPair]: ...
+    @classmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+
+
+ctc_loss = function_of(Alone, WithGradient, request.CtcRequest["OneOrPair"])

@@ -1,0 +1,69 @@
+"""What `matmul` gives back: D, and aux, a bias gradient, or what the tree of an `epilogue` stores and reduces.
+
+For type checkers alone (core/results.py).
+"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from dispatch.core.request import R_co
+from dispatch.core.results import function_of, with_fields_of
+from dispatch.keys import Epilogue
+from dispatch.ops.matmul import request
+
+if TYPE_CHECKING:
+    from dispatch.core.results import OneOrSeveral
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["MatmulRequest", "matmul"]
+
+# fmt: off
+Alone = Literal[
+    Epilogue.NONE, Epilogue.RELU, Epilogue.BIAS, Epilogue.RELU_BIAS, Epilogue.GELU, Epilogue.GELU_BIAS, Epilogue.DRELU,
+    Epilogue.DGELU,
+]
+WithAnother = Literal[
+    Epilogue.RELU_AUX, Epilogue.RELU_AUX_BIAS, Epilogue.GELU_AUX, Epilogue.GELU_AUX_BIAS, Epilogue.DRELU_BGRAD,
+    Epilogue.DGELU_BGRAD, Epilogue.BGRADA, Epilogue.BGRADB,
+]
+# fmt: on
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plain(request.MatmulRequest["Tensor"]):
+    """D."""
+
+    epilogue: Alone = Epilogue.NONE
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pair(request.MatmulRequest["tuple[Tensor, Tensor]"]):
+    """D, and aux or the bias gradient."""
+
+    epilogue: WithAnother = Epilogue.RELU_AUX
+
+
+class MatmulRequest(request.MatmulRequest[R_co]):
+    """As in `request.py`, with its result."""
+
+    @overload
+    @classmethod
+    @with_fields_of(Plain)
+    def __new__(cls) -> MatmulRequest[Tensor]: ...
+    @overload
+    @classmethod
+    @with_fields_of(Pair)
+    def __new__(cls) -> MatmulRequest[tuple[Tensor, Tensor]]: ...
+    @overload
+    @classmethod
+    @with_fields_of(request.MatmulRequest["OneOrSeveral"])
+    def __new__(cls) -> MatmulRequest[OneOrSeveral]: ...
+    @classmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+
+
+matmul = function_of(Plain, Pair, request.MatmulRequest["OneOrSeveral"])
