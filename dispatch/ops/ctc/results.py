@@ -22,17 +22,17 @@ __all__ = ["CtcRequest", "ctc_loss"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Alone(request.CtcRequest["Tensor"]):
-    """The losses."""
-
-    with_gradient: Literal[False]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class WithGradient(request.CtcRequest["tuple[Tensor, Tensor]"]):
     """The losses and the gradient."""
 
     with_gradient: Literal[True] = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alone(request.CtcRequest["Tensor"]):
+    """The losses."""
+
+    with_gradient: Literal[False] = False
 
 
 class CtcRequest(request.CtcRequest[R_co]):
@@ -40,12 +40,12 @@ class CtcRequest(request.CtcRequest[R_co]):
 
     @overload
     @classmethod
-    @with_fields_of(Alone)
-    def __new__(cls) -> CtcRequest[Tensor]: ...
-    @overload
-    @classmethod
     @with_fields_of(WithGradient)
     def __new__(cls) -> CtcRequest[tuple[Tensor, Tensor]]: ...
+    @overload
+    @classmethod
+    @with_fields_of(Alone)
+    def __new__(cls) -> CtcRequest[Tensor]: ...
     @overload
     @classmethod
     @with_fields_of(request.CtcRequest["OneOrPair"])
@@ -54,4 +54,4 @@ class CtcRequest(request.CtcRequest[R_co]):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
 
 
-ctc_loss = function_of(Alone, WithGradient, request.CtcRequest["OneOrPair"])
+ctc_loss = function_of(WithGradient, Alone, request.CtcRequest["OneOrPair"])
