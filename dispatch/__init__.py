@@ -42,8 +42,20 @@ from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
     from dispatch.libraries.cutlass import evt as evt
-    from dispatch.ops import *
     from dispatch.ops import graph as _graph
+    from dispatch.ops.activation import *
+    from dispatch.ops.conv import *
+    from dispatch.ops.ctc import *
+    from dispatch.ops.dropout import *
+    from dispatch.ops.grouped_matmul import *
+    from dispatch.ops.local_norm import *
+    from dispatch.ops.matmul import *
+    from dispatch.ops.norm import *
+    from dispatch.ops.pooling import *
+    from dispatch.ops.reduction import *
+    from dispatch.ops.rnn import *
+    from dispatch.ops.sdpa import *
+    from dispatch.ops.softmax import *
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
     from dispatch.supervise.supervisor import Supervisor as Supervisor
@@ -84,7 +96,19 @@ def _found(name: str) -> Any:
         if name in module.__all__:
             found = globals()[name] = getattr(module, name)
             return found
-    raise AttributeError(f"module 'dispatch' has no attribute {name!r}")
+    # Without the module, for which Python would add what is likely meant in some places and not in others.
+    raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_likely_meant(name)}", name=name)
+
+
+def _likely_meant(name: str) -> str:
+    """What an error about a name adds: the public name that looks most like it."""
+    if name.startswith("_"):
+        return ""
+    from difflib import get_close_matches
+
+    by_letters = {known.replace("_", "").lower(): known for known in __dir__()}
+    found = get_close_matches(name.replace("_", "").lower(), by_letters, 1)
+    return f"; did you mean {by_letters[found[0]]!r}?" if found else ""
 
 
 def _by_likeness(name: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""The op families: where each op is and where its rows are. A new family adds its two lines here.
+"""The op families: where each op is and where its rows are. A new family adds its line here, and one for
+type checkers in dispatch/__init__.py.
 
 A small family is one file and its cases; a large one a folder whose files have the same names as in every other:
 request, reference, rules, the libraries, cases, mutations. `dispatch` has the names in `__all__` of every family and
@@ -6,23 +7,6 @@ imports it when one of them is first used.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # `dispatch` for type checkers and editors
-    from dispatch.ops.activation import *
-    from dispatch.ops.conv import *
-    from dispatch.ops.ctc import *
-    from dispatch.ops.dropout import *
-    from dispatch.ops.grouped_matmul import *
-    from dispatch.ops.local_norm import *
-    from dispatch.ops.matmul import *
-    from dispatch.ops.norm import *
-    from dispatch.ops.pooling import *
-    from dispatch.ops.reduction import *
-    from dispatch.ops.rnn import *
-    from dispatch.ops.sdpa import *
-    from dispatch.ops.softmax import *
 
 # fmt: off
 # Family: the files of its rows in dispatch/table, and its ops.

@@ -73,6 +73,9 @@ async def wrong_or_revealed(sup: dp.Supervisor, flag: bool, tree: dp.evt.Node) -
 """
 WRONG = {  # a line, and what both checkers must find in it
     "dp.mat_mul(x, x)": "mat_mul",
+    "dp.FAMILIES": "FAMILIES",
+    "dp.graph": "graph",
+    "dp.evaluate": "evaluate",
     "dp.pooling(x)": "window|few arguments",
     "dp.pooling(x, 2, 3)": "positional",
     "dp.pooling(x, 2, strides=2)": "strides",
@@ -172,13 +175,57 @@ def test_a_star_import_gives_the_public_names():
 
 
 def test_a_name_that_nobody_has_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'dispatch' has no attribute 'mat_mul'"):
+    with pytest.raises(AttributeError, match=r"'dispatch' has no attribute 'mat_mul'; did you mean 'matmul'\?$"):
         _ = dp.mat_mul
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Matmul_Request", "MatmulRequest"),
+        ("sofmax", "softmax"),
+        ("supervisor", "Supervisor"),
+        ("conv_forward", "conv_fwd"),
+    ],
+)
+def test_an_error_says_which_name_is_likely_meant(name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(dp, name)
+    assert str(caught.value).endswith(f"; did you mean {meant!r}?")
+    assert caught.value.name == name
+
+
+@pytest.mark.parametrize("name", ["_repr_html_", "__wrapped__", "zzzzzz"])
+def test_a_name_like_none_is_an_attribute_error_too(name):
+    with pytest.raises(AttributeError, match=f"^module 'dispatch' has no attribute '{name}'$"):
+        getattr(dp, name)
+
+
+def test_the_interpreter_says_what_is_meant_once():
+    ran = subprocess.run(
+        [sys.executable, "-c", "import dispatch\ndispatch.mat_mul"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stderr.lower().count("did you mean") == 1
+
+
+def test_completion_knows_the_public_names_before_they_are_used():
+    """As the REPL and IPython complete: by `dir()`, in an interpreter that has used none."""
+    asks = "import dispatch as dp, rlcompleter; complete = rlcompleter.Completer({'dp': dp}).attr_matches"
+    said = f"{asks}; print(*complete('dp.conv_'), *complete('dp.Super'), *complete('dp.mat'), *complete('dp.key'))"
+    ran = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [word.partition("(")[0] for word in ran.stdout.split() if word.startswith("dp.")]
+    assert sorted(found) == [
+        *("dp.Supervisor", "dp.conv_bwd_data", "dp.conv_bwd_filter", "dp.conv_fwd", "dp.conv_transpose", "dp.matmul"),
+    ]
+
+
 def test_type_checkers_see_every_family():
-    """The imports for them stand beside the map, one a line."""
-    tree = ast.parse((ROOT / "dispatch" / "ops" / "__init__.py").read_text())
+    """The imports for them, one a line."""
+    tree = ast.parse((ROOT / "dispatch" / "__init__.py").read_text())
     stars = {
         n.module.rpartition(".")[2] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"
     }
@@ -246,6 +293,7 @@ def checked_by(command, folder):
     """Run a checker over a user's program, whose last lines are wrong, each in its way, and ask it for types."""
     revealed = {f"reveal_type({expression})": kind for expression, kind in (REVEALED | FOR_TYPES).items()}
     program = [*RIGHT.strip().split("\n"), "    heads = dev.zeros((1, 2, 4, 8), 'f16')"]
+    program.append(f"    print({', '.join(f'dp.{name}' for name in dir(dp))})")
     start = len(program)
     program += [f"    {line}" for line in (*WRONG, *revealed)]
     (folder / "user.py").write_text("\n".join(program) + "\n")
