@@ -272,6 +272,11 @@ def test_what_comes_out_is_what_checkers_are_told(expression):
     assert is_of(asyncio.run(outcome()), REVEALED[expression])
 
 
+@pytest.mark.parametrize("name", ["BoundCall", "Future", "MatmulRequest", "NormFwdRequest", "Request"])
+def test_an_annotation_with_the_type_of_a_result_can_be_evaluated(name):
+    assert getattr(dp, name)[dp.Tensor].__args__ == (dp.Tensor,)
+
+
 def is_of(value, kind):
     """Whether a value is of a type as checkers say it."""
     if kind.startswith("Tensor | "):

@@ -36,7 +36,7 @@ class FwdAlone(request.ConvFwdRequest["Tensor"]):
 
 
 class ConvFwdRequest(request.ConvFwdRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.ConvFwdRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod
@@ -58,7 +58,7 @@ class BwdDataAlone(request.ConvBwdDataRequest["Tensor"]):
 
 
 class ConvBwdDataRequest(request.ConvBwdDataRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.ConvBwdDataRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod
@@ -80,7 +80,7 @@ class BwdFilterAlone(request.ConvBwdFilterRequest["Tensor"]):
 
 
 class ConvBwdFilterRequest(request.ConvBwdFilterRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.ConvBwdFilterRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod

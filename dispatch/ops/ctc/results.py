@@ -36,7 +36,7 @@ class Alone(request.CtcRequest["Tensor"]):
 
 
 class CtcRequest(request.CtcRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.CtcRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod

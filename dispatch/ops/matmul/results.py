@@ -48,7 +48,7 @@ class Pair(request.MatmulRequest["tuple[Tensor, Tensor]"]):
 
 
 class MatmulRequest(request.MatmulRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.MatmulRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod

@@ -36,7 +36,7 @@ class WithStatistics(request.NormFwdRequest["Several"]):
 
 
 class NormFwdRequest(request.NormFwdRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.NormFwdRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod

@@ -36,7 +36,7 @@ class WithIndices(request.ReduceRequest["tuple[Tensor, Tensor]"]):
 
 
 class ReduceRequest(request.ReduceRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.ReduceRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod

@@ -38,7 +38,7 @@ class WithStatistics(request.SdpaFwdRequest["Several"]):
 
 
 class SdpaFwdRequest(request.SdpaFwdRequest[R_co]):
-    """As in `request.py`, with its result."""
+    """`request.SdpaFwdRequest`, whose documentation says what its fields are, with the type of its result."""
 
     @overload
     @classmethod
