@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dispatch.errors import BadRequest, DispatchError
+from dispatch.errors import BadRequest, DispatchError, OutOfRange
 from dispatch.keys import Compute, Dtype
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "check_bytes",
     "check_dtype",
     "check_enum",
+    "check_fits",
     "check_int",
     "check_kinds",
     "check_number",
@@ -52,9 +53,10 @@ LONGEST = 200  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, and whatever its own repr does."""
+    """A value for a message: short, and whatever its own repr does; of a tensor no elements."""
     try:
-        text = repr(value)
+        describe = getattr(type(value), "describe_briefly", repr)
+        text = describe(value)
     except Exception as error:  # noqa: BLE001  # of an object of the user's
         text = f"a {type(value).__name__}, whose repr raised {type(error).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
@@ -109,7 +111,8 @@ def check_dtype(name: str, spec: Any) -> Dtype:
     try:
         return Dtype.of(spec)
     except TypeError:
-        raise BadRequest(name, shown(spec), f"a dtype, one of {', '.join(Dtype.by_name)}") from None
+        hint = Dtype.ambiguous.get(spec, "") if type(spec) is str else ""
+        raise BadRequest(name, shown(spec), f"a dtype, one of {', '.join(Dtype.by_name)}", hint) from None
 
 
 def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
@@ -194,10 +197,26 @@ def check_unmasked(name: str, source: object) -> None:
         )
 
 
+def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
+    """OutOfRange where Python's numbers are beyond what an integer dtype holds, as NumPy 2 has it.
+
+    Those of an array, which has a dtype of its own, wrap around when they are converted, as `astype` has it.
+    """
+    if kind.numpy.kind not in "iu" or hasattr(source, "dtype") or array.dtype.kind not in "iuf" or not array.size:
+        return
+    limits, low, high = np.iinfo(kind.numpy), array.min(), array.max()
+    if low < limits.min or high > limits.max:
+        wrong = low if low < limits.min else high
+        hint = "dev.array(np.asarray(x), dtype) wraps around"
+        raise OutOfRange(
+            name, shown(wrong.item()), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint
+        )
+
+
 def converted(name: str, array: Array, kind: Dtype) -> Array:
     """An array in a dtype; BadRequest where that would drop an imaginary part, or make integers of NaN or infinity.
 
-    A float that is too large becomes infinite, as IEEE 754 has it, and integers wrap around, as NumPy has it.
+    A float that is too large becomes infinite, as IEEE 754 has it; integers of an array wrap around, as NumPy has it.
     """
     if array.dtype == kind.numpy:
         return array

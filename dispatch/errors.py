@@ -19,6 +19,7 @@ __all__ = [
     "BadIndex",
     "BadRequest",
     "BadRow",
+    "BadType",
     "Closed",
     "DeadlineExceeded",
     "DependencyFailed",
@@ -28,6 +29,7 @@ __all__ = [
     "HookFailed",
     "NoRow",
     "OutOfMemory",
+    "OutOfRange",
     "QueueFull",
     "Refused",
     "StaleTensor",
@@ -83,6 +85,14 @@ class BadRequest(DispatchError, ValueError):
 
 class BadIndex(BadRequest, IndexError):
     """An index beyond the end of an axis; iterating over a tensor ends by it."""
+
+
+class BadType(BadRequest, TypeError):
+    """An operand of a kind that is not taken, such as an index array where only integers and slices are."""
+
+
+class OutOfRange(BadRequest, OverflowError):
+    """A number that the dtype asked for cannot hold, where NumPy raises OverflowError as well."""
 
 
 class NoRow(DispatchError, LookupError):

@@ -35,6 +35,8 @@ class Dtype:
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
     by_name: ClassVar[dict[str, Dtype]] = {}
     by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
+    # Names that are refused: to NumPy 8 counts bytes, here bits.
+    ambiguous: ClassVar[dict[str, str]] = {"f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2"}
 
     def __init__(self, name: str, scalar: Any, cuda: int, bits: int = 0) -> None:
         self.name = name
@@ -54,11 +56,13 @@ class Dtype:
         try:
             if isinstance(spec, str) and spec in Dtype.by_name:
                 return Dtype.by_name[spec]
-            if spec is not None:  # which NumPy takes for f64
+            if spec is not None and not (isinstance(spec, str) and spec in Dtype.ambiguous):  # None is NumPy's f64
                 return Dtype.by_numpy[np.dtype(spec)]
         except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
             pass
         choices = ", ".join(Dtype.by_name)
+        if type(spec) is str and spec in Dtype.ambiguous:
+            choices += f". {Dtype.ambiguous[spec]}"
         raise TypeError(
             f"{spec if isinstance(spec, str) else type(spec)!r} is no dtype of this library; it has {choices}"
         )

@@ -9,7 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic
 
-from dispatch.bind import bind  # noqa: F401  # gives executors the table
+from dispatch.bind import (
+    bind,  # noqa: F401  # gives executors the table
+    tensor_product,  # noqa: F401  # and tensors their product
+)
 from dispatch.bind.refit import refit
 from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT

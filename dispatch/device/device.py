@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from cudabind._fork import anew
-from dispatch.checks import as_array, check_dtype, check_shape, check_type, converted
+from dispatch.checks import as_array, check_dtype, check_fits, check_shape, check_type, converted
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
 from dispatch.device.layout import Array, Layout, c_strides
-from dispatch.device.stream import ExecutorLike, Stream, current
+from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
 from dispatch.device.tensor import Tensor, packed
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, StaleTensor
 from dispatch.keys import U8, Arch, Dtype
@@ -73,6 +73,14 @@ class Device:
             "Take the numbers: x.numpy()"
         )
 
+    def refuse_pickles(self) -> None:
+        """Raise TypeError unless this is the host, whose tensors are copied by `copy` and `pickle`."""
+        if not self.is_host:
+            raise TypeError(
+                f"a tensor on {self} is of this process alone: neither it nor a request over it is copied or pickled. "
+                "The numbers are x.numpy(); a second one on the GPU is x.copy(); other libraries take from_dlpack(x)"
+            )
+
     # -- what a kind of device must have ------------------------------------------------------------------------
     def stream(self) -> Stream:
         """A new stream."""
@@ -118,6 +126,24 @@ class Device:
     def view(self, tensor: Tensor) -> Array:
         """A NumPy array over the very memory of a tensor of the host."""
         raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
+
+    def unreadable(self, tensor: Tensor) -> str:
+        """Why the elements of a tensor cannot be read now, in words; "" where they can."""
+        if self.fault is not None:
+            return "lost: its device had a fault"
+        if not self.alive:
+            return "stale: its device was closed, and its memory is gone"
+        executor, streams = current.executor, tensor.storage.users()
+        if executor is not None and executor.stream.device is self:
+            streams.add(executor.stream)
+        captured = any(stream.external and not stream.closed and stream.is_capturing() for stream in streams)
+        return "its elements cannot be read: a stream is under capture" if captured else ""
+
+    def peek(self, tensor: Tensor, low: int, high: int) -> Array:
+        """The bytes of a tensor's memory from `low` to `high` behind its pointer; ends no capture of other streams."""
+        layout = Layout(self, U8, (high - low,), (1,), 1, readonly=True)  # seldom asked for: it is not interned
+        with relaxed():
+            return self.copy_out(Tensor(tensor.storage, tensor.ptr + low, layout))
 
     def bytes_in_use(self) -> int | None:
         """The memory that tensors of this device hold; None where nobody counts it."""
@@ -171,6 +197,7 @@ class Device:
                     f"{tensor.layout} belongs to generation {owner.generation} of {owner.name}, which was closed; its"
                     f" memory is gone. Make it anew on dispatch.device({owner.name!r})"
                 )
+            tensor.check_within()
         if self.fault is not None:
             raise self.fault
         if not self.alive:
@@ -256,7 +283,7 @@ class Device:
     def layout(
         self, dtype: Dtype, shape: tuple[int, ...], strides: tuple[int, ...], ptr: int, readonly: bool = False
     ) -> Layout:
-        """The interned layout of a view at an address."""
+        """The interned layout of a view at an address, its strides in elements; `Tensor.strided` checks them."""
         alignment = min(ptr & -ptr, 256) or 256
         key = (dtype.cuda, shape, strides, alignment, readonly)
         layout = self._layouts.get(key)
@@ -306,9 +333,13 @@ class Device:
         return pairs
 
     def array(self, source: Any, dtype: Any = None) -> Tensor:
-        """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first."""
+        """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first.
+
+        Python's numbers that an integer dtype cannot hold raise OutOfRange, an OverflowError as NumPy's.
+        """
         array = as_array("source", source)
         kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
+        check_fits("source", source, array, kind)
         tensor = self.empty(array.shape, kind)
         self.copy_in(tensor, converted("source", array, kind))
         return tensor

@@ -97,7 +97,7 @@ class Layout:
 
     def __str__(self) -> str:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        return text if self.is_contiguous else f"{text} strides ({', '.join(map(str, self.strides))})"
+        return text if self.is_contiguous else f"{text} element strides ({', '.join(map(str, self.strides))})"
 
     __repr__ = __str__
 

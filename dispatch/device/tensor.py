@@ -6,15 +6,18 @@ the current stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from dispatch.checks import as_array, converted, shown
-from dispatch.device import dlpack
-from dispatch.errors import BadIndex, BadRequest
+from dispatch.checks import as_array, check_dtype, check_fits, check_int, check_shape, converted, shown
+from dispatch.device import dlpack, printing
+from dispatch.device.operators import refuse_operators, refuse_ufunc
+from dispatch.errors import BadIndex, BadRequest, BadType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from dispatch.device.async_copy import Copy
     from dispatch.device.device import Device
     from dispatch.device.layout import Array, Layout
@@ -24,15 +27,27 @@ if TYPE_CHECKING:
 __all__ = ["Tensor", "check_dense", "packed", "unpacked"]
 
 
+MAX_OFFSET = 2**62  # elements
+KEEPS_NO_COPY = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # whether np.reshape can refuse to copy
+
+
+@refuse_operators
 class Tensor:
     """A strided view of typed memory on a device, with NumPy's semantics of shape, strides (bytes) and basic indexing.
 
     Made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another; never by calling the class.
     Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
+
+    `a @ b` is a request of the table. Elementwise operators, comparisons and NumPy's functions of arrays raise a
+    TypeError that says what to use, `a == b` too: it would have to compute. A tensor is hashed by its identity, so that
+    it may be a key; `a is b` compares identities, and `a == None` is False.
     """
 
     __slots__ = ("__weakref__", "layout", "ptr", "storage")
     __array_priority__ = 1000  # NumPy operators give way: there is no silent copy to the host
+    product: ClassVar[Callable[[Tensor, Tensor], Tensor]]  # set by dispatch/bind, which knows the table
+
+    __hash__ = object.__hash__
 
     def __init__(self, storage: Storage, ptr: int, layout: Layout) -> None:
         self.storage, self.ptr, self.layout = storage, ptr, layout
@@ -51,8 +66,13 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Strides in bytes, as NumPy has them (elements for the packed 4-bit type)."""
+        """Strides in bytes, as NumPy has them (elements for the packed 4-bit type); see `element_strides`."""
         return tuple(s * (self.dtype.itemsize or 1) for s in self.layout.strides)
+
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """Strides in elements, as torch has them, requests print them and `Request.unallocated` gives them."""
+        return self.layout.strides
 
     @property
     def ndim(self) -> int:
@@ -102,7 +122,8 @@ class Tensor:
                 entry, bool
             ):
                 expected = "basic indexing (integers, slices, None, ...)"
-                raise BadRequest("index", shown(entry), expected, "use numpy() first")
+                hint = "index arrays and masks copy: x.numpy()[index], and dev.array(…) of that for a tensor again"
+                raise BadType("index", shown(entry), expected, hint)
         if not any(entry is Ellipsis for entry in entries):
             entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
         frame = self.layout.frame()
@@ -115,13 +136,59 @@ class Tensor:
             raise kind("index", shown(index), f"one of {self.layout}", str(error)) from None
         return self._view(view, frame)
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("a Tensor is overwritten by name: a[0].copy_from(x) for a[0] = x")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The views along the first axis."""
+        if not self.shape:
+            raise BadType("iteration", str(self.layout), "at least one axis", "item() gives the only element")
+        return (self[place] for place in range(self.shape[0]))
+
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
-        """The view of another shape; BadRequest where that needs a copy."""
+        """The view of another shape, of which one extent may be -1; BadRequest where that needs a copy."""
         frame = self.layout.frame()
+        extents: Any = shape[0] if len(shape) == 1 else shape
         try:
-            return self._view(np.reshape(frame, shape[0] if len(shape) == 1 else shape, copy=False), frame)
+            if KEEPS_NO_COPY:
+                view = np.reshape(frame, extents, copy=False)
+            else:  # NumPy 2.0 copies, here from no memory; but an array's own shape it only ever sets in place
+                view = frame.view()
+                view.shape = extents
         except Exception as error:  # noqa: BLE001  # an object's own __index__ may raise anything
-            raise BadRequest("shape", shown(shape), f"a view of {self.layout}", str(error)) from None
+            hint = f"{error}".removesuffix(".").replace(" a copy while", " a copy (x.copy() makes one) while")
+            raise BadRequest("shape", shown(shape), f"a view of {self.layout}", hint) from None
+        return self._view(view, frame)
+
+    def strided(self, shape: int | tuple[int, ...], element_strides: tuple[int, ...], offset: int = 0) -> Tensor:
+        """A view of any shape and strides, in elements, from an element of this one on; none goes beyond the memory."""
+        extents = check_shape("shape", shape, self.dtype.bits)
+        steps = tuple(check_int("element_strides", step, -MAX_OFFSET, MAX_OFFSET) for step in element_strides)
+        start = check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET) * self.dtype.bits
+        if len(steps) != len(extents) or start % 8:
+            wanted = "one for each axis" if len(steps) != len(extents) else "an offset of whole bytes"
+            raise BadRequest("element_strides", f"{shown(steps)} from element {offset}", wanted)
+        ptr = self.ptr + start // 8
+        view = Tensor(self.storage, ptr, self.device.layout(self.dtype, extents, steps, ptr, self.layout.readonly))
+        if self.storage.nbytes:
+            view.check_within()
+        elif view.size:  # another library's memory: of it only this view is known to be there
+            one, whole = view.layout, self.layout
+            if not self.ptr + whole.low <= ptr + one.low <= ptr + one.high <= self.ptr + whole.high:
+                raise BadRequest("element_strides", str(one), f"a view within {whole}")
+        return view
+
+    def check_within(self) -> None:
+        """BadRequest for a view that goes beyond its memory, as one does whose strides were taken for bytes."""
+        storage, layout = self.storage, self.layout
+        first, last = self.ptr + layout.low - storage.base, self.ptr + layout.high - storage.base
+        if storage.nbytes and layout.size and not 0 <= first <= last <= storage.nbytes:
+            hint = "a layout's strides count elements, as Tensor.element_strides; Tensor.strides are bytes"
+            raise BadRequest("view", f"{layout}, bytes {first} to {last}", f"one within {storage.nbytes} bytes", hint)
+
+    def describe_briefly(self) -> str:
+        """Dtype, shape and device, for messages."""
+        return f"Tensor({printing.brief(self)})"
 
     def _view(self, view: Array, frame: Array | None = None) -> Tensor:
         item = self.dtype.numpy.itemsize
@@ -150,6 +217,7 @@ class Tensor:
         """What is to be copied here, as an array of this shape."""
         self.device.check_written(self)
         array = as_array("source", source)
+        check_fits("source", source, array, self.dtype)
         if array.shape != self.shape:
             raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")
         return array
@@ -191,6 +259,83 @@ class Tensor:
             raise BadRequest("item", str(self.layout), "a tensor of one element", "numpy() gives all of them")
         return self.numpy().item()
 
+    def tolist(self) -> Any:
+        """The elements as Python numbers in lists, as deep as there are axes; waits for them."""
+        return self.numpy().tolist()
+
+    def __float__(self) -> float:
+        return float(self._one("float"))
+
+    def __int__(self) -> int:
+        return int(self._one("int"))
+
+    def __complex__(self) -> complex:
+        return complex(self._one("complex"))
+
+    def _one(self, kind: str) -> Any:
+        if self.size != 1:
+            raise BadType(kind, str(self.layout), "a tensor of one element", "numpy() and tolist() give all of them")
+        return self.item()
+
+    def __bool__(self) -> bool:
+        """Of one element what NumPy says; of any other number of them a ValueError."""
+        if self.size == 1:
+            return bool(self.item())
+        hint = "a.numpy().any() or .all(); `a is not None`; `a.size`"
+        raise BadRequest("truth", str(self.layout), "a tensor of one element, for others are neither", hint)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
+
+    def copy(self) -> Tensor:
+        """A tensor of the same elements in memory of its own, on the same device and in C order.
+
+        On a GPU one that is dense in another order keeps that, and nothing waits; a view with gaps goes through
+        page-locked memory of the host, which is waited for.
+        """
+        self.device.check(self)
+        self.device.look(self)
+        if not self.device.is_host and self.layout.fills_bytes:
+            copy: Tensor = self.device.executor().clone(self)
+            return copy
+        return self._through_host(self.dtype)
+
+    def __copy__(self) -> Tensor:
+        self.device.refuse_pickles()
+        return self.copy()
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
+        """A tensor of another dtype on the same device; `copy=False` gives back this one where it has the dtype.
+
+        Converted as NumPy does, by the host: elements of a GPU go through page-locked memory there and back, and are
+        waited for. A request can do it on the GPU, as part of its work: `out_dtype` of a product, an `out` of another
+        dtype, or an IDENTITY node of `dispatch.cudnn.Graph`.
+        """
+        kind = check_dtype("dtype", dtype)
+        if kind is not self.dtype:
+            return self._through_host(kind)
+        return self.copy() if copy else self
+
+    def _through_host(self, kind: Dtype) -> Tensor:
+        array = self.numpy_async().result()
+        copy = self.device.empty(self.shape, kind)
+        copy.copy_from_async(array).result()
+        return copy
+
+    def __matmul__(self, other: Any) -> Tensor:
+        """The product of the table, `dispatch.matmul(a, b)`; vectors are taken as NumPy takes them."""
+        if not isinstance(other, Tensor):
+            hint = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
+            raise TypeError(f"a @ b: b is a {type(other).__name__}, not a Tensor; {hint}")
+        return Tensor.product(self, other)
+
+    def __rmatmul__(self, other: Any) -> NoReturn:
+        hint = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
+        raise TypeError(f"a @ b: a is a {type(other).__name__}, not a Tensor; {hint}")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *_inputs: Any, **_options: Any) -> NoReturn:
+        refuse_ufunc(ufunc, method)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False and not (self.device.is_host and self.dtype.bits >= 8):
             raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become a NumPy array without a copy")
@@ -223,8 +368,11 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = "" if self.device.alive else ", stale"
-        return f"Tensor({self.layout} on {self.device}{state})"
+        """The elements as NumPy shows them, dtype, shape and device; it never raises, and says why it shows none."""
+        return printing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return printing.html_of(self)
 
 
 def packed(tensor: Tensor, array: Array) -> Array:

@@ -147,7 +147,7 @@ def test_a_refusal_is_that_of_the_nearest_way_that_is_left_open(capsys):
     status, facts, _ = told(capsys, "matmul --dtype f8e4m3 --epilogue BGRADB --arch sm_90 --json")
     assert (status, facts["row"]) == (1, None)
     assert [reason["kind"] for reason in facts["refusals"][0]["reasons"]] == ["epilogue"]
-    assert "b f8e4m3[256, 256] strides (1, 256)" in facts["request"]  # as fp8 units read it
+    assert "b f8e4m3[256, 256] element strides (1, 256)" in facts["request"]  # as fp8 units read it
     status, facts, _ = told(capsys, "matmul --dtype f8e4m3 --b rows --arch sm_90 --json")
     assert (status, [reason["kind"] for reason in facts["refusals"][0]["reasons"]]) == (1, ["rule"])
 

@@ -199,7 +199,7 @@ def _scaled() -> Iterator[None]:
 def test_the_op_of_a_user_is_explained_by_its_own_request_class(capsys):
     assert main(["explain", "scaled", "--shape", "3x4:f32", "--times", "3", "--arch", "host", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["library"], facts["request"]) == ("mine", "scaled(x f32[3, 4] strides (1, 3), times=3)")
+    assert (facts["library"], facts["request"]) == ("mine", "scaled(x f32[3, 4] element strides (1, 3), times=3)")
     assert main(["explain", "scaled", "--shape", "3x4:f32:rows", "--arch", "host"]) == 1
     assert "needs x in columns, has rows" in capsys.readouterr().out
     assert main(["explain", "scaled", "--shape", "3x4:f32", "--times", "0", "--arch", "host"]) == 2

@@ -80,7 +80,7 @@ class Arranged(NamedTuple):
         if request.treed:
             kinds = tuple(range(len(order), len(order) + len(request.kinds)))
             return cls((*places, *kinds), (), (*words, *request.kinds))
-        numbers = tuple(float(request.given[name]) + 0.0 for name in request.kinds)  # type: ignore[arg-type]
+        numbers = tuple(float(request.given[name]) + 0.0 for name in request.kinds)
         return cls(places, numbers, (*words, *request.kinds))
 
     def __call__(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:

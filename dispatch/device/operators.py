@@ -1,0 +1,119 @@
+"""NumPy's operators that a Tensor refuses, and the words in which it does: what to call instead.
+
+The table has no elementwise row that takes any two tensors, and a silent copy to the host would cost more than the
+arithmetic. `a @ b` is not among them; it is a request of the table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["refuse_operators", "refuse_ufunc"]
+
+T = TypeVar("T")
+
+# By the operator's special method without its underscores: how it is written, and cuDNN's pointwise mode for it.
+BINARY = {
+    "add": ("a + b", "ADD"),
+    "sub": ("a - b", "SUB"),
+    "mul": ("a * b", "MUL"),
+    "truediv": ("a / b", "DIV"),
+    "floordiv": ("a // b", ""),
+    "mod": ("a % b", "MOD"),
+    "divmod": ("divmod(a, b)", ""),
+    "pow": ("a ** b", "POW"),
+    "lshift": ("a << b", ""),
+    "rshift": ("a >> b", ""),
+    "and": ("a & b", ""),
+    "or": ("a | b", ""),
+    "xor": ("a ^ b", ""),
+}
+UNARY = {"neg": ("-a", "NEG"), "pos": ("+a", ""), "abs": ("abs(a)", "ABS"), "invert": ("~a", "")}
+ORDER = {
+    "lt": ("a < b", "CMP_LT"),
+    "le": ("a <= b", "CMP_LE"),
+    "gt": ("a > b", "CMP_GT"),
+    "ge": ("a >= b", "CMP_GE"),
+}
+EQUAL = {"eq": ("a == b", "CMP_EQ"), "ne": ("a != b", "CMP_NEQ")}
+BEHIND_A_PRODUCT = {"add", "mul"}  # what dispatch.matmul does to its product before it is stored
+REDUCTIONS = {
+    "add": "ADD",
+    "multiply": "MUL",
+    "maximum": "MAX",
+    "minimum": "MIN",
+}  # ufuncs, as dispatch.reduce has them
+NUMBERS = (bool, int, float, complex, list, tuple, np.generic)
+
+
+def _instead(written: str, mode: str, name: str) -> str:
+    """The text of a refusal."""
+    ways = []
+    if mode:
+        operands = "x" if name in UNARY else "x, y"
+        ways.append(f"as a request, dispatch.cudnn.Graph with its pointwise({mode!r}, {operands})")
+    if name in BEHIND_A_PRODUCT:
+        ways.append("behind a product, dispatch.matmul(x, w, alpha=…, c=…, bias=…)")
+    ways.append("on the host, NumPy's own on a.numpy()")
+    return (
+        f"{written}: a Tensor has no elementwise operators, which would copy from the GPU in silence. {_listed(ways)}"
+    )
+
+
+def _listed(ways: list[str]) -> str:
+    text = "; ".join(ways)
+    return text[0].upper() + text[1:]
+
+
+def _refusing(name: str, text: str) -> Callable[..., NoReturn]:
+    def refuse(_self: Any, *_others: Any) -> NoReturn:
+        raise TypeError(text)
+
+    refuse.__name__ = refuse.__qualname__ = f"__{name}__"
+    return refuse
+
+
+def _comparing(name: str, text: str) -> Callable[..., Any]:
+    def compare(_self: Any, other: Any) -> Any:
+        if isinstance(other, NUMBERS) or hasattr(type(other), "__array__"):
+            raise TypeError(text)
+        return NotImplemented  # None, a string, an object of another kind: never equal
+
+    compare.__name__ = compare.__qualname__ = f"__{name}__"
+    return compare
+
+
+def refuse_operators(kind: type[T]) -> type[T]:
+    """Give a class the operators that NumPy's arrays have, each of which raises a TypeError that names another way.
+
+    They are set here and not written in the class, so that `a + b` is an error to type checkers as well.
+    """
+    for name, (written, mode) in (BINARY | UNARY).items():
+        text = _instead(written, mode, name)
+        setattr(kind, f"__{name}__", _refusing(name, text))
+        if name in BINARY:
+            setattr(kind, f"__r{name}__", _refusing(f"r{name}", text))
+    for name, (written, mode) in (ORDER | EQUAL).items():
+        text = _instead(written, mode, name)
+        if name in EQUAL:
+            text += "; np.array_equal(a.numpy(), b.numpy()) for all at once; `a is b` for one and the same tensor"
+        setattr(kind, f"__{name}__", _comparing(name, text))
+    return kind
+
+
+def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
+    """Raise for a NumPy function of which a tensor is an operand."""
+    name = ufunc.__name__
+    if name == "matmul":
+        raise TypeError("a @ b: a product of a Tensor and a NumPy array. Copy the array to the device: dev.array(x)")
+    call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
+    if method == "reduce" and name in REDUCTIONS:
+        other = f"dispatch.reduce with ReduceOp.{REDUCTIONS[name]}, or on the host {call}(a.numpy())"
+    else:
+        other = f"{call}(a.numpy(), …) computes on the host"
+    raise TypeError(f"{call} does not take a Tensor, which it would copy from the GPU in silence. {other}")

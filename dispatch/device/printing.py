@@ -1,0 +1,119 @@
+"""What a Tensor shows of itself: its elements as NumPy prints them, its layout and its device.
+
+Of a large tensor only the elements that are shown are copied. Nothing here raises, and nothing waits for a stream that
+is being captured: then the text says why there are no elements. A tensor is asked here as its device and its layout
+know it; tensor.py imports this module, so that nothing of them is named.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+
+__all__ = ["brief", "html_of", "text_of"]
+
+MOST_SHOWN = 1 << 16  # elements, whatever NumPy's print options say
+Array = np.ndarray[Any, np.dtype[Any]]
+GAP = 4096  # bytes between elements; those that lie nearer to one another are copied together
+DIGITS = 4  # of bf16 and narrower floats, which hold three
+LONGEST = 200  # characters of an error
+
+
+def brief(tensor: Any) -> str:
+    """Dtype, shape and device: "f16[64, 32] on cuda:0"."""
+    return f"{tensor.layout} on {tensor.layout.device}"
+
+
+def text_of(tensor: Any) -> str:
+    """`Tensor([[1., 2.]], f32[1, 2] on host)`; without elements where they cannot be read, and with the reason."""
+    values, why = _shown(tensor)
+    if values is None:
+        return f"Tensor({brief(tensor)}; {why})"
+    line_width = np.get_printoptions()["linewidth"]
+    last = len(values) - values.rfind("\n") - 1
+    joint = " " if last + len(brief(tensor)) + 3 <= line_width else "\n       "
+    return f"Tensor({values},{joint}{brief(tensor)})"
+
+
+def html_of(tensor: Any) -> str:
+    """The same for a notebook."""
+    values, why = _shown(tensor)
+    shown = f"<em>{html.escape(why)}</em>" if values is None else f"<pre>{html.escape(values)}</pre>"
+    return f"<div><code>Tensor {html.escape(brief(tensor))}</code>{shown}</div>"
+
+
+def _shown(tensor: Any) -> tuple[str | None, str]:
+    """The elements as text, or None and why there are none."""
+    try:
+        why = tensor.device.unreadable(tensor)
+        return (None, why) if why else (_values(tensor), "")
+    except Exception as error:  # noqa: BLE001  # whatever it is: a debugger and a traceback print tensors, too
+        return None, f"its elements cannot be read: {_one_line(error)}"
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # noqa: BLE001  # of a class of the user's
+        text = type(error).__name__
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _values(tensor: Any) -> str:
+    tensor.device.check(tensor)
+    tensor.device.look(tensor)
+    options = np.get_printoptions()
+    edge = options["edgeitems"]
+    is_large = tensor.size > min(options["threshold"], MOST_SHOWN)
+    places = [_places(extent, edge if is_large else extent) for extent in tensor.shape]
+    count = int(np.prod([len(place) for place in places], dtype=object))
+    if count > MOST_SHOWN:
+        return f"… {tensor.size} elements …"
+    found = _elements(tensor, places) if tensor.size else np.empty(tensor.shape, tensor.dtype.numpy)
+    precision = None
+    if found.dtype.isbuiltin != 1:  # of ml_dtypes, which NumPy prints without aligning them
+        found, precision = found.astype(np.float32), min(DIGITS, options["precision"])
+    if is_large:
+        found = _with_gaps(found, tensor.shape, edge)
+    threshold = 0 if is_large else tensor.size + 1
+    text = np.array2string(found, separator=", ", prefix="Tensor(", threshold=threshold, precision=precision)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _places(extent: int, edge: int) -> list[int]:
+    """The indices along an axis that are shown."""
+    if extent <= 2 * edge:
+        return list(range(extent))
+    return [*range(edge), *range(extent - edge, extent)]
+
+
+def _with_gaps(found: Array, shape: tuple[int, ...], edge: int) -> Array:
+    """Give each axis of which only the edges are there one more element in between, so that NumPy prints dots there."""
+    for axis, extent in enumerate(shape):
+        if extent > 2 * edge:
+            found = np.insert(found, edge, 0, axis=axis)
+    return found
+
+
+def _elements(tensor: Any, places: list[list[int]]) -> Array:
+    """The elements at the crossings of these indices."""
+    bits, kind = tensor.dtype.bits, tensor.dtype.numpy
+    offsets = np.zeros((), np.int64)
+    for place, stride in zip(places, tensor.layout.strides, strict=True):
+        offsets = np.add.outer(offsets, np.array(place, np.int64) * stride)
+    at = offsets * bits // 8  # bytes from the pointer
+    width = max(bits // 8, 1)
+    starts = np.unique(at)
+    ends = np.flatnonzero(np.diff(starts) > GAP) + 1
+    memory = np.zeros((*at.shape, width), np.uint8)
+    for run in np.split(starts, ends):
+        low, high = int(run[0]), int(run[-1]) + width
+        piece = tensor.device.peek(tensor, low, high)
+        here = (at >= low) & (at < high)
+        memory[here] = piece[(at[here] - low)[:, None] + np.arange(width)]
+    if bits < 8:
+        nibbles = (memory[..., 0] >> (4 * (offsets % 2)).astype(np.uint8)) & 0xF
+        return np.asarray(nibbles, np.uint8).view(kind)
+    return np.asarray(memory.view(kind)[..., 0])
