@@ -99,6 +99,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Nothing that a file's tests made is left to another file's in the same process: no thread, no child, no path."""
+    gc.collect()
+    gc.freeze()  # what the files before have imported: beside torch each `gc.collect()` of a test takes half a second
     threads, path = set(threading.enumerate()), list(sys.path)
     yield
     gc.collect()
