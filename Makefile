@@ -8,56 +8,107 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# What is installed, as the extras of pyproject.toml; behind it, what of it is downloaded, in MB (with Python 3.11).
 EXTRAS ?= cu13,cutlass,test,gen,examples,dev
+SIZE := 2,700
+TEST_EXTRAS := examples,test
+TEST_SIZE := 100
+HOST_EXTRAS := examples
+HOST_SIZE := 60
+CUBLAS_EXTRAS := examples,cublas-cu13
+CUBLAS_SIZE := 560
 TESTS ?= tests
 ARGS ?=
 JOBS ?= auto
 PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
+# Where several processes share the cores, NumPy's threads in each of them only wait for one another.
+TEST = $(if $(JOBS),OPENBLAS_NUM_THREADS=1) $(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
+.PHONY: help demo train test test-all test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
 PY := $(PYTHON)
 READY :=
+READY_TO_TEST :=
+READY_FOR_HOST :=
+READY_FOR_GPU :=
+ON_CUDA_12 :=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 else
 
 PY := $(VENV)/bin/python
+# What an environment has is told by the stamps in it, each touched only after everything was installed: a second call
+# costs nothing, an interrupted one resumes, and what is missing is added in place. READY has all that the others have.
 READY := $(VENV)/.ready
+READY_TO_TEST := $(or $(wildcard $(READY)),$(VENV)/.ready-test)
+READY_FOR_HOST := $(or $(wildcard $(READY) $(VENV)/.ready-test),$(VENV)/.ready-host)
+READY_FOR_GPU := $(or $(wildcard $(READY)),$(VENV)/.ready-cublas)
+# A driver of CUDA 12 has an environment of its own: see test-cu12.
+ON_CUDA_12 := VENV=$(VENV)-cu12 EXTRAS=cu12,test,gen CUBLAS_EXTRAS=examples,cublas-cu12
 
-# Touched only after everything is installed: a second call costs nothing, an interrupted one resumes.
+$(READY):
+	$(call install,$(EXTRAS),$(SIZE))
+$(VENV)/.ready-test:
+	$(call install,$(TEST_EXTRAS),$(TEST_SIZE))
+$(VENV)/.ready-host:
+	$(call install,$(HOST_EXTRAS),$(HOST_SIZE))
+$(VENV)/.ready-cublas:
+	$(call install,$(CUBLAS_EXTRAS),$(CUBLAS_SIZE))
+$(READY) $(VENV)/.ready-test $(VENV)/.ready-host $(VENV)/.ready-cublas: pyproject.toml
+
 # Debian's python3 has no ensurepip unless python3-venv is installed; virtualenv brings a pip of its own, and a --target
 # install leaves the system's packages alone.
-$(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	    echo "make: Python 3.10 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
-	    echo "make: python -m venv failed (see above); trying virtualenv instead" >&2; \
-	    $(PYTHON) -m pip install --quiet --target $(VENV)/bootstrap virtualenv && \
-	    PYTHONPATH=$(VENV)/bootstrap $(PYTHON) -m virtualenv --quiet $(VENV) && rm -rf $(VENV)/bootstrap; } || { \
-	    echo "make: no environment could be made: install python3-venv, or name another PYTHON" >&2; exit 1; }
-	$(PY) -m pip install --editable '.[$(EXTRAS)]'
-	@touch $@
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+    echo "make: Python 3.10 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+@echo "make: $(VENV) gets what [$(1)] of pyproject.toml names: some $(2) MB to download, less what it has or pip keeps"
+@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
+    echo "make: python -m venv failed (see above); trying virtualenv instead" >&2; \
+    $(PYTHON) -m pip install --quiet --target $(VENV)/bootstrap virtualenv && \
+    PYTHONPATH=$(VENV)/bootstrap $(PYTHON) -m virtualenv --quiet $(VENV) && rm -rf $(VENV)/bootstrap; } || { \
+    echo "make: no environment could be made: install python3-venv, or name another PYTHON" >&2; exit 1; }
+$(PY) -m pip install --editable '.[$(1)]'
+@touch $@
+endef
 
 endif
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(READY)  ## train on real handwritten digits, on the GPU if there is one, else on the host
+# The CUDA of the driver, 12 or 13, and nothing where there is no driver or it shows no GPU.
+FIND_GPU := import ctypes; n = ctypes.c_int(); at = ctypes.byref(n); cuda = ctypes.CDLL("libcuda.so.1"); \
+    gpus = cuda.cuInit(0) == 0 == cuda.cuDeviceGetCount(at) and n.value; \
+    print(("12", "13")[n.value >= 13000] if gpus and cuda.cuDriverGetVersion(at) == 0 else "")
+CUDA = $(eval CUDA := $(shell $(PYTHON) -c '$(FIND_GPU)' 2>/dev/null))$(CUDA)
+
+# What the demo needs is small where there is no GPU.
+ON_GPU = READY_TO_TRAIN='$$(READY_FOR_GPU)' $(if $(filter 12,$(CUDA)),$(ON_CUDA_12))
+ON_HOST := READY_TO_TRAIN='$$(READY_FOR_HOST)'
+demo:  ## train on real handwritten digits, on the GPU if there is one, else on the host
+	@echo "make: $(if $(CUDA),a GPU and a driver of CUDA $(CUDA) were found,no GPU was found: the host computes)"
+	@$(MAKE) --no-print-directory train $(if $(CUDA),$(ON_GPU),$(ON_HOST))
+
+train: $(READY_TO_TRAIN)
 	$(PY) examples/01_train_digits.py $(ARGS)
 
-test: $(READY)  ## the tests that need no GPU
-	$(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL) $(ARGS)
+# Those that are marked as long are left to test-all: pyproject.toml says which. What needs NVIDIA's libraries, to open
+# them or to look up their functions, is skipped where they are not installed; test-all installs them.
+LONG := generator or compiles or exhaustive
+test: $(READY_TO_TEST)  ## the tests that need no GPU, in some minutes
+	$(TEST) -m "not ($(LONG))" $(ARGS)
+
+test-all: $(READY)  ## the same with what takes long, and with all libraries: what CI runs
+	$(TEST) $(ARGS)
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
-# is about the generator and the releases' headers is the same in both, and `make test` has run it.
+# is about the generator and the releases' headers is the same in both, and `make test-all` has run it.
 CU12_TESTS := tests/cudabind --ignore=tests/cudabind/test_gen.py -k "installed or not modules"
 test-cu12:  ## the tests of the bindings, against the libraries of CUDA 12 in an environment of their own
-	@$(MAKE) --no-print-directory test VENV=.venv-cu12 EXTRAS=cu12,test,gen TESTS='$(CU12_TESTS)'
+	@$(MAKE) --no-print-directory test-all VENV=.venv-cu12 EXTRAS=cu12,test,gen TESTS='$(CU12_TESTS)'
 
 # Fresh random numbers each time; the first lines of the output tell the seed to repeat them with. Each process takes
 # some 600 MB of the GPU: four, unless JOBS says otherwise.

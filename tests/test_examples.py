@@ -115,6 +115,7 @@ def test_the_same_seed_learns_the_same(tmp_path: Path):
     assert len(outs) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_cnn_learns_the_digits(tmp_path: Path):
     done = run(TRAIN_CNN, "--out", str(tmp_path / "loss.png"))
     assert done.returncode == 0, done.stderr

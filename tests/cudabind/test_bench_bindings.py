@@ -17,6 +17,7 @@ LIBRARIES = {"cublasLtMatrixLayoutGetAttribute": 5, "cusparseCooGet": 10, "cudnn
 BY_CTYPES = {"ctypes, untyped", "ctypes, c_void_p", "ctypes, same types", "unchecked", "checked"}
 
 
+@pytest.mark.exhaustive
 def test_the_bindings_are_measured_on_the_host(tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("gcc, which builds the functions that do nothing, is not installed")

@@ -48,6 +48,11 @@ def test_an_extra_has_a_wheel_for_every_library(extra: str) -> None:
     assert found - {"cuda-python", "cuda-core"} == set(WHEELS.values())
 
 
+@pytest.mark.parametrize("cuda", ["cu12", "cu13"])
+def test_what_matmul_needs_is_a_part_of_all(cuda: str) -> None:
+    assert requirements(f"cublas-{cuda}").items() < requirements(cuda).items()
+
+
 def test_the_extras_share_no_wheel() -> None:
     assert set(requirements("cu12")) & set(requirements("cu13")) == {"cuda-python"}
 

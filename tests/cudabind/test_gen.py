@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from cudabind.gen.model import Header
 
+pytestmark = pytest.mark.generator
+
 HEADER = """
 #include <stddef.h>
 #include <stdint.h>

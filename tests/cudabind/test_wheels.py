@@ -18,6 +18,8 @@ from cudabind.gen.wheels import Wheel, WheelError, cache_folder, fetch, include
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.generator
+
 LIBRARY = random.Random(0).randbytes(5_000_000)
 HEADER = b"int tinyDo(void);\n" * 1000
 MEMBERS = {

@@ -137,6 +137,7 @@ MUTATIONS = {  # what is broken, and the calls that show it
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_memory_that_is_broken_is_found(gpu, mutation, monkeypatch):
     *patch, fixed = mutation

@@ -197,7 +197,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "all" else [pytest.mark.exhaustive]) for kind in KINDS]
+)
 def test_a_process_may_be_forked_at_any_moment(kind):
     jobs = f"[{', '.join(KINDS[kind])}]"
     run(STORM.replace("{jobs}", jobs).replace("{each}", "2").replace("{count}", "8"))

@@ -244,7 +244,16 @@ def hidden(row, effect):
 HOST_ROWS = [row for row in ROWS if row.min_arch == HOST and row.op not in WITHOUT_CASES]
 
 
-@pytest.mark.parametrize("op", sorted({row.op for row in HOST_ROWS}))
+LONG = ("rnn", "rnn_bwd_data", "rnn_bwd_weights")  # ten seconds each, of which all others together take ten
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=[pytest.mark.exhaustive] if op in LONG else [])
+        for op in sorted({row.op for row in HOST_ROWS})
+    ],
+)
 def test_no_row_of_the_host_hides_nan(op):
     dev, unread = dp.device("host"), []
     for row in HOST_ROWS:

@@ -16,6 +16,8 @@ from dispatch.row_check import cases_of
 from dispatch.testing.mutations import made, verdicts
 from dispatch.testing.roundoff import as_on_a_gpu
 
+pytestmark = pytest.mark.exhaustive
+
 ELSEWHERE = {
     "cudnn_graph": "users' own graphs have no cases: tests/dispatch/cudnn holds their nodes",
     "dropout_states": "a state is the library's own: its cases hold the masks drawn from it against another's",

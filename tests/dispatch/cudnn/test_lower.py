@@ -62,12 +62,14 @@ def run(stub, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 def test_cudnn_takes_the_descriptors_of_every_case(stub):
     found = run(stub)
     assert found["refused"] == []
     assert set(found["taken"]) == OPS
 
 
+@pytest.mark.compiles
 @pytest.mark.timeout(600)
 def test_cudnn_has_an_engine_for_a_case_of_each_row(stub):
     found = run(stub, str(HERE / "h200.json"), "few")
@@ -77,6 +79,7 @@ def test_cudnn_has_an_engine_for_a_case_of_each_row(stub):
     assert set(found["taken"]) == OPS
 
 
+@pytest.mark.compiles
 @pytest.mark.timeout(900)  # some 500 kernels are compiled
 def test_cudnn_has_an_engine_for_every_case(stub):
     if PROPERTIES not in os.environ:

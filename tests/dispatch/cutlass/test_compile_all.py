@@ -27,6 +27,7 @@ def kernels():
     return [pytest.param(kernel, id=kernel.label) for kernel in module.of(ASKED).values()]
 
 
+@pytest.mark.compiles
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kernel", kernels())
 def test_a_kernel_of_the_gpu_tests_compiles(kernel):

@@ -30,7 +30,7 @@ try:
 except headers.HeadersMissing as missing:
     MISSING = str(missing)
 # Ten seconds of one core for g++, which a busy machine makes many times that.
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.compiles, pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 
 # What CUDA's own compilers know without being told; none of it is called.
 DEVICE = r"""

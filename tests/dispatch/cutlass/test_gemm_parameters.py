@@ -30,7 +30,7 @@ try:
     MISSING = "" if shutil.which("g++") else "g++ is not installed"
 except headers.HeadersMissing as missing:
     MISSING = str(missing)
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+pytestmark = [pytest.mark.compiles, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 M, N, K = 1500, 3000, 136
 BF16_BYTES, BF16_FORMAT, SWIZZLE_64B, SWIZZLE_128B = 2, 9, 2, 3

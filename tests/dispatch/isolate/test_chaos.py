@@ -9,6 +9,7 @@ import pytest
 REQUESTS, FAULTS = 20_000, 50
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("trouble")
 @pytest.mark.timeout(900)  # it takes 15 to 40 s: half of that is for children that hang or start; under load, minutes
 def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):

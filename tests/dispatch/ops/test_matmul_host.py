@@ -37,6 +37,7 @@ def test_a_row_passes_its_cases(row, host, rng):
     assert taken >= len(row.epilogues)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_numpy_also_takes_what_the_gpu_row_refuses(row, host, rng):
     """The rules of a row are the GPU library's; the formulas know none of them."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.cudabind.proof.conftest import Headers
     from tests.cudabind.proof.modules.conftest import Proof, Proofs
 
+pytestmark = pytest.mark.generator
+
 Record = Callable[[str, object], None]
 
 # Macros that a module does not carry, as fnmatch has it.

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from ctypes import _Pointer, _SimpleCData
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from cudabind import _types
 from cudabind.gen.libraries import ROWS
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cudabind.proof.modules.conftest import Proof
+
+pytestmark = pytest.mark.generator
 
 Record = Callable[[str, object], None]
 
