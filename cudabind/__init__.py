@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 __all__ = ["LIBRARIES", "Library", "__version__"]
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # of both packages: `dispatch.__version__` and pyproject.toml read it here
 
 
 class Library(NamedTuple):

@@ -1,8 +1,9 @@
 """`python -m cudabind list [--json]`: what is installed, where, in which version, and what is missing.
 
-Run by people who wonder why a call fails, and by checks: the exit status is 1 where a library is there but cannot be
-used, and 0 otherwise, also where none is installed. It opens every library that it can find and looks up every function
-of it; it calls none of them but those that tell the version, and makes no CUDA context.
+Once installed, `cudabind list` does the same. It is run by people who wonder why a call fails, and by checks: the
+exit status is 1 where a library is there but cannot be used, and 0 otherwise, also where none is installed. It opens
+every library that it can find and looks up every function of it; it calls none of them but those that tell the
+version, and makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from cudabind import LIBRARIES, Library, _bind, _compat, _load
+from cudabind import LIBRARIES, Library, __version__, _bind, _compat, _load
 from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
@@ -72,9 +73,9 @@ def _print_table(found: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cudabind", description="NVIDIA's libraries as this program sees them."
-    )
+    program = "cudabind" if os.path.basename(sys.argv[0]) == "cudabind" else "python -m cudabind"
+    parser = argparse.ArgumentParser(prog=program, description="NVIDIA's libraries as this program sees them.")
+    parser.add_argument("--version", action="version", version=f"cudabind {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="every library: version, functions, path, or what to install")
     listing.add_argument("--json", action="store_true", help="print a list of objects")

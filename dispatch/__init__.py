@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cudabind import __version__ as __version__
 from dispatch import errors as errors
 from dispatch.bind.prepare import BoundCall as BoundCall
 from dispatch.bind.prepare import prepare as prepare

@@ -1,7 +1,7 @@
 """The command line: `python -m dispatch table | explain | doctor | cache | replay | top | bench`.
 
-Each command is a file of `cli/`, imported only when it is asked for. Nothing here needs a GPU, and only `doctor`,
-`replay` and `bench` use one where there is one.
+Once installed, `dispatch` alone does the same. Each command is a file of `cli/`, imported only when it is asked for.
+Nothing here needs a GPU, and only `doctor`, `replay` and `bench` use one where there is one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 
+from cudabind import __version__
 from dispatch.cli import complain
 from dispatch.errors import DispatchError
 
@@ -31,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a refusal or a failure, 2 for a mistake in the call."""
     given = sys.argv[1:] if arguments is None else arguments
     named = next((word for word in given if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="python -m dispatch", description="Which library function carries out what.")
+    program = "dispatch" if os.path.basename(sys.argv[0]) == "dispatch" else "python -m dispatch"
+    parser = argparse.ArgumentParser(prog=program, description="Which library function carries out what.")
+    parser.add_argument("--version", action="version", version=f"dispatch {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 import cudabind
+import dispatch
 from cudabind.gen.pins import RELEASES, WHEELS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cudabind", "dispatch")
 RUNTIME = {"cuda-python", "ml_dtypes", "numpy"}
-EXTRAS = {"cu13", "test", "gen", "examples", "dev"}
+EXTRAS = {"cu13", "cublas-cu13", "test", "gen", "examples", "dev"}
+TESTED = ("3.10", "3.11", "3.12", "3.13")  # README says which suite ran on each
 
 # Of the processor's time, NumPy's own import included, which takes 1 at the same time on the same machine. It leaves no
 # room for a CUDA library or a plotting package.
@@ -118,8 +120,52 @@ def test_runtime_requires_three_distributions_only(metadata: email.message.Messa
     assert set(metadata.get_all("Provides-Extra", [])) >= EXTRAS
 
 
-def test_version_is_the_one_the_package_tells(metadata: email.message.Message) -> None:
-    assert metadata["Version"] == cudabind.__version__
+def test_version_is_the_one_the_packages_tell(metadata: email.message.Message) -> None:
+    assert metadata["Version"] == cudabind.__version__ == dispatch.__version__
+
+
+def test_each_python_that_was_tested_is_named(metadata: email.message.Message) -> None:
+    named = [
+        line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if re.search(r":: 3\.\d+$", line)
+    ]
+    assert tuple(named) == TESTED
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what is in the wheel, and its scripts in `bin`."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(wheel)]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run_installed(installed: Path, folder: Path, *command: str) -> str:
+    """What a command prints in a folder that has nothing to do with the checkout."""
+    environ = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, *command], env=environ, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_script_does_what_the_module_does(package: str, installed: Path, tmp_path: Path) -> None:
+    script = [str(installed / "bin" / package)]
+    assert run_installed(installed, tmp_path, *script, "--version") == f"{package} {cudabind.__version__}\n"
+    assert run_installed(installed, tmp_path, *script, "--help").startswith(f"usage: {package} ")
+    module = ["-m", package]
+    assert run_installed(installed, tmp_path, *module, "--version") == f"{package} {cudabind.__version__}\n"
+    assert run_installed(installed, tmp_path, *module, "--help").startswith(f"usage: python -m {package} ")
+
+
+def test_the_first_example_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    example = re.search(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert example
+    told = run_installed(installed, tmp_path, "-c", f"{example[1]}\nprint(dp.__file__)")
+    assert Path(told.strip()).is_relative_to(installed)
 
 
 def test_what_the_bindings_are_generated_with_is_pinned(metadata: email.message.Message) -> None:
