@@ -92,8 +92,9 @@ demo:  ## train on real handwritten digits, on the GPU if there is one, else on 
 	@echo "make: $(if $(CUDA),a GPU and a driver of CUDA $(CUDA) were found,no GPU was found: the host computes)"
 	@$(MAKE) --no-print-directory train $(if $(CUDA),$(ON_GPU),$(ON_HOST))
 
+# Its products are small: NumPy's threads only wait for one another there, on a busy machine for twenty times as long.
 train: $(READY_TO_TRAIN)
-	$(PY) examples/01_train_digits.py $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(PY) examples/01_train_digits.py $(ARGS)
 
 # Those that are marked as long are left to test-all: pyproject.toml says which. What needs NVIDIA's libraries, to open
 # them or to look up their functions, is skipped where they are not installed; test-all installs them.
