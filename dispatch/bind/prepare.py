@@ -140,7 +140,10 @@ class BoundCall(Generic[R_co]):
             refit(self._executor, self.request, operands)
 
     def __repr__(self) -> str:
-        return f"<{self.row.name}: {self.request.describe()}>"
+        try:
+            return f"<{self.row.name}: {self.request.describe()}>"
+        except Exception as error:  # noqa: BLE001  # its device was closed, or is lost
+            return f"<BoundCall of {self.request!r}, which runs no more: {type(error).__name__}>"
 
 
 def prepare(request: Request[R_co]) -> BoundCall[R_co]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from dispatch.core.showing import text_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
@@ -137,6 +138,22 @@ class Request(ABC, Generic[R_co]):
             for one in spans
             for other in spans
         )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # a dataclass would make one of all fields
+
+    def __repr__(self) -> str:
+        """The class and the fields that are not as it has them by default, tensors without their elements."""
+        try:
+            return text_of(self)
+        except Exception:  # noqa: BLE001  # half made, or of a class of the user's
+            return f"<{type(self).__name__}>"
+
+    def usual(self) -> dict[str, Any]:
+        """The values of fields whose default is worked out from others, where they are not said."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: the fields, and nothing that was worked out from them or found for this process."""

@@ -95,6 +95,9 @@ class Row:
         variant = f" {self.variant}" if self.variant else ""
         return f"{self.op} {product}{added}→{output}{compute}{scale}{variant} {self.min_arch} {self.library}"
 
+    def __repr__(self) -> str:
+        return f"<Row {self.name}>"
+
     @property
     def kind(self) -> tuple[object, ...]:
         """What rows must share for one to take the requests of the other."""
@@ -180,6 +183,18 @@ class Table:
         given = tuple(rows)
         _check_all(given)
         self._set(given)
+
+    def __repr__(self) -> str:
+        """The rows that are in; it imports nothing, though iterating and `len` do."""
+        later = f"; {len(self._unloaded)} files more are read when they are asked for" if self._unloaded else ""
+        return f"<Table: {len(self._rows)} rows of {len(self._by_op)} ops{later}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        lines = (f"<tr><td>{escape(op)}</td><td>{len(rows)}</td></tr>" for op, rows in self._by_op.items())
+        head = f"<code>{escape(repr(self))}</code><table><tr><th>op</th><th>rows</th></tr>"
+        return f"<div>{head}{''.join(lines)}</table></div>"
 
     def register(self, *rows: Row) -> None:
         """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""

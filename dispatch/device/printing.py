@@ -7,7 +7,6 @@ know it; tensor.py imports this module, so that nothing of them is named.
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,8 @@ def text_of(tensor: Any) -> str:
 
 def html_of(tensor: Any) -> str:
     """The same for a notebook."""
+    import html  # seldom asked for
+
     values, why = _shown(tensor)
     shown = f"<em>{html.escape(why)}</em>" if values is None else f"<pre>{html.escape(values)}</pre>"
     return f"<div><code>Tensor {html.escape(brief(tensor))}</code>{shown}</div>"

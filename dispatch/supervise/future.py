@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
 
+LONGEST = 200  # characters of an error in a repr
 MISSED = object()  # what `claim` gives to those who come too late
 
 
@@ -143,7 +144,12 @@ class Future(Generic[R_co]):
         return self.result()
 
     def __repr__(self) -> str:
-        return f"<Future {self._state.partition('_')[0].lower()}>"
+        """How it is, in one line; a failed one says with what, and the failure counts as undelivered still."""
+        state = self._state.partition("_")[0].lower()
+        if state == "finished" and self._status != DONE:
+            text = " ".join(f"{type(self._value).__name__}: {words(self._value, str)}".split())
+            state = f"failed: {text if len(text) <= LONGEST else text[:LONGEST] + '…'}"
+        return f"<Future {state}>"
 
     # -- what workers and supervisors do --------------------------------------------------------------------------
     def claim(self) -> Any:

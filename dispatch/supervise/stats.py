@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dispatch.supervise.pool import WorkerPool
 
-__all__ = ["Stats", "WorkerStats", "count"]
+__all__ = ["Stats", "WorkerStats", "count", "in_words"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,13 @@ def count(pool: WorkerPool) -> Stats:
         relocation=_relocation(pool),
         workers=workers,
     )
+
+
+def in_words(pool: WorkerPool, broken: int) -> str:
+    """A supervisor in one line: its device, its workers, what waits, and whether it takes requests."""
+    state = "" if pool.refusal is None else ", broken" if pool.cooling_down or pool.state == broken else ", closed"
+    waiting = sum(len(queue.pending) for queue in pool.queues)
+    return f"<Supervisor of {pool.device}, {len(pool.queues)} workers, {waiting} requests queued{state}>"
 
 
 def _relocation(pool: WorkerPool) -> dict[str, int]:

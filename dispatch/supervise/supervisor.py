@@ -22,7 +22,7 @@ from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import place, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
-from dispatch.supervise.stats import Stats, count
+from dispatch.supervise.stats import Stats, count, in_words
 from dispatch.supervise.waiters import Sample
 
 if TYPE_CHECKING:
@@ -365,9 +365,10 @@ class Supervisor:
         _attach(error, undelivered)
 
     def __repr__(self) -> str:
-        pool = self._pool
-        state = "" if pool.refusal is None else ", broken" if pool.cooling_down or pool.state == BROKEN else ", closed"
-        return f"<Supervisor of {self.device}, {len(self._pool.queues)} workers{state}>"
+        return in_words(self._pool, BROKEN)
+
+    def _repr_html_(self) -> str:
+        return f"<div><code>{in_words(self._pool, BROKEN).replace('<', '&lt;')}</code></div>"
 
 
 def _attach(error: BaseException, undelivered: Undelivered) -> None:

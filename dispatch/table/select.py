@@ -134,6 +134,15 @@ class Explanation:
     launch: str = ""
     refusal: NoRow | None = None
 
+    def __repr__(self) -> str:
+        end = "no row takes it" if self.row is None else self.row.name
+        return f"<Explanation: {self.request} -> {end}; {len(self.refusals)} rows refuse>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<div><pre>{escape(str(self))}</pre></div>"
+
     def __str__(self) -> str:
         row, refusal = self.row, self.refusal
         if row is None:

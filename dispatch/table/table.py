@@ -24,6 +24,6 @@ for files, ops in FAMILIES.values():
             LATER[f"dispatch.table.{file}"] = LATER.get(f"dispatch.table.{file}", ()) + ops
 LATER = dict(sorted(LATER.items(), key=lambda entry: ORDER.index(entry[0].rpartition(".")[2])))
 
-TABLE = Table(stated(ROWS), LATER)
+TABLE: Table = Table(stated(ROWS), LATER)
 # While rows come in no process is forked: in a child they, and the module they stand in, would be half made for ever.
 guard(TABLE.lock)

@@ -125,6 +125,9 @@ class MatmulRequest(Request[R_co]):
         """The epilogue of a request without a tree."""
         return self.epilogue  # type: ignore[return-value]  # a tree's request is asked for its form
 
+    def usual(self) -> dict[str, Any]:
+        return {"beta": 0.0 if self.c is None else 1.0}
+
     # -- sizes ----------------------------------------------------------------------------------------------------
     @cached_property
     def m(self) -> int:
