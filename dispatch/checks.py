@@ -10,15 +10,16 @@ import math
 import sys
 from dataclasses import fields
 from functools import cache
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dispatch.errors import BadRequest, DispatchError, OutOfRange
-from dispatch.keys import Compute, Dtype
+from dispatch.keys import Compute, Dtype, meant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from enum import IntEnum
 
 __all__ = [
@@ -37,7 +38,9 @@ __all__ = [
     "check_type",
     "check_unmasked",
     "converted",
+    "make_whole",
     "shown",
+    "whole",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -71,6 +74,23 @@ def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
     return value
 
 
+def whole(name: str, value: Any) -> Any:
+    """Whole numbers as Python has them: of NumPy's integers ints, of lists and arrays of them tuples.
+
+    A bool is refused; anything else is left as it is, for whoever knows the range.
+    """
+    if type(value) is int or value is None:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        raise BadRequest(name, shown(value), "a whole number, not a bool")
+    if isinstance(value, (list, tuple)):
+        return tuple(whole(name, one) for one in value)
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "iub":
+        return whole(name, value.tolist())
+    is_number = isinstance(value, (np.integer, np.ndarray)) and not isinstance(value, NO_NUMBERS)
+    return index(value) if is_number and value.dtype.kind in "iu" else value
+
+
 def check_bytes(name: str, value: object) -> None:
     """A number of bytes, or None."""
     if value is not None and (type(value) is not int or value < 0):
@@ -93,10 +113,12 @@ def check_number(name: str, value: object, *, low: float = -math.inf, high: floa
         raise BadRequest(name, shown(value), "a number" if is_any else f"a number from {low:g} to {high:g}")
 
 
-def check_enum(name: str, value: object, kind: type[IntEnum]) -> None:
-    """A member of an enum."""
+def check_enum(name: str, value: object, kind: type[IntEnum], further: str = "") -> None:
+    """A member of an enum; `further` says what else would do."""
     if not isinstance(value, kind):
-        raise BadRequest(name, shown(value), f"a {kind.__name__}: {', '.join(member.name for member in kind)}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        expected = f"{article} {kind.__name__}: {', '.join(member.name for member in kind)}{further}"
+        raise BadRequest(name, shown(value), expected + meant(kind, value))
 
 
 def check_type(name: str, value: T, kind: Any) -> T:
@@ -142,6 +164,15 @@ def check_kinds(request: Any) -> None:
     kind: Any = type(request)
     for name, check in _kinds_of(kind):
         check(name, getattr(request, name))
+    make_whole(request, _whole_of(kind))
+
+
+def make_whole(request: Any, names: Iterable[str]) -> None:
+    """Set fields of a dataclass to the Python integers that they mean, see `whole`."""
+    for name in names:
+        value = getattr(request, name)
+        if (found := whole(name, value)) is not value:
+            object.__setattr__(request, name, found)
 
 
 def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
@@ -163,6 +194,15 @@ KINDS: dict[str, Callable[[str, Any], object]] = {
     "Compute | None": _or_none(_compute),
 }
 NAMED: dict[str, Callable[[str, Any], object]] = {"workspace": check_bytes, "out_dtype": _or_none(check_dtype)}
+
+
+WHOLE = ("int", "int | None", "int | tuple[int, ...]", "int | tuple[int, ...] | None", "tuple[int, ...] | None")
+ALIASES = ("Padding", "Steps", "Steps | None")  # of the same, where a family names them
+
+
+@cache
+def _whole_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.type in (*WHOLE, *ALIASES) and field.name not in NAMED)
 
 
 @cache

@@ -43,6 +43,8 @@ LISTED = 10  # failures that the message of Undelivered spells out
 NEAREST = 8  # rows that the message of NoRow spells out
 LINE = 160  # characters of a line of a message that has several
 LONG_LINE = 240  # of the one that says what to do
+GIVEN = 400  # of what was given
+EXPECTED = 600  # of what was expected, and of a hint
 WORDS = 400  # of another error within a message
 
 
@@ -75,9 +77,10 @@ class BadRequest(DispatchError, ValueError):
     """A request that no library could carry out: which operand, what was given, what was expected, what to do."""
 
     def __init__(self, operand: str, given: str, expected: str, hint: str = "") -> None:
-        self.operand, self.given, self.expected, self.hint = operand, given, expected, hint
-        text = f"{operand}: got {given}; expected {expected}"
-        super().__init__(f"{text}. Hint: {hint}" if hint else text)
+        self.operand, self.given = operand, one_line(given, GIVEN)
+        self.expected, self.hint = one_line(expected, EXPECTED), one_line(hint, EXPECTED)
+        text = f"{operand}: got {self.given}; expected {self.expected}"
+        super().__init__(f"{text}. Hint: {self.hint}" if hint else text)
 
     def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
         return type(self), (self.operand, self.given, self.expected, self.hint)

@@ -7,7 +7,7 @@ against the generated bindings.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import EnumMeta, IntEnum
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -18,10 +18,12 @@ __all__ = [
     "HALF",
     "HOST",
     "Arch",
+    "Choice",
     "Compute",
     "Dtype",
     "Epilogue",
     "ScaleMode",
+    "meant",
 ]
 
 
@@ -114,7 +116,39 @@ HALF = (F16, BF16)
 FP8 = (F8E4M3, F8E5M2)
 
 
-class Compute(IntEnum):
+class _Choices(EnumMeta):
+    """The class of enums that say which names they have."""
+
+    def __getitem__(cls, name: str) -> Any:
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            raise KeyError(_unknown(cls, name)) from None
+
+
+class Choice(IntEnum, metaclass=_Choices):
+    """An enum in NVIDIA's words; an error about a name or number that it has not lists those that it has."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        raise ValueError(_unknown(cls, value))
+
+
+def _unknown(kind: Any, value: object) -> str:
+    return f"{repr(value)[:60]} is no {kind.__name__}; it has {', '.join(kind.__members__)}{meant(kind, value)}"
+
+
+def meant(kind: Any, value: object) -> str:
+    """`. Did you mean Epilogue.GELU?`, or nothing where no name of an enum is like what was given."""
+    if not isinstance(value, str):
+        return ""
+    from difflib import get_close_matches  # for an error alone: `import dispatch` stays quick
+
+    like = get_close_matches(value.strip().upper().replace("-", "_"), list(kind.__members__), 1, 0.7)
+    return f". Did you mean {kind.__name__}.{like[0]}?" if like else ""
+
+
+class Compute(Choice):
     """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked."""
 
     COMPUTE_16F = 64
@@ -126,7 +160,7 @@ class Compute(IntEnum):
     COMPUTE_32F_FAST_TF32 = 77
 
 
-class Epilogue(IntEnum):
+class Epilogue(Choice):
     """`cublasLtEpilogue_t`: what is fused to the end of a product.
 
     BGRADA and BGRADB name the operands of the request (row-major), as DRELU_BGRAD and DGELU_BGRAD name its D; the
@@ -164,7 +198,7 @@ class Epilogue(IntEnum):
         self.writes_bgrad = bool(bits & (16 | 256 | 512))
 
 
-class ScaleMode(IntEnum):
+class ScaleMode(Choice):
     """`cublasLtMatmulMatrixScale_t`: how far one scale factor reaches."""
 
     SCALAR_32F = 0

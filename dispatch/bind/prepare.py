@@ -16,7 +16,7 @@ from dispatch.bind import (
 from dispatch.bind.refit import refit
 from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT
-from dispatch.core.request import R_co, check_request
+from dispatch.core.request import R_co, as_requests, check_request
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import order
@@ -165,7 +165,7 @@ def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
     from dispatch.libraries.cutlass import compile as compiler  # at first use: nobody else needs it
     from dispatch.progress import finish
 
-    requests = list(requests)
+    requests = as_requests(requests)
     for request in requests:
         check_request(request)
     calls: dict[int, BoundCall[R_co]] = {}

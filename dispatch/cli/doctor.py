@@ -51,7 +51,7 @@ def examine() -> dict[str, Any]:
     """All that `doctor` finds, as plain data; `advice` holds one sentence for each thing that is missing."""
     from cudabind import LIBRARIES, __version__
     from cudabind.__main__ import describe
-    from dispatch.cli.cache import entries
+    from dispatch.cli.cache import entries, kernels
     from dispatch.execute.private_files import cache_folder
 
     libraries = [describe(row) for row in LIBRARIES.values()]
@@ -70,7 +70,12 @@ def examine() -> dict[str, Any]:
         "libraries": [
             {key: row[key] for key in ("library", "version", "path", "install", "problem")} for row in libraries
         ],
-        "cache": {"folder": str(folder), "exists": folder.is_dir(), "files": len(entries(folder))},
+        "cache": {
+            "folder": str(folder),
+            "exists": folder.is_dir(),
+            "files": len(entries(folder)),
+            "kernels": len(kernels(folder)),
+        },
         "works": works,
     }
     found["advice"] = _advice(found, problem)
@@ -164,9 +169,8 @@ def _print(found: dict[str, Any]) -> None:
         [(row["library"], row["version"] or "-", row["path"] or "not found") for row in found["libraries"]], "  "
     )
     cache = found["cache"]
-    say(
-        f"cache    {cache['folder']}, {cache['files']} files" + ("" if cache["exists"] else " (made when it is needed)")
-    )
+    held = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
+    say(f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"))
     for device, outcome in found["works"].items():
         say(f"{'works' if outcome['ok'] else 'BROKEN'}    {device}: {outcome['row'] or outcome['problem']}")
     for sentence in found["advice"]:

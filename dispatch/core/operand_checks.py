@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int, shown
+from dispatch.checks import check_int, shown, whole
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
 
@@ -27,6 +27,7 @@ __all__ = [
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
     """A number for each spatial axis."""
+    value = whole(name, value)
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
         raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")

@@ -15,7 +15,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import Self, TypeVar
 
@@ -28,7 +28,7 @@ else:
 
     R_co = TypeVar("R_co", covariant=True)
 
-__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "check_request", "run"]
+__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "as_requests", "check_request", "run"]
 
 Argument = int | float | complex  # an address, or a number given by value
 Use = tuple[str, Tensor, bool]  # a field's name, its tensor, whether it is written
@@ -200,6 +200,16 @@ def run(request: Request[R_co]) -> R_co:
         check_request(request)
         raise
     return result
+
+
+def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
+    """Several requests as a list; TypeError for what are not several."""
+    if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
+        kind = type(requests).__name__
+        is_one = isinstance(requests, Request)
+        given = f"one {kind}: pass a list, [request]" if is_one else f"{kind}; expected a list of requests"
+        raise TypeError(f"requests: got {given}")
+    return list(requests)
 
 
 def check_request(request: object) -> None:

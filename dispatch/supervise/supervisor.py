@@ -12,6 +12,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from dispatch.checks import shown
+from dispatch.core.request import as_requests
 from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
@@ -232,7 +233,7 @@ class Supervisor:
         pool = self._pool
         if pool.refusal is not None:
             pool.check()
-        futures: list[Future[R_co]] = list(map(Future, requests := list(requests)))
+        futures: list[Future[R_co]] = list(map(Future, requests := as_requests(requests)))
         others = check_futures(after) if after else ()
         if others:
             futures = [LateFuture(future.claim(), others) for future in futures]

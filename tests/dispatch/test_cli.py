@@ -241,7 +241,7 @@ def test_doctor_advises_about_a_library_that_is_missing(tmp_path):
     assert "advice   cublasLt cannot be used" in done.stdout
     assert "correct CUDABIND_CUBLASLT_PATH or unset it" in done.stdout
     assert "works    host: " in done.stdout
-    assert f"{tmp_path / 'none'}, 0 files (made when it is needed)" in done.stdout
+    assert f"{tmp_path / 'none'}, 0 files of autotune, 0 compiled kernels (made when it is needed)" in done.stdout
     assert not (tmp_path / "none").exists()
 
 

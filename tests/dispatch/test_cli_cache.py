@@ -32,6 +32,15 @@ def test_kernels_are_listed_with_what_they_are(folder, capsys):
     assert "sm_90a  20 s" in capsys.readouterr().out
 
 
+def test_doctor_counts_kernels_too(folder, capsys):
+    store().put(ENTRY)
+    assert main(["doctor", "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    assert cache == {"folder": str(folder / "here"), "exists": True, "files": 0, "kernels": 1}
+    assert main(["doctor"]) == 0
+    assert f"{folder / 'here'}, 0 files of autotune, 1 compiled kernels\n" in capsys.readouterr().out
+
+
 def test_a_damaged_kernel_is_listed_as_such(folder, capsys):
     store().put(ENTRY)
     path = told(capsys)["kernels"][0]["path"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, value
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
+from dispatch.keys import Choice
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class ActivationMode(IntEnum):
+class ActivationMode(Choice):
     """`cudnnActivationMode_t`, but IDENTITY, which only a convolution takes.
 
     SIGMOID 1 / (1 + e^-x), RELU max(x, 0), TANH, CLIPPED_RELU min(max(x, 0), coef), ELU x or coef · (e^x - 1) below 0,

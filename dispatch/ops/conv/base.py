@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
@@ -17,7 +16,7 @@ from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.core.operand_checks import each
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import Dtype
+from dispatch.keys import Choice, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
 from dispatch.ops.conv.trees import TreedConvRequest
 
@@ -37,7 +36,7 @@ Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]  # the same everyw
 MOST_AXES = 3
 
 
-class Activation(IntEnum):
+class Activation(Choice):
     """`cudnnPointwiseMode_t`: what is applied to the result of a forward convolution."""
 
     IDENTITY = 21

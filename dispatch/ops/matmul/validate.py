@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
+from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_enum, shown
 from dispatch.core.operand_checks import MAX_EXTENT, check_extents
 from dispatch.core.overlap import Shape, broadcast, overlap, same_view
 from dispatch.device.tensor import Tensor
@@ -78,7 +78,7 @@ def _check_kinds(request: MatmulRequest) -> None:
         if not isinstance(value, kind):
             raise BadRequest(name, repr(value), f"a {kind.__name__}")
     if request.compute is not None and not isinstance(request.compute, Compute):
-        raise BadRequest("compute", repr(request.compute), "a Compute or None")
+        check_enum("compute", request.compute, Compute, " or None")
     workspace = request.workspace
     if workspace is not None and (type(workspace) is not int or workspace < 0):
         raise BadRequest("workspace", repr(workspace), "a number of bytes, 0 or more, or None")
@@ -105,7 +105,7 @@ def _check_tree(epilogue: object) -> None:
     from dispatch.libraries.cutlass.evt import Node
 
     if not isinstance(epilogue, Node):
-        raise BadRequest("epilogue", shown(epilogue), "an Epilogue, such as Epilogue.RELU, or a tree of dispatch.evt")
+        check_enum("epilogue", epilogue, Epilogue, ", or a tree of dispatch.evt")
 
 
 def _check_matrices(request: MatmulRequest) -> None:

@@ -8,7 +8,6 @@ This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_enum, check_int, check_number
@@ -16,7 +15,7 @@ from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import F32
+from dispatch.keys import F32, Choice
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -27,7 +26,7 @@ __all__ = ["NormBwdRequest", "NormFwdRequest", "NormMode", "NormRequest"]
 Shape = tuple[int, ...]
 
 
-class NormMode(IntEnum):
+class NormMode(Choice):
     """`cudnnBackendNormMode_t` without CUDNN_ADA_LAYER_NORM; GROUP_NORM is carried out by several graphs."""
 
     LAYER_NORM = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +24,7 @@ from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
+from dispatch.keys import Choice
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -49,7 +49,7 @@ __all__ = [
 Steps = int | tuple[int, ...]
 
 
-class PoolingMode(IntEnum):
+class PoolingMode(Choice):
     """`cudnnPoolingMode_t`: what becomes of the elements of a window.
 
     The averages divide by the window's size, or by how many of its elements are in the image. MAX_DETERMINISTIC is MAX

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
@@ -11,7 +10,7 @@ from dispatch.checks import check_enum, check_int
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import U32, Dtype
+from dispatch.keys import U32, Choice, Dtype
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["WITH_INDICES", "ReduceOp", "ReduceRequest"]
 
 
-class ReduceOp(IntEnum):
+class ReduceOp(Choice):
     """`cudnnReduceTensorOp_t`: what the elements are reduced to.
 
     ADD Σ x, MUL Π x, MIN, MAX, AMAX max |x|, AVG the mean, NORM1 Σ |x|, NORM2 √Σ x², MUL_NO_ZEROS Π x without zeros.

@@ -6,11 +6,11 @@ The requests carry one; the plans describe it to cuDNN; `weights.py` packs named
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_enum, check_int, make_whole
 from dispatch.errors import BadRequest
+from dispatch.keys import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ __all__ = ["Network", "Part", "Places", "RnnBiasMode", "RnnMode", "steps_first"]
 Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
 
 
-class RnnMode(IntEnum):
+class RnnMode(Choice):
     """`cudnnRNNMode_t`: one gate with ReLU or tanh, the four of an LSTM (i, f, g, o), the three of a GRU (r, z, n).
 
     The GRU's n gate multiplies r into the recurrent product with its bias: n = tanh(W x + b + r · (R h + c)).
@@ -38,7 +38,7 @@ class RnnMode(IntEnum):
         return {RnnMode.LSTM: 4, RnnMode.GRU: 3}.get(self, 1)
 
 
-class RnnBiasMode(IntEnum):
+class RnnBiasMode(Choice):
     """`cudnnRNNBiasMode_t`: which products have a bias: none, the input's, both (as in torch), or the state's."""
 
     NO_BIAS = 0
@@ -92,6 +92,7 @@ class Network:
         if isinstance(self.bias, bool):
             object.__setattr__(self, "bias", RnnBiasMode.DOUBLE_BIAS if self.bias else RnnBiasMode.NO_BIAS)
         check_enum("bias", self.bias, RnnBiasMode)
+        make_whole(self, ("input_size", "hidden_size", "layers", "projection"))
         for name in ("input_size", "hidden_size", "layers"):
             check_int(name, getattr(self, name), 1)
         if not isinstance(self.bidirectional, bool):

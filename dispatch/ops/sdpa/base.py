@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_enum, check_int
@@ -15,7 +14,7 @@ from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import I32, I64, Dtype
+from dispatch.keys import I32, I64, Choice, Dtype
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -31,7 +30,7 @@ RAGGED = dict(zip("qkvo", OFFSETS, strict=True))
 RAGGED |= {"out": "ragged_o", "do": "ragged_o", "dq": "ragged_q", "dk": "ragged_k", "dv": "ragged_v"}
 
 
-class Diagonal(IntEnum):
+class Diagonal(Choice):
     """Which corner of the scores the diagonal of a mask starts from; they differ where Sq and Skv do."""
 
     TOP_LEFT = 0

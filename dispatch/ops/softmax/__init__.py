@@ -8,7 +8,6 @@ https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from dispatch.core.host_plan import Results, exactly, numpy_call, values
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
+from dispatch.keys import Choice
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import tensor
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class SoftmaxAlgorithm(IntEnum):
+class SoftmaxAlgorithm(Choice):
     """`cudnnSoftmaxAlgorithm_t`: FAST subtracts no largest first and so overflows early; LOG is log-softmax."""
 
     FAST = 0
