@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import one_line
 from dispatch.refusal import Kind
@@ -85,7 +86,12 @@ def _stand_in(tensor: Tensor, dtype: Dtype, place: int) -> Tensor:
     layout = tensor.layout
     alignment = layout.alignment if dtype is layout.dtype else 256
     made = layout.device.layout(dtype, layout.shape, layout.strides, alignment)
-    return Tensor(tensor.storage, place * APART + alignment % 256, made)
+    memory = Storage(layout.device, place * APART, APART, tensor.storage.writer, _nothing_to_free)
+    return Tensor(memory, place * APART + APART // 2 + alignment % 256, made)
+
+
+def _nothing_to_free(_: Storage) -> None:
+    """Nobody's memory."""
 
 
 # -- what is tried ----------------------------------------------------------------------------------------------------
