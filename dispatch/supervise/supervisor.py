@@ -227,8 +227,7 @@ class Supervisor:
 
         Each worker gets a run of successive requests; `after` holds for all of them. Where the queues are full and
         `when_full` is "raise", QueueFull says so before any is queued; where it is "block" and the supervisor ends
-        meanwhile, the futures of those that found no room have failed with the reason. Raises as `submit` does
-        otherwise.
+        meanwhile, the futures of those that found no room have failed with the reason. Else it raises as `submit`.
         """
         pool = self._pool
         if pool.refusal is not None:
