@@ -11,8 +11,8 @@ VENV ?= .venv
 # What is installed, as the extras of pyproject.toml; behind it, what of it is downloaded, in MB (with Python 3.11).
 EXTRAS ?= cu13,cutlass,test,gen,examples,dev
 SIZE := 2,700
-TEST_EXTRAS := examples,test
-TEST_SIZE := 100
+TEST_EXTRAS := examples,test,gen
+TEST_SIZE := 130
 HOST_EXTRAS := examples
 HOST_SIZE := 60
 CUBLAS_EXTRAS := examples,cublas-cu13

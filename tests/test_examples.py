@@ -59,6 +59,8 @@ def test_an_example_runs_and_checks_itself(example: Path):
     if example.stem == "06_add_a_library" and (reason := why_no_library_can_be_added()):
         pytest.skip(reason)
     done = run(example)
+    if example.stem == "05_raw_curand" and "LibraryNotFound" in done.stderr:
+        pytest.skip("cuRAND is not installed")
     assert (done.returncode, done.stderr) == (0, "")
     assert "error" in done.stdout
 

@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 
 import dispatch
+from cudabind import _load
+from cudabind.errors import LibraryNotFound
 from cudabind.sys import cudnn
 from dispatch.keys import BF16, F16, F32, F64
 from dispatch.libraries.cudnn.calls import number
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, scalar_type, tensor, tensor_3d
 
 KINDS = ("Tensor", "Pooling", "Activation", "ReduceTensor", "Dropout", "RNN", "RNNData", "CTCLoss")
+
+
+@pytest.fixture(autouse=True)
+def _with_cudnn():
+    try:
+        _load.open("cudnn")
+    except LibraryNotFound as missing:
+        pytest.skip(str(missing))
 
 
 def read(descriptor, axes=8):
