@@ -11,8 +11,6 @@ VENV ?= .venv
 # What is installed, as the extras of pyproject.toml; behind it, what of it is downloaded, in MB (with Python 3.11).
 EXTRAS ?= cu13,cutlass,test,gen,examples,dev
 SIZE := 2,700
-TEST_EXTRAS := examples,test,gen
-TEST_SIZE := 130
 HOST_EXTRAS := examples
 HOST_SIZE := 60
 CUBLAS_EXTRAS := examples,cublas-cu13
@@ -31,7 +29,6 @@ ifeq ($(strip $(VENV)),)
 
 PY := $(PYTHON)
 READY :=
-READY_TO_TEST :=
 READY_FOR_HOST :=
 READY_FOR_GPU :=
 ON_CUDA_12 :=
@@ -43,21 +40,18 @@ PY := $(VENV)/bin/python
 # What an environment has is told by the stamps in it, each touched only after everything was installed: a second call
 # costs nothing, an interrupted one resumes, and what is missing is added in place. READY has all that the others have.
 READY := $(VENV)/.ready
-READY_TO_TEST := $(or $(wildcard $(READY)),$(VENV)/.ready-test)
-READY_FOR_HOST := $(or $(wildcard $(READY) $(VENV)/.ready-test),$(VENV)/.ready-host)
+READY_FOR_HOST := $(or $(wildcard $(READY)),$(VENV)/.ready-host)
 READY_FOR_GPU := $(or $(wildcard $(READY)),$(VENV)/.ready-cublas)
 # A driver of CUDA 12 has an environment of its own: see test-cu12.
 ON_CUDA_12 := VENV=$(VENV)-cu12 EXTRAS=cu12,test,gen CUBLAS_EXTRAS=examples,cublas-cu12
 
 $(READY):
 	$(call install,$(EXTRAS),$(SIZE))
-$(VENV)/.ready-test:
-	$(call install,$(TEST_EXTRAS),$(TEST_SIZE))
 $(VENV)/.ready-host:
 	$(call install,$(HOST_EXTRAS),$(HOST_SIZE))
 $(VENV)/.ready-cublas:
 	$(call install,$(CUBLAS_EXTRAS),$(CUBLAS_SIZE))
-$(READY) $(VENV)/.ready-test $(VENV)/.ready-host $(VENV)/.ready-cublas: pyproject.toml
+$(READY) $(VENV)/.ready-host $(VENV)/.ready-cublas: pyproject.toml
 
 # Debian's python3 has no ensurepip unless python3-venv is installed; virtualenv brings a pip of its own, and a --target
 # install leaves the system's packages alone.
@@ -96,13 +90,12 @@ demo:  ## train on real handwritten digits, on the GPU if there is one, else on 
 train: $(READY_TO_TRAIN)
 	OPENBLAS_NUM_THREADS=1 $(PY) examples/01_train_digits.py $(ARGS)
 
-# Those that are marked as long are left to test-all: pyproject.toml says which. What needs NVIDIA's libraries, to open
-# them or to look up their functions, is skipped where they are not installed; test-all installs them.
+# Those that are marked as long are left to test-all: pyproject.toml says which.
 LONG := generator or compiles or exhaustive
-test: $(READY_TO_TEST)  ## the tests that need no GPU, in some minutes
+test: $(READY)  ## the tests that need no GPU, in some minutes
 	$(TEST) -m "not ($(LONG))" $(ARGS)
 
-test-all: $(READY)  ## the same with what takes long, and with all libraries: what CI runs
+test-all: $(READY)  ## the same with what takes long: what CI runs
 	$(TEST) $(ARGS)
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
