@@ -15,6 +15,7 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_kinds
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
@@ -77,6 +78,7 @@ class OperandRequest(Request[R_co]):
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     def __post_init__(self) -> None:
+        adopt(self)
         self._check_tensors()
         check_kinds(self)
         self.check_fields()

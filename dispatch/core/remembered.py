@@ -140,8 +140,8 @@ def _executor_on(device: Device) -> Any:
 def _remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
     """Keep what the next call of the same key needs, where a request that was run stands for all calls like it."""
     bound = request.bound
-    if getattr(bound, "executor", None) is not executor or not request.is_plain:
-        return  # the host's plans run requests
+    if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
+        return  # the host's plans run requests, and other libraries' operands have no layout that could be a key
     operands, choices = _fields_of(type(request))
     values = key[1 + len(operands) :]
     if not all(map(_is_constant, values)):

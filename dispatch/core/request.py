@@ -11,6 +11,8 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from dispatch.core.showing import text_of
+from dispatch.device.frameworks.framework import Adopted, beside
+from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
 
@@ -68,6 +70,9 @@ class Request(ABC, Generic[R_co]):
     advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
     # cuda_executor.py keeps its last binding here, so that running the same request again costs no look-up.
     bound: Any = None
+    # The library whose operands it was given, if any is another library's: it runs on that one's current stream, and
+    # gives back its tensors. `adopt` puts it in.
+    framework: Any = None
     # Whether all rows that take the request are timed, and the fastest carries it out; a field of some classes.
     autotune: Any = False
 
@@ -120,6 +125,14 @@ class Request(ABC, Generic[R_co]):
     @abstractmethod
     def result(self, outputs: Operands) -> R_co:
         """What a run gives back: the first output, or a tuple where there are several."""
+
+    def give(self, outputs: Operands) -> R_co:
+        """`result`, as objects of the library whose operands the request was given."""
+        result = self.result(outputs)
+        if self.framework is None:
+            return result
+        given: R_co = self.framework.given_back(result, outputs.values())
+        return given
 
     @abstractmethod
     def replace(self, **operands: Tensor) -> Self:
@@ -195,10 +208,26 @@ def run(request: Request[R_co]) -> R_co:
     device, DeviceFault on a lost one.
     """
     try:
+        if request.framework is not None:
+            return _run_at_home(request)
         result: R_co = request.device.executor().run(request)
     except AttributeError:
         check_request(request)
         raise
+    return result
+
+
+def _run_at_home(request: Request[R_co]) -> R_co:
+    """Run on the current stream of the library that the operands are of, in order with those of others among them."""
+    device = request.device
+    stream = request.framework.stream(device)
+    with NULL_CONTEXT if stream is None else stream:
+        executor = device.executor()
+        with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors()):
+            result: R_co = executor.run(request)
+    for _, tensor, written in request.tensors():
+        if written and isinstance(tensor.storage, Adopted):
+            tensor.storage.framework.written(tensor.storage.keep)
     return result
 
 

@@ -32,7 +32,7 @@ class Bound:
             self.writes += tuple(outputs.values())
         if outputs is not None or not request.unallocated():
             self.arguments = request.arguments(outputs or {})
-            self.result = request.result(outputs or {})
+            self.result = request.give(outputs or {})
 
     def run(self, request: Request) -> Any:
         """Run once, into the request's outputs or into fresh ones."""
@@ -44,4 +44,4 @@ class Bound:
             return self.result
         outputs = executor.outputs(request)
         executor.run_into(request, outputs)
-        return request.result(outputs)
+        return request.give(outputs)

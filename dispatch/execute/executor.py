@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Operands, Plan, R_co, Request
     from dispatch.core.row import Row
     from dispatch.device.device import Device
+    from dispatch.device.frameworks.framework import Framework
     from dispatch.device.layout import Layout
     from dispatch.device.stream import Stream
     from dispatch.execute.cuda_graph import GraphExec
@@ -81,7 +82,16 @@ class Executor:
 
     def outputs(self, request: Request) -> Operands:
         """Fresh memory for the outputs that a request leaves open."""
+        if request.framework is not None:
+            return {name: self._of(request.framework, made) for name, made in request.unallocated().items()}
         return {name: self.empty(*made) for name, made in request.unallocated().items()}
+
+    def _of(self, home: Framework, made: tuple[tuple[int, ...], tuple[int, ...], Dtype]) -> Tensor:
+        """Memory of the library whose operands a request has; ours, where that allocates none as plans expect it."""
+        tensor = home.allocate(self.device, *made)
+        if tensor is None or not (self.device.is_host or tensor.ptr % APART == 0):
+            return self.empty(*made)
+        return tensor
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Tensor:
         """An uninitialized tensor of these strides (elements), on this executor's stream."""

@@ -19,7 +19,7 @@ class HostExecutor(Executor):
     def run(self, request: Request[R_co]) -> R_co:
         outputs = self.outputs(request)
         self.run_into(request, outputs)
-        return request.result(outputs)
+        return request.give(outputs)
 
     def run_into(self, request: Request, outputs: Operands) -> None:
         try:

@@ -18,7 +18,7 @@ from dispatch.ops.matmul.host import NumpyMatmul
 
 E = Epilogue
 COUNT = 5000
-JUNK = ("a matrix", 7, [[1.0, 2.0]], (1, 2), np.ones((16, 16), np.float32), object(), {"a": 1})
+JUNK = ("a matrix", 7, [[1.0, 2.0]], (1, 2), np.ones((16, 16), np.int16), object(), {"a": 1})
 OTHER_DTYPES = ("i64", "u32", "bool", "f64", "c64", "u8", "i32")
 
 

@@ -15,6 +15,7 @@ from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output
 from dispatch.core.request import R_co
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -67,6 +68,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
     result_dtype: Dtype | cached_property[Any]
 
     def __post_init__(self) -> None:
+        adopt(self)
         check_library("library", self.library)
         check_tree(self.epilogue, self.config)
         object.__setattr__(self, "operands", pairs_of(self.operands))

@@ -14,6 +14,7 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, check_type, shown
 from dispatch.core.overlap import overlap
 from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
@@ -49,6 +50,7 @@ class GraphRequest(Request):
     autotune: bool = False
 
     def __post_init__(self) -> None:
+        adopt(self)
         self._check_kinds()
         written = {wire.uid for wire in self.graph.outputs}
         if not written or not self.graph.nodes:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.checks import as_array
 from dispatch.core.operand_checks import check_extents
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
@@ -50,6 +51,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
+        adopt(self)
         for name in ("a", "b", "out"):
             tensor = getattr(self, name)
             if not isinstance(tensor, Tensor) and not (name == "out" and tensor is None):

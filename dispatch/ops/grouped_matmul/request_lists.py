@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import shown
 from dispatch.core.operand_checks import check_extents
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.grouped_matmul.base import GroupedBase
@@ -43,6 +44,7 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
     out: Sequence[Tensor] | None = None
 
     def __post_init__(self) -> None:
+        adopt(self)
         for name in MATRICES:
             given = getattr(self, name)
             if given is not None or name != "out":

@@ -168,7 +168,7 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     result = run(request)
     # A key has neither trees nor operands, and says nothing of libraries.
     keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
-    if key is not None and keyed and not request.device.is_host:
+    if key is not None and keyed and request.framework is None and not request.device.is_host:
         remember(request.device.executor(), key, request)
     return result
 

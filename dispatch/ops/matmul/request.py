@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.core.overlap import broadcast
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
+from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -95,6 +96,7 @@ class MatmulRequest(Request[R_co]):
     library: str | None = None
 
     def __post_init__(self) -> None:
+        adopt(self)
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
         if self.epilogue.__class__ is not Epilogue or self.operands.__class__ is not tuple or self.operands:

@@ -35,7 +35,7 @@ def fp8(**changes):
 
 # fmt: off
 REFUSED = [  # what is changed in a good request, the operand that is named, what was given, what was expected
-    (lambda: fields(a=np.zeros((4, 6))),                            "a",        "ndarray",          "Tensor"),
+    (lambda: fields(a=[[0.0] * 6] * 4),                             "a",        "list",             "Tensor"),
     (lambda: fields(b=None),                                        "b",        "NoneType",         "Tensor"),
     (lambda: fields(a=zeros(6)),                                    "a",        "f32[6]",           "two axes"),
     (lambda: fields(b=zeros(7, 8)),                                 "b",        "f32[7, 8]",        "6 rows"),
@@ -104,7 +104,7 @@ def test_a_refusal_names_operand_given_and_expected(number):
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (lambda: fields(a=np.zeros((4, 6))), "dev.array"),
+        (lambda: fields(a=[[0.0] * 6] * 4), "dev.array"),
         (lambda: fields(b=zeros(7, 8)), "mT"),
         (lambda: fields(a=zeros(8, 12)[::2, ::2]), "copy it"),
         (lambda: fields(bias=zeros(8)), "RELU_BIAS"),

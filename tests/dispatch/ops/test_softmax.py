@@ -84,7 +84,7 @@ def test_a_repeated_request_in_place_works_on_what_is_there(dev):
 
 # fmt: off
 REFUSED = [  # what is asked with a maker of zeros, the operand that is named, what was given, what was expected
-    (lambda _: SoftmaxRequest(np.zeros(3)),              "x",         "ndarray",    "Tensor"),
+    (lambda _: SoftmaxRequest([0.0] * 3),                "x",         "list",       "Tensor"),
     (lambda z: SoftmaxRequest(z(3), axis=1),             "axis",      "1",          "-1 to 0"),
     (lambda z: SoftmaxRequest(z(3), axis=True),          "axis",      "True",       "whole number"),
     (lambda z: SoftmaxRequest(z()),                      "x",         "f32[]",      "one axis"),

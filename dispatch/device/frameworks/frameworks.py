@@ -1,0 +1,128 @@
+"""Which library an operand belongs to, by its type; and the operands of a request in tensors of ours."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["adopt", "framework_of"]
+
+MODULES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax", "numpy": "numpy"}  # by a type's package
+MAX_TYPES = 1024
+PLAIN = frozenset((type(None), bool, int, float, complex, str))
+_known: dict[type, Framework | None] = {Tensor: None}
+
+
+def framework_of(kind: type) -> Framework | None:
+    """The library of a type of operand; None for what is none: our own tensors, numbers, anything else."""
+    try:
+        return _known[kind]
+    except KeyError:
+        pass
+    found = _found(kind)
+    if len(_known) >= MAX_TYPES:
+        _known.clear()
+    _known[kind] = found
+    return found
+
+
+def _found(kind: type) -> Framework | None:
+    if issubclass(kind, Tensor):
+        return None
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    for package in packages:
+        if package in MODULES:
+            framework = _framework(MODULES[package])
+            if framework.owns(kind):
+                return framework
+    framework = _other(packages[0])
+    return framework if framework.owns(kind) else None
+
+
+@cache
+def _framework(module: str) -> Framework:
+    framework: Framework = import_module(f"dispatch.device.frameworks.{module}").FRAMEWORK
+    return framework
+
+
+@cache
+def _other(package: str) -> Framework:
+    """A library that is known for nothing but DLPack."""
+    from dispatch.device.frameworks.exchange import Exchange
+
+    return Exchange(package)
+
+
+# -- the operands of a request ----------------------------------------------------------------------------------------
+def adopt(request: Any) -> None:
+    """Have the operands of other libraries in a frozen request be tensors; `framework` is that of the first.
+
+    Requests call it before anything else looks at their fields.
+    """
+    homes: list[Framework] = []
+    cls: Any = type(request)
+    for name, of_numbers in _fields(cls):
+        value = getattr(request, name)
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if kind is Tensor:
+            if type(value.storage) is Adopted:
+                homes.append(value.storage.framework)
+            continue
+        changed = value if of_numbers and kind.__module__ == "numpy" else _adopted(name, value, homes)
+        if changed is not value:
+            object.__setattr__(request, name, changed)
+    if homes:
+        object.__setattr__(request, "framework", homes[0])
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """The fields that may hold operands, and whether numbers of the host may stand there instead."""
+    found = []
+    for field in fields(kind):
+        said = str(field.type)
+        if any(word in said for word in ("Tensor", "Scales", "Any", "Mapping")) and "dtype" not in field.name:
+            found.append((field.name, "Sequence[int]" in said))
+    return tuple(found)
+
+
+def _adopted(name: str, value: Any, homes: list[Framework]) -> Any:
+    """The same with tensors for the operands of other libraries, at any depth; the very object where there are none."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is Tensor:
+        if type(value.storage) is Adopted:
+            homes.append(value.storage.framework)
+        return value
+    framework = framework_of(kind)
+    if framework is not None:
+        homes.append(framework)
+        return framework.tensor(name, value)
+    if kind in (tuple, list):
+        return _items(value, lambda place, one: _adopted(f"{name}[{place}]", one, homes))
+    if kind is dict:
+        changed = {key: _adopted(f"{name}[{key!r}]", one, homes) for key, one in value.items()}
+        return changed if any(changed[key] is not one for key, one in value.items()) else value
+    if is_dataclass(kind) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(kind) if "Tensor" in str(field.type)}
+        found = {key: _adopted(f"{name}.{key}", one, homes) for key, one in parts.items()}
+        other = {key: one for key, one in found.items() if one is not parts[key]}
+        return replace(value, **other) if other else value
+    return value
+
+
+def _items(value: Any, adopted: Callable[[int, Any], Any]) -> Any:
+    changed = [adopted(place, one) for place, one in enumerate(value)]
+    same = all(one is other for one, other in zip(changed, value, strict=True))
+    return value if same else type(value)(changed)

@@ -1,0 +1,51 @@
+"""NumPy's arrays as operands, on the host; a result is an array over memory of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_unmasked
+from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.registry import device
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["FRAMEWORK"]
+
+WIDE = 8  # bits from which on an element of NumPy's is one of ours; two of 4 bits share a byte here
+
+
+class NumPy(Framework):
+    """NumPy: arrays of the host."""
+
+    name = "numpy"
+
+    def owns(self, kind: type) -> bool:
+        return issubclass(kind, np.ndarray)
+
+    def tensor(self, operand: str, given: Any) -> Tensor:
+        check_unmasked(operand, given)
+        if isinstance(given, np.matrix):
+            raise BadRequest(operand, "a numpy.matrix", "an array", "np.asarray(x)")
+        dtype = Dtype.by_numpy.get(given.dtype)
+        if dtype is None or dtype.bits < WIDE or not given.dtype.isnative:
+            known = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= WIDE)
+            raise BadRequest(operand, f"an array of {given.dtype}", f"one of {known}", "convert it: x.astype(…)")
+        item = given.dtype.itemsize
+        if any(stride % item for stride in given.strides):
+            raise BadRequest(operand, f"strides of {given.strides} bytes", f"multiples of {item}", "x.copy()")
+        host = device("host")
+        storage = Adopted(self, host, host.stream(), given, given.__array_interface__["data"][0])
+        strides = tuple(stride // item for stride in given.strides)
+        return storage.tensor(dtype, given.shape, strides, readonly=not given.flags.writeable)
+
+    def wrapped(self, tensor: Tensor) -> Any:
+        return tensor.numpy() if tensor.dtype.bits < WIDE else tensor.device.view(tensor)
+
+
+FRAMEWORK = NumPy()

@@ -1,0 +1,127 @@
+"""PyTorch's tensors as operands: on its current stream, results from its allocator.
+
+A tensor that autograd or a transformation of torch's has a say in is refused, for it would not learn of what runs here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.dlpack
+from torch.nn import Buffer, Parameter
+
+from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.registry import device as device_of
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, BOOL, C64, C128, E8M0, F4E2M1, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+    from dispatch.device.stream import Stream
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["FRAMEWORK"]
+
+Shape = tuple[int, ...]
+# fmt: off
+NAMES: dict[Dtype, str] = {
+    F64: "float64", F32: "float32", F16: "float16", BF16: "bfloat16",
+    F8E4M3: "float8_e4m3fn", F8E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu",
+    F4E2M1: "float4_e2m1fn_x2",  # whose elements are two
+    I8: "int8", U8: "uint8", I32: "int32", U32: "uint32", I64: "int64", U64: "uint64",
+    BOOL: "bool", C64: "complex64", C128: "complex128",
+}
+# fmt: on
+THEIRS = {ours: getattr(torch, name) for ours, name in NAMES.items() if hasattr(torch, name)}
+OURS = {theirs: ours for ours, theirs in THEIRS.items()}
+TYPES = frozenset((torch.Tensor, Parameter, Buffer))
+CPU = torch.device("cpu")
+BYTE = 8  # bits
+
+
+class Torch(Framework):
+    """PyTorch."""
+
+    name = "torch"
+
+    def owns(self, kind: type) -> bool:
+        return issubclass(kind, torch.Tensor)
+
+    def tensor(self, operand: str, given: Any) -> Tensor:
+        _check_kind(operand, given)
+        if given.requires_grad and torch.is_grad_enabled():
+            hint = "x.detach(), or torch.no_grad() around the call"
+            raise BadRequest(operand, "a tensor that requires grad", "one that autograd does not follow", hint)
+        if given.is_neg() or given.is_conj():
+            how, hint = ("conjugated", "x.resolve_conj()") if given.is_conj() else ("negated", "x.resolve_neg()")
+            raise BadRequest(operand, f"a view that is {how} in name only", "its elements in memory", hint)
+        dtype, place = OURS.get(given.dtype), given.device
+        if dtype is None:
+            raise BadRequest(operand, f"a tensor of {given.dtype}", f"one of {', '.join(map(str, OURS))}", "x.to(…)")
+        if place.type not in ("cpu", "cuda"):
+            what = "which has no memory" if place.type == "meta" else "which this library does not run on"
+            raise BadRequest(operand, f"a tensor on {place}, {what}", "one on cpu or cuda")
+        try:
+            ptr = given.data_ptr()
+        except RuntimeError as error:
+            what = "a tensor of a transformation of torch's (vmap, grad, functionalize, …)"
+            raise BadRequest(operand, what, "one with memory", str(error)) from None
+        shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
+        home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
+        return Adopted(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
+
+    def stream(self, device: Device) -> Stream | None:
+        if device.is_host:
+            return None
+        return device.external(torch._C._cuda_getCurrentRawStream(device.ordinal))
+
+    def _used_on(self, device: Device) -> Stream:
+        """The stream that a tensor is used on first."""
+        stream = self.stream(device)
+        return device.stream() if stream is None else stream
+
+    def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
+        theirs = THEIRS.get(dtype)
+        if theirs is None or dtype.bits < BYTE:
+            return None
+        place = CPU if device.is_host else torch.device("cuda", device.ordinal)
+        made = torch.empty_strided(shape, strides, dtype=theirs, device=place)
+        return Adopted(self, device, self._used_on(device), made, made.data_ptr()).tensor(dtype, shape, strides)
+
+    def wrapped(self, tensor: Tensor) -> Any:
+        return torch.utils.dlpack.from_dlpack(tensor)
+
+    def written(self, given: Any) -> None:
+        """Have autograd find that what it saved has changed."""
+        if not given.is_inference():
+            torch.autograd.graph.increment_version(given)
+
+
+def _check_kind(operand: str, given: Any) -> None:
+    """BadRequest for a tensor of a class or of a layout of its own."""
+    kind = type(given)
+    if kind in TYPES:
+        if given.layout is not torch.strided:
+            raise BadRequest(operand, f"a tensor of layout {given.layout}", "a strided one", "x.to_dense()")
+        return
+    if hasattr(given, "to_local"):
+        hint = "x.to_local(), and the op over each rank's part"
+    elif hasattr(given, "fake_mode"):
+        hint = "it has no memory: run the model as it is, outside of torch.compile and torch.export"
+    else:
+        hint = "x.as_subclass(torch.Tensor), where the memory alone is what is meant"
+    raise BadRequest(operand, f"a {kind.__module__}.{kind.__qualname__}", "a torch.Tensor or Parameter itself", hint)
+
+
+def _of_pairs(operand: str, given: Any) -> tuple[Shape, Shape]:
+    """Shape and strides in elements of a tensor whose elements are two each."""
+    if not given.ndim or (given.stride(-1) != 1 and given.shape[-1] > 1):
+        what = f"pairs of elements with strides {given.stride()}"
+        raise BadRequest(operand, what, "an axis along which they lie side by side", "x.contiguous()")
+    shape = (*given.shape[:-1], 2 * given.shape[-1])
+    return shape, (*(2 * stride for stride in given.stride()[:-1]), 1)
+
+
+FRAMEWORK = Torch()
