@@ -227,7 +227,7 @@ class Drawn:
         for name, value in fields.items():
             twin = next((other[n] for n, one in fields.items() if n in other and one is value), None)
             is_tensor = isinstance(value, Tensor) and value.device is self.dev and value.layout.alignment == 256
-            other[name] = twin or self.fresh(value.layout) if is_tensor else value
+            other[name] = value if not is_tensor else self.fresh(value.layout) if twin is None else twin
         return other
 
     def changed(self, kind, fields):
@@ -304,7 +304,7 @@ def judge(dev, rng, rounds=ROUNDS):
             variants += [drawn.again(variants[-1]), drawn.changed(kind, fields), drawn.again(fields)]
             for given in variants:
                 first = given[kind.plain_reads()[0]]
-                if isinstance(first, Tensor) and first.device is drawn.pool.other:
+                if isinstance(first, np.ndarray) or (isinstance(first, Tensor) and first.device is drawn.pool.other):
                     continue  # it is for that device to run
                 count = made[kind.op]
                 call, request = both(dev, kind, given)

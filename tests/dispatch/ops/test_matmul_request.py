@@ -58,7 +58,7 @@ REFUSED = [  # what is changed in a good request, the operand that is named, wha
     (lambda: fields(alpha=1j),                                      "alpha",    "1j",               "real"),
     (lambda: fields(alpha=zeros(2)),                                "alpha",    "f32[2]",           "one element"),
     (lambda: fields(alpha=zeros(1, dtype="f64")),                   "alpha",    "f64[1]",           "dtype f32"),
-    (lambda: fields(c=zeros(4, 8), beta=np.ones(2)),                "beta",     "array",            "number"),
+    (lambda: fields(c=zeros(4, 8), beta=np.ones(2)),                "beta",     "f64[2]",           "one element"),
     (lambda: fields(epilogue=E.BIAS),                               "bias",     "nothing",          "BIAS reads"),
     (lambda: fields(bias=zeros(8)),                                 "bias",     "f32[8]",           "NONE has no bias"),
     (lambda: fields(epilogue=E.BIAS, bias=zeros(4)),                "bias",     "(4,)",             "(8,)"),
