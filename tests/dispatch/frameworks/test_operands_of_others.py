@@ -115,7 +115,13 @@ def test_every_row_gives_the_same_bits(row, rng):
         }
         other = {one: given(name, tensor) for one, tensor in plain.items()}
         result = dp.run(request.replace(**other))
-        assert same(as_numpy(result), expected), name
+        written = (
+            slice(int(request.ends.numpy()[-1])) if hasattr(request, "ends") else ...
+        )  # no row behind the last end
+        if isinstance(expected, list):
+            assert same(as_numpy(result), expected), name
+        else:
+            assert same(as_numpy(result)[written], expected[written]), name
         if any(other[one] is not tensor for one, tensor in plain.items()):
             for one in numbers_of(result):
                 if isinstance(one, dp.Tensor):
