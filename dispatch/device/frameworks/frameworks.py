@@ -69,11 +69,11 @@ def adopt(request: Any) -> None:
     """
     homes: list[Framework] = []
     cls: Any = type(request)
-    for name, of_numbers in _fields(cls):
+    for name, default, of_numbers in _fields(cls):
         value = getattr(request, name)
-        kind = type(value)
-        if kind in PLAIN:
+        if value is default:
             continue
+        kind = type(value)
         if kind is Tensor:
             if type(value.storage) is Adopted:
                 homes.append(value.storage.framework)
@@ -86,13 +86,13 @@ def adopt(request: Any) -> None:
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """The fields that may hold operands, and whether numbers of the host may stand there instead."""
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """The fields that may hold operands, their defaults, and whether numbers of the host may stand there instead."""
     found = []
     for field in fields(kind):
         said = str(field.type)
         if any(word in said for word in ("Tensor", "Scales", "Any", "Mapping")) and "dtype" not in field.name:
-            found.append((field.name, "Sequence[int]" in said))
+            found.append((field.name, field.default, "Sequence[int]" in said))
     return tuple(found)
 
 
