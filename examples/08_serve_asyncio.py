@@ -13,6 +13,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from typing import Literal
 
 import numpy as np
 
@@ -126,16 +127,21 @@ async def serve(sup: dp.Supervisor) -> int:
     return 0 if worst < 1e-5 and ends == CLIENTS * QUESTIONS and counts["answered"] > ends / 2 else 1
 
 
+async def run(name: str | None, isolation: Literal["thread", "process"]) -> int:
+    """Serve on a supervisor whose queues are short; it is made on a thread, so that the loop goes on meanwhile."""
+    made = asyncio.to_thread(dp.Supervisor, name, streams=2, isolation=isolation, queue_size=QUEUE, when_full="raise")
+    async with await made as sup:
+        return await serve(sup)
+
+
 def main() -> int:
-    """Run the service on a supervisor whose queues are short; 1 where something is wrong."""
+    """Run the service; 1 where something is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--isolation", default="thread", choices=["thread", "process"], help="where the workers live")
     options = parser.parse_args()
-    name = dp.device().name if options.device == "auto" else options.device
-    sup = dp.Supervisor(name, streams=2, isolation=options.isolation, queue_size=QUEUE, when_full="raise")
-    with sup:
-        return asyncio.run(serve(sup))
+    name = None if options.device == "auto" else options.device
+    return asyncio.run(run(name, options.isolation))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undeli
 from dispatch.supervise import trace
 from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, late_future
 from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.leaving import close_beside_the_loop, deliver
 from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import place, shares
 from dispatch.supervise.pool import WorkerPool
@@ -76,8 +77,8 @@ class Supervisor:
     workers there is no order, but for what `after` says: a request that uses what another makes must name that one's
     future there, or be submitted when that has ended, or for the same `worker`. Leaving the block waits for all work
     and raises Undelivered with the failures that nobody asked for; if it is left by an exception, they are added to
-    that. A supervisor that is dropped without close() cancels what is queued and warns; an interpreter that exits does
-    the same and waits two seconds at most.
+    that. Leaving `async with` does the same without blocking the loop. A supervisor that is dropped without close()
+    cancels what is queued and warns; an interpreter that exits does the same and waits two seconds at most.
 
     Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
     device and supervisor; only a process that dies takes futures with it.
@@ -357,30 +358,22 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        undelivered = self._close(wait=True)
-        if undelivered is None:
-            return
-        if error is None:
-            raise undelivered from undelivered.exceptions[0]
-        _attach(error, undelivered)
+        deliver(self._close(wait=True), error)
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """As leaving `with`, while the loop goes on; who cancels this waits no longer, and the work is done still."""
+        deliver(await close_beside_the_loop(self._close, self.device.name), error)
 
     def __repr__(self) -> str:
         return in_words(self._pool, BROKEN)
 
     def _repr_html_(self) -> str:
         return f"<div><code>{in_words(self._pool, BROKEN).replace('<', '&lt;')}</code></div>"
-
-
-def _attach(error: BaseException, undelivered: Undelivered) -> None:
-    """Let an exception that leaves the block carry what else failed."""
-    add_note = getattr(error, "add_note", None)  # Python 3.11
-    if add_note is not None:
-        add_note(f"Undelivered: {undelivered}")
-    end: BaseException = error
-    while end.__context__ is not None and end.__context__ is not undelivered:
-        end = end.__context__
-    if end is not undelivered:
-        end.__context__ = undelivered
 
 
 def _drop(pool: WorkerPool) -> None:

@@ -1,0 +1,116 @@
+"""Leaving the block of a supervisor: what nobody asked for is raised there, and in asyncio the loop goes on meanwhile.
+
+supervisor.py calls this; pool.py does the work, and waits for it in plain locks. So `async with` has a thread wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.errors import Undelivered
+
+__all__ = ["close_beside_the_loop", "deliver"]
+
+
+def deliver(undelivered: Undelivered | None, error: BaseException | None) -> None:
+    """Raise what nobody asked for, or let the exception that leaves the block carry it."""
+    if undelivered is None:
+        return
+    if error is None:
+        raise undelivered from undelivered.exceptions[0]
+    add_note = getattr(error, "add_note", None)  # Python 3.11
+    if add_note is not None:
+        add_note(f"Undelivered: {undelivered}")
+    end: BaseException = error
+    while end.__context__ is not None and end.__context__ is not undelivered:
+        end = end.__context__
+    if end is not undelivered:
+        end.__context__ = undelivered
+
+
+async def close_beside_the_loop(close: Callable[[bool], Undelivered | None], name: str) -> Undelivered | None:
+    """`close(True)` on a thread of its own, not one of the loop's executor: those may all be waiting for requests.
+
+    Who waits here may be cancelled: what is queued still runs, and the interpreter does not exit before it has. What
+    nobody asked for is then given to `threading.excepthook`, or to the loop's handler of exceptions.
+    """
+    closing = Closing(close)
+    thread = threading.Thread(target=closing.run, name=f"dispatch {name} closing")
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had: better wait here than not at all
+        return close(True)
+    except BaseException:  # Ctrl-C: the thread may run
+        closing.leave()
+        raise
+    return await closing.wait()
+
+
+class Closing:
+    """The closing of a supervisor on another thread, and who waits for it on the loop.
+
+    Guarantees: what `close` gave or raised reaches who waits, or `leave` or `run` tells it, and only one of them.
+    """
+
+    def __init__(self, close: Callable[[bool], Undelivered | None]) -> None:
+        import asyncio
+
+        self._close = close
+        self._loop = asyncio.get_running_loop()
+        self._waiter = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._undelivered: Undelivered | None = None
+        self._error: BaseException | None = None  # none is expected: a defect of ours
+
+    def run(self) -> None:
+        """On the thread: close, and wake who waits."""
+        undelivered = error = None
+        try:
+            undelivered = self._close(True)
+        except BaseException as found:  # noqa: BLE001  # raised by `wait`
+            error = found
+        with self._lock:
+            self._undelivered, self._error = undelivered, error
+            is_left = self._is_left
+        if not is_left:
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop is closed
+                is_left = True
+        if is_left:
+            _raise(undelivered, error)
+
+    def _wake(self) -> None:
+        if not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> Undelivered | None:
+        """On the loop: what nobody asked for."""
+        try:
+            await self._waiter
+        except BaseException:
+            self.leave()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._undelivered
+
+    def leave(self) -> None:
+        """Wait no longer; tell what has come already."""
+        with self._lock:
+            self._is_left = True
+            found = self._undelivered or self._error
+        if found is not None:
+            context: dict[str, Any] = {"message": "a supervisor that nobody waited for was closed", "exception": found}
+            self._loop.call_exception_handler(context)
+
+
+def _raise(undelivered: Undelivered | None, error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+    deliver(undelivered, None)
