@@ -23,6 +23,8 @@ __all__ = ["Exchange"]
 class Exchange(Framework):
     """One library with DLPack; its `from_dlpack` is in the package of its arrays, or in `package.dlpack`."""
 
+    readonly = False  # whether its arrays are never written, whatever they say
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -37,7 +39,7 @@ class Exchange(Framework):
         layout = taken.layout
         storage = Adopted(self, layout.device, taken.storage.writer, given, taken.ptr)
         storage.held = taken
-        return storage.tensor(layout.dtype, layout.shape, layout.strides, readonly=layout.readonly)
+        return storage.tensor(layout.dtype, layout.shape, layout.strides, readonly=layout.readonly or self.readonly)
 
     def wrapped(self, tensor: Tensor) -> Any:
         take = self._takes()

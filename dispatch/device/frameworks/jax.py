@@ -19,6 +19,8 @@ __all__ = ["FRAMEWORK"]
 class Jax(Exchange):
     """JAX."""
 
+    readonly = True
+
     def owns(self, kind: type) -> bool:
         return issubclass(kind, jax.Array) or issubclass(kind, jax.core.Tracer)
 
@@ -31,6 +33,8 @@ class Jax(Exchange):
         return super().tensor(operand, given)
 
     def wrapped(self, tensor: Tensor) -> Any:
+        if not tensor.layout.is_contiguous:  # JAX takes no gaps between rows
+            tensor = tensor.copy()
         return jax.dlpack.from_dlpack(tensor)
 
 
