@@ -1,0 +1,126 @@
+"""Host time of calls with torch's tensors: the way in, the way out, and a call with them beside torch's own.
+
+Small products in bf16 (f32 on the host), plain and with bias and GELU. `in` is one operand made ready, `out` one
+result made; a call has both, and torch's tensors come back. Each candidate is verified against NumPy, then called 300
+times off the clock; then bursts of all candidates alternate, and the median of the bursts counts.
+Repeat: `python tests/benchmarks/bench_frameworks.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
+On `host` it shows whether they run, not how fast.
+"""
+
+from __future__ import annotations
+
+import timeit
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from command import command
+from report import Report, Target, judge, say, table
+from timing import Candidate, attempt, host_race, summary
+
+import dispatch as dp
+from dispatch.device.frameworks.frameworks import framework_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+N = 64
+WARM = 300  # calls of each candidate before the clock
+TOLERANCE = 1e-2  # of |result - reference| / |reference|: bf16 rounding is about 3e-3
+IN, OUT = "one tensor in", "one tensor out"
+MM, TORCH_MM = "matmul, torch's tensors", "torch.mm"
+GELU, TORCH_GELU = "linear + GELU, torch's tensors", "F.linear + F.gelu"
+FUSED = "torch._addmm_activation"
+TARGETS = (
+    Target("in, a tensor", IN, 1.0, "us"),
+    Target("out, a tensor", OUT, 2.5, "us"),
+    Target("linear + GELU", GELU, 0.5, "us", TORCH_GELU),
+    Target("the same beside torch's private fused call", GELU, 0.8, "us", FUSED),
+)
+
+
+def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any]]:
+    """The calls, and what each must give."""
+    import torch
+    from torch.nn import functional
+
+    rng = np.random.default_rng(0)
+    place, dtype = ("cpu", torch.float32) if device.is_host else (f"cuda:{device.ordinal}", torch.bfloat16)
+    x, w, bias = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(place, dtype)
+        for shape in ((N, N), (N, N), N)
+    )
+    framework: Any = framework_of(torch.Tensor)
+    short = "bf16" if dtype is torch.bfloat16 else "f32"
+    product = x.double() @ w.double().t()
+    fused = functional.gelu(product + bias.double(), approximate="tanh")
+
+    def gelu() -> Any:
+        return functional.gelu(functional.linear(x, w, bias), approximate="tanh")
+
+    calls: dict[str, tuple[Callable[[], Any], Any]] = {
+        IN: (lambda: framework.tensor("x", x), x.double()),
+        MM: (lambda: dp.matmul(x, w.t()), product),
+        TORCH_MM: (lambda: torch.mm(x, w.t()), product),
+        GELU: (lambda: dp.matmul(x, w.t(), bias=bias, epilogue=dp.Epilogue.GELU_BIAS), fused),
+        TORCH_GELU: (gelu, fused),
+        FUSED: (lambda: torch._addmm_activation(bias, x, w.t(), use_gelu=True), fused),
+    }
+    found = [timed(name, call) for name, (call, _) in calls.items()]
+    made = framework.allocate(device, (N, N), (N, 1), dp.Dtype.of(short))
+    if made is not None:
+        found.append(timed(OUT, lambda: framework.allocate(device, (N, N), (N, 1), made.dtype)))
+    return found, {name: want.cpu().numpy() for name, (_, want) in calls.items()}
+
+
+def timed(name: str, call: Callable[[], Any]) -> Candidate:
+    """A candidate that calls, whose result is an array."""
+
+    def result() -> Any:
+        last = call()
+        return last.numpy().astype(np.float64) if isinstance(last, dp.Tensor) else last.double().cpu().numpy()
+
+    return Candidate(name, timeit.Timer("call()", globals={"call": call}).timeit, result)
+
+
+def verified(found: list[Candidate], wants: dict[str, Any], missing: dict[str, str]) -> list[Candidate]:
+    """Those that compute what they should: a call that does nothing must not win."""
+    good = []
+    for candidate in found:
+        want = wants.get(candidate.name)
+        result = attempt(candidate.name, candidate.result, missing)
+        if result is None:
+            continue
+        error = 0.0 if want is None else np.linalg.norm(result - want) / np.linalg.norm(want)
+        if error < TOLERANCE:  # false for NaN
+            good.append(candidate)
+        else:
+            missing[candidate.name] = f"wrong result: relative error {error:.1e}"
+    return good
+
+
+def main(device: dp.Device, quick: bool, report: Report) -> None:
+    """Measure everything and print it with the targets."""
+    missing: dict[str, str] = {}
+    bursts, calls = (3, 5) if device.is_host else (20, 200) if quick else (100, 200)
+    found, wants = attempt("torch", lambda: candidates_of(device), missing) or ([], {})
+    found = verified(found, wants, missing)
+    for candidate in found:
+        candidate.burst(5 if device.is_host else WARM)
+        device.synchronize()
+    seconds, failed = host_race(found, device.synchronize, bursts=bursts, calls=calls)
+    missing |= failed
+    figures = {name: summary(taken) for name, taken in seconds.items()}
+    say(f"\nhost time per call in us, {bursts} bursts of {calls}")
+    keys = ("median", "p25", "p75", "best")
+    table(("call", *keys), [(name, *(f"{figure[key]:.2f}" for key in keys)) for name, figure in figures.items()])
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("frameworks", {"count": bursts, "calls": calls, "us": figures, "missing": missing})
+    if device.is_host:
+        say("\nno verdicts: the targets are for a GPU")
+    else:
+        judge(TARGETS, {name: figure["median"] for name, figure in figures.items()}, report)
+
+
+if __name__ == "__main__":
+    command(main, __doc__)
