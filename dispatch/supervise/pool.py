@@ -119,6 +119,7 @@ class WorkerPool(Admission, Circuit):
         self._start_error: BaseException | None = None
         self.failures = Failures()
         self.queues = self.make_queues(streams, queue_size)
+        self.latest = self.queues[0]  # where the latest request went that no worker knew (placement.py)
         _pools.add(self)
         device.supervisors.add(self)
 

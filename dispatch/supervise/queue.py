@@ -133,6 +133,11 @@ class WorkerQueue:
         """What has been taken from the queue and not been settled."""
         return [] if self.worker is None else self.worker.in_flight()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or has been taken: `busy` says of a GPU's batch only once all of it is enqueued."""
+        return not (len(self.pending) or self.busy or self.in_flight())
+
     def drain(self, owner: WorkerOwner) -> None:
         """End what is left in the queue; from now on whoever adds to it does the same."""
         self.draining = True

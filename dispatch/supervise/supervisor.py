@@ -21,7 +21,7 @@ from dispatch.supervise.arguments import check_at_least, check_choice, check_fut
 from dispatch.supervise.future import Future, LateFuture
 from dispatch.supervise.leaving import close_beside_the_loop, deliver
 from dispatch.supervise.limits import RestartLimit, check_seconds
-from dispatch.supervise.placement import place, shares
+from dispatch.supervise.placement import FEW, place, place_near, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
 from dispatch.supervise.stats import Stats, count, in_words
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Stats", "Supervisor"]
 
 SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
-NEAR = 64  # requests queued at the worker that knows a request, up to which it gets it again
 
 
 @final
@@ -56,8 +55,8 @@ class Supervisor:
         when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request that has waited longest
             at that worker, of those of the least priority, fails with QueueFull in favour of the new one.
         placement: among the workers that a request may go to: all of them, or one, or the pool that `submit` is given.
-            "affine": one that has run before goes to the worker that knows it, unless many wait there, and others where
-            least is to be done; "fair": always where least is to be done.
+            "affine": one that has run before goes to the worker that knows it, unless many wait there or some while
+            others have nothing to do, and others where least is to be done; "fair": always where least is to be done.
         setup: with "process", modules that the child imports first, for rows and requests of one's own.
         spare: with "process", so many children stand by with a context of their own, some 500 MB of the GPU's memory
             each: what was lost goes on at once, without the 0.2 to 0.3 s that it takes to make one. A fault with
@@ -184,17 +183,15 @@ class Supervisor:
         future = Future(request) if is_plain else late_future(request, deadline, after)
         try:
             ticket = next(pool.tickets)
-            queue = None
-            if worker is not None:
+            if worker is not None or not self._affine:
                 queue = place(ticket, self._allowed(worker))
-            elif self._affine:
+            else:
                 bound = getattr(request, "bound", None)
-                if bound is not None:
-                    queue = pool.queue_of.get(bound.executor)
-                    if queue is not None and len(queue.pending) > NEAR:
-                        queue = None
-            if queue is None:
-                queue = place(ticket, pool.queues)
+                known = None if bound is None else pool.queue_of.get(bound.executor)
+                if known is not None and len(known.pending) + known.busy <= FEW:
+                    queue = known
+                else:
+                    queue = place_near(ticket, known, pool)
             if len(queue.pending) >= self._limit:
                 queue = pool.wait_for_room(self._allowed(worker), self._when_full, deadline)
             future._queue = queue

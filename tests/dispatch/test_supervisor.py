@@ -19,6 +19,7 @@ from dispatch.errors import BadRequest, Closed, DeviceFault, QueueFull, StaleTen
 from dispatch.supervise import failures
 from dispatch.supervise import pool as pool_module
 from dispatch.supervise.future import MISSED, Future, LateFuture
+from dispatch.supervise.placement import FEW, NEAR
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -96,8 +97,24 @@ def test_the_worker_asked_for_must_exist(probe):
 
 
 # -- placing ------------------------------------------------------------------------------------------------------
-def test_idle_workers_get_requests_in_turn(probe):
+def test_requests_that_are_waited_for_one_by_one_stay_with_one_worker_until_it_is_busy(probe):
+    def ran() -> str:
+        return sup.submit(probe(lambda: threading.current_thread().name)).result(PATIENCE)[-1]
+
     with dp.Supervisor("host", streams=3) as sup:
+        assert {ran() for _ in range(6)} == {"0"}
+        hold = Hold()
+        busy = sup.submit(probe(hold))
+        assert hold.entered.wait(PATIENCE)
+        assert "0" not in (others := {ran() for _ in range(6)})
+        assert len(others) == 1
+        hold.release.set()
+        busy.result(PATIENCE)
+        assert {ran() for _ in range(6)} == others
+
+
+def test_idle_workers_get_requests_in_turn_where_that_is_asked_for(probe):
+    with dp.Supervisor("host", streams=3, placement="fair") as sup:
         names = [sup.submit(probe(lambda: threading.current_thread().name)).result(PATIENCE)[-1] for _ in range(6)]
     assert sorted(names[:3]) == sorted(names[3:]) == ["0", "1", "2"]
 
@@ -136,6 +153,29 @@ def test_a_request_that_is_bound_to_a_worker_goes_there_again(probe):
         assert {sup.submit(request).result(PATIENCE)[-1] for _ in range(8)} == {"2"}
     with dp.Supervisor("host", streams=4, placement="fair") as sup:
         assert {sup.submit(request).result(PATIENCE)[-1] for _ in range(8)} == {"0", "1", "2", "3"}
+
+
+def test_a_worker_that_knows_many_requests_gets_no_more_than_a_few_of_them_while_others_are_idle(probe):
+    with dp.Supervisor("host", streams=2) as sup:
+        (executor,) = [executor for executor, queue in sup._pool.queue_of.items() if queue.index == 0]
+        known = probe(lambda: threading.current_thread().name)
+        known.bound = type("Bound", (), {"executor": executor})
+        holds = [Hold(), Hold()]
+        first = sup.submit(probe(holds[0]), worker=0)
+        assert holds[0].entered.wait(PATIENCE)
+        sent = [sup.submit(known) for _ in range(FEW)]
+        assert [len(queue.pending) for queue in sup._pool.queues] == [FEW, 0]
+        assert sup.submit(known).result(PATIENCE)[-1] == "1"
+        second = sup.submit(probe(holds[1]), worker=1)
+        assert holds[1].entered.wait(PATIENCE)
+        sent += [sup.submit(known) for _ in range(NEAR - FEW + 1)]  # nobody is idle
+        assert [len(queue.pending) for queue in sup._pool.queues] == [NEAR + 1, 0]
+        sent.append(sup.submit(known))
+        assert [len(queue.pending) for queue in sup._pool.queues] == [NEAR + 1, 1]
+        for hold in holds:
+            hold.release.set()
+        assert [future.result(PATIENCE)[-1] for future in sent] == ["0"] * (NEAR + 1) + ["1"]
+        assert first.result(PATIENCE) is second.result(PATIENCE) is None
 
 
 # -- full queues --------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class JobRunner:
         self.is_held = False
         self.failures: dict[int, BaseException] = {}
         self.known: dict[int, Request | BaseException] = {}
+        self.others = [worker.queue for worker in self.owner.workers if worker is not self]
         try:
             self._open()
         except BaseException as why:  # noqa: BLE001  # without this worker its jobs would wait for ever

@@ -43,7 +43,7 @@ class HostChild(JobRunner, HostWorker):
                 if report:
                     link.send(report)
                     report.clear()
-                self.jobs.extend(link.receive() or ())
+                self.jobs.extend(self.queue.next_message(self.others))
                 told = perf_counter()
             if len(self.jobs[0]) > 3 and not self.may_go_on():
                 self._settle()
@@ -117,7 +117,7 @@ class CudaChild(JobRunner, CudaWorker):
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
                 wait = not batches and not self.executor.learn()
-                self.jobs.extend(link.receive(wait=wait) or ())
+                self.jobs.extend(queue.next_message(self.others) if wait else link.receive(wait=False) or ())
             if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
                 self._enqueue_batch()
                 moved = True

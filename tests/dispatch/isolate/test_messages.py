@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.ops.matmul.scales import NO_SCALES
-from dispatch.supervise.process import messages
+from dispatch.supervise.process import child_pool, messages
+from dispatch.supervise.process.child_pool import ChildQueue
 from dispatch.supervise.process.shared_device import SharedHost
 
 
@@ -175,3 +178,87 @@ def test_an_error_that_ends_the_process_when_it_is_rebuilt_comes_out_in_its_word
     clone = messages.error_from(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
     assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "Leaving: half way")
     assert isinstance(clone.__cause__, SystemExit)
+
+
+# -- how a worker of the child waits for messages ----------------------------------------------------------------------
+@pytest.fixture
+def queues(pair):
+    """Of two workers; the message of the first comes from `pair[1]`."""
+    ends = socket.socketpair()
+    made = [ChildQueue(0, pair[0]), ChildQueue(1, messages.Connection(ends[0]))]
+    yield made
+    for queue in made:
+        os.close(queue.bell)
+    for end in ends:
+        end.close()
+
+
+def counted(link, monkeypatch):
+    """The reads of a connection that do not wait, and what follows the first of those that do."""
+    looks, receive = [], link.receive
+    monkeypatch.setattr(link, "receive", lambda *, wait=True: looks.append(wait) or receive(wait=wait))
+    return looks
+
+
+@pytest.mark.parametrize("asleep", [True, False], ids=["others sleep", "another is awake"])
+def test_a_worker_looks_for_a_message_only_while_all_others_sleep(pair, queues, monkeypatch, asleep):
+    mine, other = queues
+    other.asleep = asleep
+    monkeypatch.setattr(child_pool, "AWAKE", 0.05)
+    looks = counted(mine.link, monkeypatch)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(mine.next_message([other])))
+    thread.start()
+    ends = time.monotonic() + 120
+    while not mine.asleep and time.monotonic() < ends:
+        time.sleep(0.001)
+    assert mine.asleep  # it gives up looking
+    pair[1].send(MESSAGE)
+    thread.join(120)
+    assert found == [MESSAGE]
+    assert not mine.asleep
+    assert looks.count(False) > 10 if asleep else looks.count(False) == 1
+    assert looks[-1] is True
+
+
+def test_a_worker_that_looks_finds_what_comes_without_sleeping(pair, queues, monkeypatch):
+    mine, other = queues
+    other.asleep = True
+    monkeypatch.setattr(child_pool, "AWAKE", 120.0)
+    looks = counted(mine.link, monkeypatch)
+    sender = threading.Timer(0.05, pair[1].send, [MESSAGE])
+    sender.start()
+    assert mine.next_message([other]) == MESSAGE
+    assert True not in looks
+    sender.join()
+
+
+def test_a_worker_whose_looks_find_nothing_looks_more_and_more_rarely_until_one_does(pair, queues, monkeypatch):
+    mine, other = queues
+    other.asleep = True
+    looks = counted(mine.link, monkeypatch)
+    monkeypatch.setattr(child_pool, "AWAKE", -1.0)  # too short for anything to come
+    looked = []
+    for number in range(300):
+        looks.clear()
+        pair[1].send([number])
+        assert mine.next_message([other]) == [number]
+        if False in looks:
+            looked.append(number)
+    assert looked == [0, 3, 8, 17, 34, 67, 132, 197, 262]
+    monkeypatch.setattr(child_pool, "AWAKE", 120.0)
+    for number in range(200):
+        looks.clear()
+        pair[1].send([number])
+        assert mine.next_message([other]) == [number]
+    assert looks == [False]
+
+
+def test_the_end_of_the_parent_ends_the_wait(pair, queues):
+    mine, other = queues
+    pair[1].close()
+    for other.asleep in (True, False):
+        for _ in range(3):  # one that looks, and those that do not
+            with pytest.raises(EOFError):
+                mine.next_message([other])
+            assert not mine.asleep
