@@ -72,6 +72,8 @@ class _Attached(Device):
             base = mapped.base + offset
             storage = Storage(self, base, nbytes, self.executor().stream, _keep, mapped.mapping)
             self._storages[chunk, offset] = storage
+        elif storage.nbytes < nbytes:  # the parent freed a block of which a request is still known here
+            storage.nbytes = nbytes
         return storage
 
 

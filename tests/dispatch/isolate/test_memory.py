@@ -23,6 +23,7 @@ from dispatch.errors import BadRequest, Closed, OutOfMemory, StaleTensor, Worker
 from dispatch.supervise.process import child_process as launch
 from dispatch.supervise.process import chunks
 from dispatch.supervise.process import shared_device as memory
+from dispatch.supervise.process.child_device import AttachedHost
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120  # seconds, on a machine that has other things to do
@@ -192,6 +193,20 @@ def test_a_block_is_not_given_to_another_while_a_view_is_left(device):
     assert (view == 5).all()
     assert (lent == 5).all()
     assert len({other.ptr for other in others}) == 100
+
+
+def test_a_block_may_be_larger_than_one_before_it_of_which_the_child_knows_a_request():
+    device = AttachedHost()
+    mapped = os.memfd_create("dispatch test")
+    os.ftruncate(mapped, 1 << 16)
+    device.attach(0, 1 << 16, mapped)
+    old = device.at((0, 512, 256, 0), "f32", (64,), (1,), False)
+    larger = device.at((0, 512, 1024, 0), "f32", (16, 16), (16, 1), False)
+    smaller = device.at((0, 512, 128, 0), "f32", (32,), (1,), False)
+    np.asarray(larger)[:] = 3.0
+    np.testing.assert_array_equal(np.asarray(old), np.full(64, 3.0))
+    assert old.storage is larger.storage is smaller.storage  # streams are ordered by their uses of it
+    assert old.storage.nbytes == 1024
 
 
 def test_whatever_is_asked_of_a_closed_device_is_refused(device):
