@@ -221,7 +221,7 @@ class CudaExecutor(Executor):
         made = (self._workspace, *self._pages, *self._zeros)
         self.device.graphs.keep(self.stream, plan, *made, *ours)
         self.call(plan, arguments)
-        if made != (self._workspace, *self._pages, *self._zeros):  # a number or zeros that the call was first to need
+        if [*map(id, made)] != [*map(id, (self._workspace, *self._pages, *self._zeros))]:  # the call needed others
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
 
     def _renew_scalars(self) -> None:

@@ -96,16 +96,20 @@ def test_one_request_in_place_of_a_list_is_told_so() -> None:
 
 
 # -- whole numbers ----------------------------------------------------------------------------------------------------
-X, W = zeros(2, 8, 5, 5), zeros(8, 8, 3, 3)
+def x() -> dp.Tensor:
+    """Made anew, for other tests close the device."""
+    return zeros(2, 8, 5, 5)
+
+
 FIELDS: dict[str, Callable[[Any], dp.Request]] = {
-    "pad": lambda value: dp.ConvFwdRequest(X, W, pad=value),
-    "stride": lambda value: dp.ConvFwdRequest(X, W, stride=value),
-    "dilation": lambda value: dp.ConvFwdRequest(X, W, dilation=value),
-    "window": lambda value: dp.PoolingRequest(X, value),
-    "padding": lambda value: dp.PoolingRequest(X, 3, padding=value),
-    "axes": lambda value: dp.ReduceRequest(X, value),
-    "axis": lambda value: dp.SoftmaxRequest(X, axis=value),
-    "groups": lambda value: dp.NormFwdRequest(X, zeros(8), mode=NormMode.GROUP_NORM, groups=value, bias=zeros(8)),
+    "pad": lambda value: dp.ConvFwdRequest(x(), zeros(8, 8, 3, 3), pad=value),
+    "stride": lambda value: dp.ConvFwdRequest(x(), zeros(8, 8, 3, 3), stride=value),
+    "dilation": lambda value: dp.ConvFwdRequest(x(), zeros(8, 8, 3, 3), dilation=value),
+    "window": lambda value: dp.PoolingRequest(x(), value),
+    "padding": lambda value: dp.PoolingRequest(x(), 3, padding=value),
+    "axes": lambda value: dp.ReduceRequest(x(), value),
+    "axis": lambda value: dp.SoftmaxRequest(x(), axis=value),
+    "groups": lambda value: dp.NormFwdRequest(x(), zeros(8), mode=NormMode.GROUP_NORM, groups=value, bias=zeros(8)),
 }
 SEVERAL = ("pad", "stride", "dilation", "window", "padding")
 
@@ -129,8 +133,8 @@ def test_a_list_or_an_array_is_a_tuple(field: str) -> None:
         assert request.key() == make((1, 1)).key()
         hash(request.key())
     assert getattr(FIELDS["pad"]([[1, 2], [0, np.int64(1)]]), "pad") == ((1, 2), (0, 1))  # noqa: B009
-    assert dp.reduce(X, [0, np.int64(1)]).shape == (5, 5)
-    assert dp.conv_fwd(X, W, pad=[1, 1], stride=np.array([2, 2])).shape == (2, 8, 3, 3)
+    assert dp.reduce(x(), [0, np.int64(1)]).shape == (5, 5)
+    assert dp.conv_fwd(x(), zeros(8, 8, 3, 3), pad=[1, 1], stride=np.array([2, 2])).shape == (2, 8, 3, 3)
 
 
 @pytest.mark.parametrize("field", FIELDS)

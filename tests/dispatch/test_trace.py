@@ -205,7 +205,7 @@ print(sup, "logging" in sys.modules)
 @pytest.mark.parametrize("imports", ["", "import logging"])
 def test_a_program_that_wants_no_log_sees_none(imports):
     done = run(QUIET.format(imports=imports))
-    expected = f"<Supervisor of host, 1 workers, broken> {bool(imports)}\n"
+    expected = f"<Supervisor of host, 1 workers, 0 requests queued, broken> {bool(imports)}\n"
     assert (done.stdout, done.stderr) == (expected, "")
 
 

@@ -99,7 +99,7 @@ def small(dev, **options):
         (lambda d: {"a": apart(d, (2**31, 32), (32, 1))}, "a: .*; expected extents up to 2147483647"),
         (lambda d: {"b": apart(d, (32, 2**31), (1, 32))}, "b: .*; expected extents up to 2147483647"),
         (lambda d: {"a": apart(d, (2**32 + 2, 16, 32), (0, 32, 1))}, "a: .*; expected extents up to 2147483647"),
-        (lambda _: {"a": np.zeros((16, 32))}, "a dispatch Tensor"),
+        (lambda _: {"a": [[0.0] * 32] * 16}, "a dispatch Tensor"),
         (lambda _: {"epilogue": "relu"}, "a tree of"),
         (lambda d: {"operands": {"bias": d.zeros(16)}}, "the tree's names"),
         (lambda _: {"epilogue": evt.accumulator() + evt.row("bias")}, "the row that the epilogue reads"),

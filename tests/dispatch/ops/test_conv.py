@@ -186,9 +186,10 @@ def test_operands_that_do_not_fit_are_named(change, operand, host):
 @pytest.mark.parametrize("step", [-1, 0])
 def test_operands_step_forward(operand, step, host):
     given = {name: host.zeros((4, 4, 3, 3)) for name in ("x", "w", "z", "out")}
-    whole = given[operand]
-    layout = host.layout(whole.dtype, whole.shape, (36, 9 * step, 3, 1), whole.ptr)
-    given[operand] = dp.Tensor(whole.storage, whole.ptr, layout)
+    whole = host.zeros((8, 4, 3, 3))
+    ptr = whole.ptr + whole.nbytes // 2
+    layout = host.layout(whole.dtype, (4, 4, 3, 3), (36, 9 * step, 3, 1), ptr)
+    given[operand] = dp.Tensor(whole.storage, ptr, layout)
     with pytest.raises(BadRequest, match="steps forward") as caught:
         ConvFwdRequest(**given, pad=1)
     assert caught.value.operand == operand
