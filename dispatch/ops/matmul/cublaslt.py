@@ -160,7 +160,8 @@ class CublasLtPlan(Plan):
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
         self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
-        self._is_hidden, self._c_at = False, c_at(problem)
+        self._is_hidden: bool | None = False  # None where nobody knows
+        self._c_at = c_at(problem)
         result = self._choose()
         self._calls = self._bind(result.algo, result.workspaceSize)
 
@@ -258,10 +259,12 @@ class CublasLtPlan(Plan):
         to the dtype of D: with much of D taken away by it, 8 times the error. It does not where it cannot know.
         """
         hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
+        was, self._is_hidden = self._is_hidden, None  # until all is in place: an interrupt may come in between
         if hidden:
             for place, number in zip(self._scalars, self._numbers, strict=True):
                 place.value = self._executor.scalar(float(number.real), self._scale)
-        if hidden == self._is_hidden:
+        if hidden == was:
+            self._is_hidden = hidden
             return
         mode = lt.cublasLtPointerMode_t
         kind = mode.CUBLASLT_POINTER_MODE_DEVICE if hidden else mode.CUBLASLT_POINTER_MODE_HOST
@@ -298,6 +301,7 @@ class CublasLtPlan(Plan):
             for _, index, is_number in self._vectors
         )
         if wanted != self._pointed:
+            self._pointed = ()  # as an interrupt may come in between
             for (attribute, _, _), address in zip(self._vectors, wanted, strict=True):
                 self._descriptors.point(attribute, address)
             self._pointed = wanted

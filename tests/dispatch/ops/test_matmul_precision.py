@@ -6,7 +6,9 @@ No GPU is needed: the heuristic that is asked here only notes its preference, wh
 from __future__ import annotations
 
 import ctypes
-from contextlib import nullcontext
+import itertools
+import sys
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -395,6 +397,54 @@ def test_a_beta_of_1_is_hidden_where_c_is_d(monkeypatch, epilogue):
         plan.enqueue((256, 512, c, 1024, 0, 0, one, float(alpha), float(beta)))
     assert calls == [(1, 2, 1), (0, 2, 1), (1, 2, 1), (1, 3, 1), (0, 3, 0.5), (0, 3, 0.5), (1, 1, 1)]
     assert 0.5 not in numbers
+
+
+class InterruptedOnce:
+    """Ctrl-C at line event number `at` of the plan's own code, outside of the library's call."""
+
+    def __init__(self, at):
+        self.at, self.count, self.came = at, 0, False
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename != cublaslt.__file__:
+            return None
+        self.count += event == "line"
+        if event == "line" and self.count == self.at:
+            self.came = True
+            raise KeyboardInterrupt
+        return self
+
+
+def test_a_call_behind_an_interrupted_one_has_its_own_numbers_and_pointers(monkeypatch):
+    Library(monkeypatch, (FUSED,))
+    monkeypatch.setattr(cublaslt.CublasLtPlan, "_takes_device_scalars", lambda _: True)
+    dev = dp.device("host")
+    numbers, pointed = {}, {}
+    one, other = 4096, 8192
+    turns = [(one, 2.0, 1.0, 64), (other, 3.0, 0.5, 128), (one, 3.0, 1.0, 64), (one, 2.0, 0.5, 128)]
+    right = [(1, 2, 1, 64), (0, 3, 0.5, 128), (1, 3, 1, 64), (0, 2, 0.5, 128)]
+    plan = bound(epilogue=Epilogue.BIAS, bias=dev.zeros((48,), "bf16"), c=dev.zeros((32, 48), "bf16"))
+    plan._executor.scalar = lambda value, dtype: numbers.setdefault(value, dev.array([value], dtype)).ptr
+    point = plan._descriptors.point
+    plan._descriptors.point = lambda name, address: (pointed.update({name: address}), point(name, address))
+    calls = seen_by_the_library(plan)
+
+    def enqueue(turn):
+        c, alpha, beta, bias = turns[turn]
+        plan.enqueue((256, 512, c, bias, 0, 0, one, alpha, beta))
+
+    for before, interrupted, behind in itertools.product(range(4), repeat=3):
+        for at in itertools.count(1):
+            enqueue(before)
+            interrupt, trace = InterruptedOnce(at), sys.gettrace()
+            sys.settrace(interrupt)
+            with suppress(KeyboardInterrupt):
+                enqueue(interrupted)
+            sys.settrace(trace)
+            enqueue(behind)
+            assert (*calls[-1], *pointed.values()) == right[behind]
+            if not interrupt.came:
+                break
 
 
 @pytest.mark.parametrize("choices", [{"reduced_precision": True}, {"out_dtype": "f32"}], ids=str)
