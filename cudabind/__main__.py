@@ -8,7 +8,6 @@ version, and makes no CUDA context.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -16,9 +15,13 @@ import sys
 from typing import Any
 
 from cudabind import LIBRARIES, Library, __version__, _bind, _compat, _load
+from cudabind._command import Parser, ended
+from cudabind._progress import Progress, tell_pipes
+from cudabind._terminal import columns, folded, paged, paint, show_whole_lines, width
 from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
+SPARE = ("resolved", "functions", "missing")  # left out in this order where a terminal is too narrow
 SHOWN = 8  # names of missing functions in the table; --json has all
 
 
@@ -58,33 +61,54 @@ def _print_table(found: list[dict[str, Any]]) -> None:
         version = row["version"] or ("unusable" if unusable(row) else "not found")
         counts = (str(row["functions"]), str(row["resolved"]), str(len(row["missing"])))
         lines.append((row["library"], version, *counts, where))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-    for line in lines:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    shown, out = columns(lines, width(), SPARE)
+    for number, line in enumerate(shown):
+        sys.stdout.write(line if number else paint(line, "bold"))
+        sys.stdout.write("\n")
+    if out:
+        _say(f"{len(out)} columns are left out here: {', '.join(out)}; --wide shows all", "dim")
     for row in found:
         if row["missing"]:
             more = f" and {len(row['missing']) - SHOWN} more, see --json" if len(row["missing"]) > SHOWN else ""
-            sys.stdout.write(f"{row['library']} does not export: {', '.join(row['missing'][:SHOWN])}{more}\n")
+            _say(f"{row['library']} does not export: {', '.join(row['missing'][:SHOWN])}{more}")
         if row["note"]:
-            sys.stdout.write(f"{row['library']}: {row['note']}\n")
+            _say(f"{row['library']}: {row['note']}")
         if unusable(row):
-            sys.stdout.write(f"{row['problem']}\n")
+            _say(row["problem"], "red")
+
+
+def _say(text: str, style: str = "") -> None:
+    for line in folded(text, width(), 2):
+        sys.stdout.write(f"{paint(line, style)}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the command line; returns the exit status."""
+    return ended(lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
     program = "cudabind" if os.path.basename(sys.argv[0]) == "cudabind" else "python -m cudabind"
-    parser = argparse.ArgumentParser(prog=program, description="NVIDIA's libraries as this program sees them.")
+    parser = Parser(prog=program, description="NVIDIA's libraries as this program sees them.")
     parser.add_argument("--version", action="version", version=f"cudabind {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every library: version, functions, path, or what to install")
     listing.add_argument("--json", action="store_true", help="print a list of objects")
+    listing.add_argument("--wide", action="store_true", help="fold no line and leave no column out on a terminal")
     options = parser.parse_args(arguments)
-    found = [describe(row) for row in LIBRARIES.values()]
+    show_whole_lines(options.wide)
+    tell_pipes()
+    found = []
+    with Progress("open libraries", len(LIBRARIES), ticking=True) as bar:
+        for row in LIBRARIES.values():
+            found.append(describe(row))
+            bar.update()
+    tell_pipes(False)
     if options.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
-        _print_table(found)
+        with paged():
+            _print_table(found)
     return 1 if any(unusable(row) for row in found) else 0
 
 

@@ -10,6 +10,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cudabind._terminal import columns, folded, paint, width
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -26,23 +28,34 @@ def plain(text: str, keep: str = "\n\t") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
-def say(text: str = "") -> None:
-    """Print one line of facts."""
-    sys.stdout.write(f"{plain(text)}\n")
+def say(text: str = "", style: str = "", hang: int = 0) -> None:
+    """Print one line of facts; a terminal folds it, and all but its first line begin `hang` columns in."""
+    for line in folded(plain(text), width(), hang):
+        sys.stdout.write(f"{paint(line, style)}\n")
 
 
 def complain(text: str) -> None:
-    """Print what went wrong."""
-    sys.stderr.write(f"{plain(text)}\n")
+    """Print what went wrong; a terminal folds it."""
+    for line in folded(plain(text), width(sys.stderr), 2):
+        sys.stderr.write(f"{line}\n")
 
 
-def print_aligned(lines: Iterable[Sequence[str]], indent: str = "") -> None:
-    """Print cells in columns as wide as their widest; the last is as wide as it is."""
+def print_aligned(
+    lines: Iterable[Sequence[str]], indent: str = "", *, head: bool = False, spare: Sequence[str] = ()
+) -> None:
+    """Print cells in columns as wide as their widest; the last is as wide as it is.
+
+    On a terminal that is too narrow the `spare` columns are left out, which is said below, and others are folded. With
+    `head` the first line has their titles.
+    """
     rows = [tuple(plain(cell, keep="") for cell in line) for line in lines]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        say(f"{indent}{'  '.join(cells)}".rstrip())
+    room = width()
+    shown, out = columns(rows, None if room is None else room - len(indent), spare)
+    for number, line in enumerate(shown):
+        sys.stdout.write(f"{indent}{paint(line, 'bold') if head and not number else line}\n")
+    if out:
+        several = "columns are" if len(out) > 1 else "column is"
+        say(f"{len(out)} {several} left out here: {', '.join(out)}; --wide shows all", "dim")
 
 
 def print_json(facts: Any) -> None:

@@ -1,29 +1,36 @@
 """`python -m dispatch bench`: runs the measurements of tests/benchmarks, which a repository checkout has.
 
-Each `bench_*.py` there has `main(device, quick, json_path)`, prints its own table and may write its figures as JSON;
-this module finds them, runs them one after the other, and puts the figures into one file.
+Each `bench_*.py` there is a program that takes --device, --quick and --json FILE, prints its own tables and writes its
+figures as JSON; this module finds them, runs them one after the other, and puts the figures into one file.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
+import subprocess
 import sys
 import tempfile
-import traceback
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dispatch
-from dispatch.cli import say
+from cudabind._command import INTERRUPTED
+from cudabind._progress import duration
+from dispatch.cli import complain, say
 
 if TYPE_CHECKING:
     import argparse
-    from types import ModuleType
 
 __all__ = ["add_arguments", "run", "scripts"]
 
 PREFIX = "bench_"
+ON_HOST = (
+    "On the host each benchmark runs a few small cases in NumPy: whether it runs, and what Python itself takes, but not"
+    " how fast kernels are. There are no verdicts, and what needs a GPU says so and measures nothing."
+)
+WITHOUT_GPU = f"There is no GPU here that works (`python -m dispatch doctor` says why). {ON_HOST}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,49 +52,55 @@ def run(options: argparse.Namespace) -> int:
     """Run the benchmarks asked for; 1 where one fails or there is none."""
     found = scripts()
     if not found:
-        sys.stderr.write("no benchmarks here: they are in tests/benchmarks of the repository, not in the package\n")
+        complain("no benchmarks here: they are in tests/benchmarks of the repository, not in the package")
         return 1
     wanted = [name.removeprefix(PREFIX) for name in options.only or found]
     unknown = [name for name in wanted if name not in found]
     if unknown:
-        sys.stderr.write(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(found)}\n")
+        complain(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(found)}")
         return 1
-    device = dispatch.device().name if options.device == "auto" else options.device
+    device = dispatch.device(None if options.device == "auto" else options.device)
+    if device.is_host:
+        say(WITHOUT_GPU if options.device == "auto" else ON_HOST, "yellow", 2)
     figures: dict[str, object] = {}
-    failed = [name for name in wanted if not _run(name, found[name], device, options.quick, figures)]
+    failed: list[str] = []
+    begun = time.monotonic()
+    for number, name in enumerate(wanted):
+        say(
+            f"== {name} on {device.name}{' (quick)' if options.quick else ''}{_place(number, len(wanted), begun)}",
+            "bold",
+        )
+        if not _run(found[name], device.name, options.quick, figures):
+            failed.append(name)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if failed:
-        sys.stderr.write(f"failed: {', '.join(failed)}\n")
+        complain(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def _run(name: str, path: Path, device: str, quick: bool, figures: dict[str, object]) -> bool:
+def _place(number: int, total: int, begun: float) -> str:
+    """Which of how many it is, and how long those before it let expect."""
+    if total == 1:
+        return ""
+    seconds = time.monotonic() - begun
+    left = f", {duration(seconds)} so far, about {duration(seconds / number * (total - number))} left" if number else ""
+    return f", {number + 1} of {total}{left}"
+
+
+def _run(path: Path, device: str, quick: bool, figures: dict[str, object]) -> bool:
     """Run one benchmark and collect its figures; one that fails does not keep the others from running."""
-    say(f"== {name} on {device}{' (quick)' if quick else ''}")
+    sys.stdout.flush()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "figures.json"
-        try:
-            _load(path).main(device, quick, str(target))
-        except Exception:  # noqa: BLE001 - whatever goes wrong in a script is shown, and the next one still runs
-            traceback.print_exc()
-            return False
+        command = [sys.executable, str(path), "--device", device, "--json", str(target)]
+        root = str(Path(dispatch.__file__).resolve().parents[1])
+        searched = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        command += ["--quick"] if quick else []
+        done = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": searched})
+        if done.returncode in (INTERRUPTED, -2):
+            raise KeyboardInterrupt
         if target.exists():
-            figures[name] = json.loads(target.read_text(encoding="utf-8"))
-    return True
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickling look a module up by its name
-    # Benchmarks share files of their folder, as scripts do.
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+            figures[path.stem.removeprefix(PREFIX)] = json.loads(target.read_text(encoding="utf-8"))
+    return done.returncode == 0

@@ -11,6 +11,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cudabind._progress import Progress
 from dispatch.cli import print_aligned, print_json, say
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ NEEDED = {  # each with what to install; cuda-python is only the name under whic
     "ml_dtypes": "ml_dtypes",
 }
 OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars", "matplotlib": "for pictures"}
+HANG = 9  # columns before what is said of a thing
 NO_DRIVER = (
     "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
     " its GPUs: docker run --gpus all), or work on the host, which needs none"
@@ -54,11 +56,20 @@ def examine() -> dict[str, Any]:
     from dispatch.cli.cache import entries, kernels
     from dispatch.execute.private_files import cache_folder
 
-    libraries = [describe(row) for row in LIBRARIES.values()]
-    driver, gpus, problem = _gpus()
-    works = {"host": _product("host")}
-    if gpus:
-        works["cuda:0"] = _product("cuda:0")
+    with Progress("doctor", len(LIBRARIES) + 3, ticking=True) as bar:
+        libraries = []
+        for row in LIBRARIES.values():
+            bar.title = f"doctor opens {row.name}"
+            libraries.append(describe(row))
+            bar.update()
+        bar.title = "doctor asks the driver"
+        driver, gpus, problem = _gpus()
+        bar.update()
+        works = {}
+        for name in ("host", "cuda:0")[: 1 + bool(gpus)]:
+            bar.title = f"doctor computes on {name}"
+            works[name] = _product(name)
+            bar.update()
     folder = cache_folder()
     found: dict[str, Any] = {
         "version": __version__,
@@ -158,20 +169,21 @@ def _advice(found: dict[str, Any], no_gpu: str) -> list[str]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    say(f"cudabind {found['version']}, Python {found['python']}, {found['system']}")
-    say("packages")
+    say(f"cudabind {found['version']}, Python {found['python']}, {found['system']}", hang=2)
+    say("packages", "bold")
     print_aligned([(name, version or "not installed") for name, version in found["packages"].items()], "  ")
     say(f"driver   {found['driver'] or 'none'}")
     for gpu in found["gpus"]:
         say(f"  {gpu['device']}  {gpu['name']}  {gpu['arch']}  {gpu['memory_mib']:,} MiB")
-    say("libraries")
+    say("libraries", "bold")
     print_aligned(
         [(row["library"], row["version"] or "-", row["path"] or "not found") for row in found["libraries"]], "  "
     )
     cache = found["cache"]
     held = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
-    say(f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"))
+    say(f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"), hang=HANG)
     for device, outcome in found["works"].items():
-        say(f"{'works' if outcome['ok'] else 'BROKEN'}    {device}: {outcome['row'] or outcome['problem']}")
+        word, style = ("works", "green") if outcome["ok"] else ("BROKEN", "red")
+        say(f"{word}    {device}: {outcome['row'] or outcome['problem']}", style, HANG)
     for sentence in found["advice"]:
-        say(f"advice   {sentence}")
+        say(f"advice   {sentence}", "yellow", HANG)

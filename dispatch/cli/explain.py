@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
     kinds = request_classes(op)
     parser.set_defaults(kinds=kinds)
+    parser.usage = "%(prog)s [options]"  # they fill a screen, and stand below with what they mean
     operand: Any = reader("", Tensor)
     names = ", ".join(Dtype.by_name)
     if not kinds:  # the op of a row of the user's, of which the table knows the columns alone
@@ -153,7 +154,7 @@ def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
         *([("note", row.note)] if row.note else []),
         *([("NaN, inf", row.nonfinite)] if row.nonfinite else []),
     ]
-    say(text)
+    say(text, "bold", 2)
     print_aligned(lines, indent="  ")
 
 
@@ -184,10 +185,12 @@ def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
             }
         )
         return
-    say(f"no row takes {refusal.request}")
-    say(f"Nearest that works: {refusal.change or refusal.nearest}")
+    say(f"no row takes {refusal.request}", "red", 2)
+    say(f"Nearest that works: {refusal.change or refusal.nearest}", "green", 2)
     for row, reasons in refusals if options.all else refusals[:NEAREST]:
-        say("\n    ".join((f"  {row}", *map(str, reasons))))
+        say(f"  {row}", hang=4)
+        for reason in reasons:
+            say(f"    {reason}", hang=6)
     if len(refusals) > NEAREST and not options.all:
         say(f"  … and {len(refusals) - NEAREST} rows that are further away: --all shows them")
 

@@ -68,7 +68,12 @@ def precompile(op: str | None = None, chosen: Iterable[tuple[str, GemmSpec]] | N
     futures: dict[Future[bytes], str] = {}
     for label, source, target in wanted:
         futures[compiler.request(source, target, label)] = label
-    finish(futures)
+    try:
+        finish(futures)
+    except KeyboardInterrupt:
+        for future in futures:  # those that have not begun
+            future.cancel()
+        raise
     for future in futures:
         future.result()
     return len(futures)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cudabind._progress import Progress
 from dispatch.checks import shown
 from dispatch.cli import complain, print_json, say
 from dispatch.device.registry import device as find_device
@@ -108,7 +109,8 @@ class Rerun:
         isolation = self.header["isolation"]
         setup = self.setup if isolation == "process" else ()
         last = {line["is"]: index for index, line in enumerate(self.lines) if "request" in line}
-        with Supervisor(self.device, 1, isolation, max_restarts=MANY, setup=setup) as sup:
+        bar = Progress("replay", sum("request" in line for line in self.lines), ticking=True)
+        with Supervisor(self.device, 1, isolation, max_restarts=MANY, setup=setup) as sup, bar:
             memory = Memory(sup.device, self.lines, last, self.seed)
             reader = Reader(memory.tensor, sup.device, self.setup)
             defined: dict[int, tuple[Request | None, str | None]] = {}
@@ -117,6 +119,7 @@ class Rerun:
                     defined[line["define"]] = (self._rebuilt(reader, line), line.get("row"))
                 elif "request" in line:
                     self._one(sup, line, *defined[line["is"]])
+                    bar.update()
                     if last[line["is"]] == index:
                         del defined[line["is"]]
                         memory.forget(index)

@@ -7,10 +7,11 @@ no library.
 from __future__ import annotations
 
 import argparse
-import sys
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cli import print_aligned, print_json, say
+from cudabind._terminal import columns, width
+from dispatch.cli import complain, print_aligned, print_json, say
 from dispatch.core.fusion import NOTHING
 from dispatch.keys import Arch
 from dispatch.table.table import TABLE
@@ -26,6 +27,9 @@ HEAD = (
     *("op", "dtypes", "compute", "epilogue dtypes", "epilogues", "scales of a, b"),
     *("arch", "library function", "min version", "run on"),
 )
+
+# Left out in this order, until the others fit, where the terminal is too narrow for all.
+SPARE = ("scales of a, b", "epilogue dtypes", "min version", "library function", "run on", "epilogues")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,7 @@ def architecture(text: str) -> Arch:
 def run(options: argparse.Namespace) -> int:
     """Print the rows asked for; 1 where there is none."""
     if options.op is not None and options.op not in TABLE.ops:
-        sys.stderr.write(f"the table has no op {options.op!r}; it has {', '.join(TABLE.ops)}\n")
+        complain(f"the table has no op {options.op!r}; it has {', '.join(TABLE.ops)}")
         return 1
     rows = [row for row in TABLE if options.op in (None, row.op) and (options.arch is None or row.on(options.arch))]
     if options.json:
@@ -54,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     elif rows:
         _print(rows)
     if not rows:
-        sys.stderr.write(f"no row of the table is for {options.arch}\n")
+        complain(f"no row of the table is for {options.arch}")
     return 0 if rows else 1
 
 
@@ -109,10 +113,15 @@ def _print(rows: list[Row]) -> None:
     labels = {epilogues: f"{len(epilogues)} [{number}]" for number, epilogues in enumerate(sets, 1)}
     lines = [_cells(row, labels) for row in rows]
     shown = [name for name in HEAD if any(name in line for line in lines)]
-    print_aligned([shown, *([line.get(name, "-") for name in shown] for line in lines)])
+    cells = [shown, *([line.get(name, "-") for name in shown] for line in lines)]
+    room = width()
+    if room is not None and max(map(len, columns(cells, None)[0])) > room:
+        shown = [*shown[: shown.index("library function")], "library", *shown[shown.index("library function") :]]
+        cells = [shown, *([_shorter(line).get(name, "-") for name in shown] for line in lines)]
+    print_aligned(cells, head=True, spare=SPARE)
     say(f"\n{len(rows)} rows, in order of priority.{' Epilogues:' if labels else ''}")
     for epilogues, label in labels.items():
-        say(f"  {label.partition(' ')[2]} {' '.join(epilogue.name for epilogue in epilogues)}")
+        say(f"  {label.partition(' ')[2]} {' '.join(epilogue.name for epilogue in epilogues)}", hang=6)
     said = dict.fromkeys((row.op, row.nonfinite) for row in rows if row.nonfinite)
     if said:
         say("NaN and infinities:")
@@ -121,6 +130,13 @@ def _print(rows: list[Row]) -> None:
     if noted:
         say("Notes:")
         print_aligned([(row.name, row.note) for row in noted], indent="  ")
+
+
+def _shorter(cells: dict[str, str]) -> dict[str, str]:
+    """Cells with the library's name apart, which takes less room than its function, and equal dtypes counted."""
+    runs = [(name, len(list(same))) for name, same in groupby(cells["dtypes"].split())]
+    dtypes = " ".join(name if count == 1 else f"{count}×{name}" for name, count in runs)  # noqa: RUF001
+    return cells | {"dtypes": dtypes, "library": cells["library function"].partition(".")[0]}
 
 
 def _cells(row: Row, labels: dict[tuple[Epilogue, ...], str]) -> dict[str, str]:

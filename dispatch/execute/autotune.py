@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
+from cudabind._progress import Progress
 from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def fastest(
     differs from race to race (seen: by a tenth, for products of 256 rows). The first candidate, which is the library's
     own choice, runs in every race: how the others did against it there is what counts.
     """
-    bar = _progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
+    bar = Progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
     copies = [OperandCopies(executor, request)]
     times = _race(executor, copies[0], run, range(count), bar)
     finalists = sorted(times, key=times.__getitem__)[:FINALISTS]
@@ -106,7 +106,7 @@ def _race(
     copies: OperandCopies,
     run: Callable[[int, tuple[Argument, ...]], None],
     numbers: Iterable[int],
-    bar: Any,
+    bar: Progress,
 ) -> dict[int, float]:
     """The median time of the first candidate and of each other that did not fall behind.
 
@@ -175,22 +175,3 @@ class _Timer:
     def __del__(self) -> None:
         for event in self._events:
             driver.cuEventDestroy(event)
-
-
-class _NoBar:
-    def update(self, _: int) -> None:
-        """Nobody watches."""
-
-    def close(self) -> None:
-        """Nothing was shown."""
-
-
-def _progress(title: str, total: int) -> Any:
-    """A progress bar where a person watches and tqdm is installed."""
-    if not sys.stderr.isatty():
-        return _NoBar()
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return _NoBar()
-    return tqdm(total=total, desc=title, leave=False)

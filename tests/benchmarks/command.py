@@ -32,7 +32,10 @@ def command(measure: Callable[[dp.Device, bool, Report], None], doc: str | None,
         return
     report = Report(options.json)
     report.put("environment", environment(chosen))
-    measure(chosen, options.quick, report)
+    try:
+        measure(chosen, options.quick, report)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @contextmanager

@@ -295,31 +295,48 @@ def test_bench_says_so_where_there_are_none(tmp_path, monkeypatch, capsys):
 
 
 SCRIPT = """
+import argparse
 import json
 from pathlib import Path
 from {helper} import answer
 
-def main(device, quick, json_path):
-    print("ran on", device, "quick" if quick else "slowly")
-    Path(json_path).write_text(json.dumps({{"answer": answer}}))
+parser = argparse.ArgumentParser()
+parser.add_argument("--device")
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--json", type=Path)
+options = parser.parse_args()
+print("ran on", options.device, "quick" if options.quick else "slowly")
+options.json.write_text(json.dumps({{"answer": answer}}))
 """
 
 
-def test_bench_runs_all_and_gathers_their_figures(tmp_path, monkeypatch, capsys):
+def test_bench_runs_all_and_gathers_their_figures(tmp_path, monkeypatch, capfd):
     folder = tmp_path / "tests" / "benchmarks"
     folder.mkdir(parents=True)
-    (folder / "bench_helper_of_test_cli.py").write_text("answer = 42\ndef main(device, quick, json_path): pass\n")
+    (folder / "bench_helper_of_test_cli.py").write_text("answer = 42\n")
     (folder / "bench_good.py").write_text(SCRIPT.format(helper="bench_helper_of_test_cli"))
-    (folder / "bench_bad.py").write_text("def main(device, quick, json_path):\n    raise RuntimeError('no luck')\n")
+    (folder / "bench_bad.py").write_text("raise RuntimeError('no luck')\n")
     monkeypatch.setattr(bench.dispatch, "__file__", str(tmp_path / "dispatch" / "__init__.py"))
     from dispatch.__main__ import main
 
     target = tmp_path / "out" / "figures.json"
     assert main(["bench", "--device", "host", "--quick", "--json", str(target)]) == 1
     assert json.loads(target.read_text()) == {"good": {"answer": 42}}
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert "ran on host quick" in told.out
+    assert re.search(r"== bad on host \(quick\), 1 of 3\n== good .*, 2 of 3, \d+ s so far, about \d+ s left", told.out)
     assert "no luck" in told.err
     assert "failed: bad" in told.err
     assert main(["bench", "--device", "host", "--only", "good"]) == 0
-    assert "ran on host slowly" in capsys.readouterr().out
+    assert "ran on host slowly" in capfd.readouterr().out
+
+
+def test_bench_runs_a_benchmark_of_this_checkout_and_says_first_that_there_is_no_gpu(tmp_path):
+    target = tmp_path / "figures.json"
+    done = call(f"bench --quick --only precision --json {target}", CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, heading, *_ = done.stdout.splitlines()
+    assert first.startswith("There is no GPU here that works")
+    assert "each benchmark runs a few small cases in NumPy" in first
+    assert heading == "== precision on host (quick)"
+    assert json.loads(target.read_text())["precision"]["nothing to measure"]

@@ -1,0 +1,43 @@
+"""`--import MODULE`: rows and ops of others for one command; packages bring theirs by entry points (core/row.py)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+from dispatch.checks import shown
+from dispatch.errors import BadRequest, DispatchError
+
+__all__ = ["load"]
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def load(module: str) -> None:
+    """Import a module, of this folder too; DispatchError says what went wrong in it, and where."""
+    if not all(module.split(".")) or module.endswith(".py") or os.sep in module:
+        raise BadRequest("--import", shown(module), "the name of a module, as import takes it")
+    here = os.getcwd()
+    if "" not in sys.path and here not in sys.path:  # of the console script
+        sys.path.append(here)
+    try:
+        importlib.import_module(module)
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
+        raise DispatchError(f"--import {module} failed: {_words(error)}") from None
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong in it, and where."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    text = traceback.format_exception_only(error)[-1].strip()
+    return f"{text}{where}"
+
+
+def _is_machinery(file: str) -> bool:
+    """Whether a file is this library's or Python's own, where nobody looks for the mistake."""
+    return file == importlib.__file__ or file.startswith(("<frozen ", f"{PACKAGE}{os.sep}"))
