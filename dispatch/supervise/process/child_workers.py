@@ -43,7 +43,7 @@ class HostChild(JobRunner, HostWorker):
                 if report:
                     link.send(report)
                     report.clear()
-                self.jobs.extend(self.queue.next_message(self.others))
+                self.receive(wait=True)
                 told = perf_counter()
             if len(self.jobs[0]) > 3 and not self.may_go_on():
                 self._settle()
@@ -112,12 +112,12 @@ class CudaChild(JobRunner, CudaWorker):
         return [self._running, *self.in_flight()]  # type: ignore[list-item]  # numbers, see `_enqueue_batch`
 
     def _serve(self) -> None:
-        queue, link, batches = self.queue, self.queue.link, self._batches
+        queue, batches = self.queue, self._batches
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
                 wait = not batches and not self.executor.learn()
-                self.jobs.extend(queue.next_message(self.others) if wait else link.receive(wait=False) or ())
+                self.receive(wait=wait)
             if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
                 self._enqueue_batch()
                 moved = True

@@ -8,14 +8,17 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.ops.matmul.scales import NO_SCALES
+from dispatch.supervise.cuda_worker import BATCH
 from dispatch.supervise.process import child_pool, messages
 from dispatch.supervise.process.child_pool import ChildQueue
+from dispatch.supervise.process.child_workers import HostChild
 from dispatch.supervise.process.shared_device import SharedHost
 
 
@@ -252,6 +255,19 @@ def test_a_worker_whose_looks_find_nothing_looks_more_and_more_rarely_until_one_
         pair[1].send([number])
         assert mine.next_message([other]) == [number]
     assert looks == [False]
+
+
+def test_a_worker_takes_what_has_come_at_once_up_to_a_batch_and_in_order(pair, queues):
+    worker = object.__new__(HostChild)
+    worker.queue, worker.others, worker.jobs = queues[0], [queues[1]], deque()
+    for first in range(0, 3 * BATCH, 16):
+        pair[1].send(list(range(first, first + 16)))
+    for count in (1, 2, 3):
+        worker.receive(wait=count == 1)
+        assert list(worker.jobs) == list(range((count - 1) * BATCH, count * BATCH))
+        worker.jobs.clear()
+    worker.receive(wait=False)
+    assert not worker.jobs
 
 
 def test_the_end_of_the_parent_ends_the_wait(pair, queues):
