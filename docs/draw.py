@@ -34,6 +34,7 @@ FLOORS = (
     ("supervise", "workers, queues, futures"),
     ("supervise.process", "workers in child processes"),
     ("cli", "commands, and the package's names"),
+    ("torch", "ops with autograd for PyTorch"),
 )
 NAMES = tuple(name for name, _ in FLOORS)
 TOP = ("__init__", "__main__", "row_check")  # files of dispatch itself that stand on everything
@@ -85,7 +86,7 @@ def _module(target: str, known: dict[str, Path]) -> str:
 def floor(module: str) -> int:
     """The number of a module's floor."""
     if module in TOP:
-        return len(FLOORS) - 1
+        return NAMES.index("cli")
     parts = module.split(".")
     if parts[:2] == ["supervise", "process"]:
         return NAMES.index("supervise.process")

@@ -1,0 +1,171 @@
+"""`layer_norm` and `rms_norm` by cuDNN's norms, with autograd."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch.errors import BadRequest
+from dispatch.ops.norm import NormMode
+from dispatch.ops.norm import norm_bwd as _norm_bwd
+from dispatch.ops.norm import norm_fwd as _norm_fwd
+from dispatch.torch.shared import check_tensors, define, dense, leading, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["layer_norm", "rms_norm"]
+
+norm_fwd: Callable[..., Any] = _norm_fwd  # which take torch's tensors, too
+norm_bwd: Callable[..., Any] = _norm_bwd
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """weight · (x - mean) / √(variance + eps) + bias over the last axes, as torch.nn.functional.layer_norm has it.
+
+    Args:
+        x: (…, *normalized_shape); f32, f16 or bf16, for cuDNN has no f64. Leading axes may be of extent 0.
+        normalized_shape: the last axes of x.
+        weight, bias: of normalized_shape, in x's dtype or f32, both in one; None for ones and zeros.
+        eps: above 0.
+
+    Gives back a dense tensor of x's shape and dtype. Mean, variance and their gradients are in f32. A gradient of the
+    gradient is refused. Raises BadRequest for operands that do not fit.
+    """
+    return _normalized("layer", x, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """weight · x / √(mean of x² + eps) over the last axes, as torch.nn.functional.rms_norm has it.
+
+    The arguments and the result are those of `layer_norm`, without a bias; eps None is the machine epsilon of what
+    torch computes in, f32.
+    """
+    return _normalized("rms", x, normalized_shape, weight, None, torch.finfo(torch.float32).eps if eps is None else eps)
+
+
+def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    check_tensors(DTYPES, x=x)
+    given = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
+    for name, t in given.items():
+        check_tensors(DTYPES, **{name: t})
+        if t.dtype not in (x.dtype, torch.float32):
+            raise BadRequest(name, f"a tensor of {t.dtype}", f"{x.dtype}, that of x, or torch.float32", "x.to(…)")
+        if tuple(t.shape) != tuple(normalized_shape):
+            raise BadRequest(name, f"shape {tuple(t.shape)}", f"{tuple(normalized_shape)}, that is normalized")
+    axes = len(tuple(normalized_shape))
+    if not 1 <= axes <= x.ndim or tuple(x.shape[x.ndim - axes :]) != tuple(normalized_shape):
+        raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", f"the last axes of x {tuple(x.shape)}")
+    if math.prod(normalized_shape) == 0:
+        raise BadRequest("normalized_shape", f"{tuple(normalized_shape)}", "extents of 1 or more")
+    if not eps > 0:
+        raise BadRequest("eps", repr(eps), "a number above 0")
+    if len({t.dtype for t in given.values()}) > 1:
+        raise BadRequest("bias", f"a tensor of {bias.dtype}", f"{weight.dtype}, that of weight")
+    if weight is None:
+        weight = torch.ones(tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device)
+    return NORM(x, weight, bias, mode, eps)[0]
+
+
+MODES = {"layer": NormMode.LAYER_NORM, "rms": NormMode.RMS_NORM}
+
+
+def _folded(x: Any, weight: Any) -> Any:
+    """x with all leading axes as one."""
+    return dense(x).view(math.prod(x.shape[: x.ndim - weight.ndim]), *weight.shape)
+
+
+def _forward(x: Any, weight: Any, bias: Any, mode: str, eps: float) -> tuple[Any, Any, Any]:
+    """y, and in f32 the mean and the inverse deviation of each row, which the gradient reads."""
+    folded = _folded(x, weight)
+    rows = folded.shape[0]
+    y, mean, inverse = _forward_fake(x, weight, bias, mode, eps)
+    if not rows:
+        return y, mean, inverse
+    shape = (rows, *(1,) * weight.ndim)
+    given: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
+    if mode == "layer":
+        given["mean_out"] = mean.view(shape)
+    norm_fwd(
+        folded, dense(weight), mode=MODES[mode], epsilon=eps, training=True, out=y.view(folded.shape),
+        inv_variance_out=inverse.view(shape), **given,
+    )  # fmt: skip
+    return y, mean, inverse
+
+
+def _forward_fake(x: Any, weight: Any, _bias: Any, mode: str, _eps: float) -> tuple[Any, Any, Any]:
+    rows = x.shape[: x.ndim - weight.ndim]
+    statistics = x.new_empty(rows, dtype=torch.float32)
+    mean = torch.empty_like(statistics) if mode == "layer" else nothing(statistics)
+    return x.new_empty(x.shape), mean, statistics
+
+
+def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
+    """x alone may have an axis more, which becomes a leading one."""
+    x, *others = leading("norm", info, in_dims, operands)
+    return NORM(x, *others), (0, 0 if others[2] == "layer" else None, 0)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    x, weight, bias, mode, eps = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.mode, ctx.eps, ctx.biased = mode, eps, bias is not None
+    ctx.save_for_backward(x, weight, *output[1:])
+
+
+def _backward(ctx: Any, dy: Any, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 5
+    dx, dweight, dbias = NORM_BACKWARD(dy, *ctx.saved_tensors, ctx.mode, ctx.eps)
+    return dx, dweight, dbias if ctx.biased else None, None, None
+
+
+def _gradients(dy: Any, x: Any, weight: Any, mean: Any, inverse: Any, mode: str, eps: float) -> tuple[Any, Any, Any]:
+    """dx, dweight, dbias; an RMS norm has no bias."""
+    folded = _folded(x, weight)
+    rows = folded.shape[0]
+    if not rows:
+        dx, dweight, dbias = _gradients_fake(dy, x, weight, mean, inverse, mode, eps)
+        return dx, dweight.zero_(), dbias.zero_()
+    shape = (rows, *(1,) * weight.ndim)
+    given = {"mean": mean.reshape(shape)} if mode == "layer" else {"bias": False}
+    dx, *others = norm_bwd(
+        _folded(dy, weight), folded, dense(weight), inverse.reshape(shape), mode=MODES[mode], epsilon=eps, **given
+    )
+    return dx.view(x.shape), others[0], others[1] if mode == "layer" else nothing(weight)
+
+
+def _gradients_fake(
+    _dy: Any, x: Any, weight: Any, _mean: Any, _inverse: Any, mode: str, _eps: float
+) -> tuple[Any, Any, Any]:
+    dweight = weight.new_empty(weight.shape)
+    return x.new_empty(x.shape), dweight, torch.empty_like(dweight) if mode == "layer" else nothing(weight)
+
+
+NORM = define(
+    "norm",
+    "(Tensor x, Tensor weight, Tensor? bias, str mode, float eps) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    _save,
+    _backward,
+    _forward_vmap,
+)
+NORM_BACKWARD = define(
+    "norm_backward",
+    "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor inverse, str mode, float eps) -> (Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradients_fake,
+)

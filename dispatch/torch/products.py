@@ -1,0 +1,178 @@
+"""`linear`: x · weightᵀ + bias and an activation in one call of cuBLASLt, with autograd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Epilogue
+from dispatch.ops.matmul import matmul as _matmul
+from dispatch.torch.shared import autocast, check_tensors, define, dense, leading, nothing, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["linear"]
+
+matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
+aten = torch.ops.aten
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+PLAIN = {
+    ("none", False): Epilogue.NONE,
+    ("none", True): Epilogue.BIAS,
+    ("relu", False): Epilogue.RELU,
+    ("relu", True): Epilogue.RELU_BIAS,
+    ("gelu", False): Epilogue.GELU,
+    ("gelu", True): Epilogue.GELU_BIAS,
+}
+STEP = 8  # elements: the rows of GELU's argument, as the product stores it, are a multiple apart
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+) -> torch.Tensor:
+    """activation(x · weightᵀ + bias), in one call of the library where its row takes it.
+
+    Args:
+        x: (…, in), with any number of leading axes, also none and with extents of 0; f64, f32, f16 or bf16.
+        weight: (out, in), as torch.nn.Linear has it; of x's dtype.
+        bias: (out,), of x's dtype.
+        activation: None, "relu", or "gelu", which is the tanh approximation, as in
+            torch.nn.functional.gelu(…, approximate="tanh"): cuBLASLt has no other.
+
+    Gives back (…, out) of x's dtype. Sums are in f32 for f16 and bf16, and the result is rounded once. Under autocast
+    all operands are in autocast's dtype, but for f64 ones, which stay as they are.
+
+    The gradient is one product for dx, and one for dweight with dbias as its epilogue. With "gelu" the forward also
+    stores its argument where a gradient is needed. Where the argument of a ReLU is 0 the slope is 0, as torch has it.
+    A gradient of the gradient, and vmap over weights, are refused. Raises BadRequest for operands that do not fit.
+    """
+    x, weight, bias = autocast(x, weight, bias)
+    _check(x, weight, bias, activation)
+    kind = activation or "none"
+    followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    y: torch.Tensor = LINEAR(x, weight, bias, kind, kind == "gelu" and followed)[0]
+    return y
+
+
+def _check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
+    check_tensors(DTYPES, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    if activation not in (None, "relu", "gelu"):
+        hint = '"gelu" is the tanh approximation'
+        raise BadRequest("activation", repr(activation), 'None, "relu" or "gelu"', hint)
+    if x.ndim < 1:
+        raise BadRequest("x", "a tensor of no axes", "(…, in)")
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise BadRequest("weight", f"shape {tuple(weight.shape)}", f"(out, {x.shape[-1]}), for x {tuple(x.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise BadRequest("bias", f"shape {tuple(bias.shape)}", f"({weight.shape[0]},), the rows of weight")
+
+
+# -- forward -------------------------------------------------------------------------------------------------------
+def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tuple[Any, Any]:
+    """y, and GELU's argument (rows, out) where it is to be kept."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    a, b = rows_of(x), _filter(weight).T
+    given = {} if bias is None else {"bias": dense(bias)}
+    if keep:
+        epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
+        y, argument = matmul(a, b, epilogue=epilogue, **given)
+        return y.view(shape), argument
+    y = matmul(a, b, epilogue=PLAIN[activation, bias is not None], **given)
+    return y.view(shape), nothing(x)
+
+
+def _filter(weight: Any) -> Any:
+    """The weights with dense rows or columns."""
+    return weight if weight.T.is_contiguous() else rows_of(weight)
+
+
+def _forward_fake(x: Any, weight: Any, _bias: Any, _activation: str, keep: bool) -> tuple[Any, Any]:
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return y, _argument_fake(x, weight.shape[0]) if keep else nothing(x)
+
+
+def _argument_fake(x: Any, n: Any) -> Any:
+    rows = 1
+    for extent in x.shape[:-1]:
+        rows = rows * extent
+    return x.new_empty_strided((rows, n), ((n + STEP - 1) // STEP * STEP, 1))
+
+
+def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
+    """x alone may have an axis more, which becomes a leading one; GELU's argument is then not kept."""
+    x, weight, bias, activation, _ = leading("linear", info, in_dims, operands)
+    return LINEAR(x, weight, bias, activation, False), (0, None)
+
+
+# -- backward ------------------------------------------------------------------------------------------------------
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    x, weight, bias, activation, _ = inputs
+    y, argument = output
+    kept = argument.ndim == 2
+    ctx.mark_non_differentiable(argument)
+    ctx.set_materialize_grads(False)
+    ctx.activation = activation
+    ctx.save_for_backward(x, weight, bias, y if activation == "relu" else argument if kept else None)
+
+
+def _backward(ctx: Any, dy: Any, _: Any) -> tuple[Any, ...]:
+    x, weight, bias, saved = ctx.saved_tensors
+    needs = [need and dy is not None for need in ctx.needs_input_grad[:3]]
+    if not any(needs):
+        return (None,) * 5
+    if ctx.activation == "gelu" and saved is None:  # not kept, as in vmap: computed again
+        saved = LINEAR(x, weight, bias, "none", False)[0]
+    grads = LINEAR_BACKWARD(dy, x, weight, saved, ctx.activation, *needs)
+    return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), None, None)
+
+
+def _gradients(
+    dy: Any, x: Any, weight: Any, saved: Any, activation: str, of_x: bool, of_weight: bool, of_bias: bool
+) -> tuple[Any, Any, Any]:
+    """dx, dweight, dbias; `saved` is the result of a ReLU, or the argument of GELU."""
+    dz, n = rows_of(dy), weight.shape[0]
+    if activation == "relu":
+        dz = aten.threshold_backward(dz, saved.reshape(dz.shape), 0)
+    elif activation == "gelu":
+        dz = aten.gelu_backward(dz, saved.reshape(dz.shape), approximate="tanh")
+    dz = rows_of(dz)
+    dx = matmul(dz, _filter(weight)).view(x.shape) if of_x else nothing(x)
+    dweight, dbias = nothing(x), nothing(x)
+    if of_weight and of_bias and weight.numel():
+        dbias = x.new_empty(n)
+        dweight, _ = matmul(dz.contiguous().T, rows_of(x), epilogue=Epilogue.BGRADA, bgrad=dbias)
+    else:
+        if of_weight:
+            dweight = matmul(dz.T, rows_of(x))
+        if of_bias:
+            dbias = dz.sum(0)
+    return dx, dweight, dbias
+
+
+def _gradients_fake(
+    _dy: Any, x: Any, weight: Any, _saved: Any, _activation: str, of_x: bool, of_weight: bool, of_bias: bool
+) -> tuple[Any, Any, Any]:
+    dx = x.new_empty(x.shape) if of_x else nothing(x)
+    dweight = weight.new_empty(weight.shape) if of_weight else nothing(x)
+    return dx, dweight, weight.new_empty(weight.shape[0]) if of_bias else nothing(x)
+
+
+LINEAR = define(
+    "linear",
+    "(Tensor x, Tensor weight, Tensor? bias, str activation, bool keep) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    _save,
+    _backward,
+    _forward_vmap,
+)
+LINEAR_BACKWARD = define(
+    "linear_backward",
+    "(Tensor dy, Tensor x, Tensor weight, Tensor? saved, str activation, bool of_x, bool of_weight, bool of_bias) "
+    "-> (Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradients_fake,
+)
