@@ -4,6 +4,9 @@ Each is a `torch.library` custom op with a rule for fake tensors and a gradient,
 and autocast work through it. CUDA tensors run on torch's current stream, those of the CPU on the `host` backend.
 
     products      linear with an activation
+    norms         layer_norm, rms_norm
+    attention     scaled_dot_product_attention
+    convolution   conv2d with bias, residual and ReLU
     shared        what the ops share
 
 What a row does not take is refused with NoRow, which says why, as everywhere here.
@@ -11,6 +14,10 @@ What a row does not take is refused with NoRow, which says why, as everywhere he
 
 from __future__ import annotations
 
+from dispatch.torch.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from dispatch.torch.convolution import conv2d as conv2d
+from dispatch.torch.norms import layer_norm as layer_norm
+from dispatch.torch.norms import rms_norm as rms_norm
 from dispatch.torch.products import linear as linear
 
-__all__ = ["linear"]
+__all__ = ["conv2d", "layer_norm", "linear", "rms_norm", "scaled_dot_product_attention"]

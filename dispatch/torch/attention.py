@@ -69,6 +69,11 @@ def _ready(x: Any) -> Any:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def _alike(x: Any) -> Any:
+    """An uninitialized tensor that lies as x does, with dense heads."""
+    return torch.empty_like(x) if x.stride(3) == 1 else x.new_empty(x.shape)
+
+
 def _mask(is_causal: bool) -> dict[str, Any]:
     return {"right_bound": 0} if is_causal else {}
 
@@ -83,7 +88,7 @@ def _forward(query: Any, key: Any, value: Any, is_causal: bool, scale: float | N
 
 def _forward_fake(query: Any, _key: Any, value: Any, _is_causal: bool, _scale: float | None) -> tuple[Any, Any]:
     shape = (*query.shape[:3], value.shape[3])
-    out = torch.empty_like(query) if value.shape[3] == query.shape[3] else query.new_empty(shape)
+    out = _alike(query) if value.shape[3] == query.shape[3] else query.new_empty(shape)
     return out, query.new_empty((*query.shape[:3], 1), dtype=torch.float32)
 
 
@@ -115,7 +120,7 @@ def _gradients(
 def _gradients_fake(
     _do: Any, query: Any, key: Any, value: Any, _out: Any, _stats: Any, _is_causal: bool, _scale: float | None
 ) -> tuple[Any, ...]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return _alike(query), _alike(key), _alike(value)
 
 
 ATTENTION = define(

@@ -74,7 +74,9 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     if len({t.dtype for t in given.values()}) > 1:
         raise BadRequest("bias", f"a tensor of {bias.dtype}", f"{weight.dtype}, that of weight")
     if weight is None:
-        weight = torch.ones(tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device)
+        weight = torch.ones(
+            tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device
+        )
     return NORM(x, weight, bias, mode, eps)[0]
 
 
@@ -165,7 +167,8 @@ NORM = define(
 )
 NORM_BACKWARD = define(
     "norm_backward",
-    "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor inverse, str mode, float eps) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor inverse, str mode, float eps) "
+    "-> (Tensor, Tensor, Tensor)",
     _gradients,
     _gradients_fake,
 )
