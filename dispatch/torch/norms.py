@@ -55,7 +55,7 @@ def rms_norm(
     return _normalized("rms", x, normalized_shape, weight, None, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
-def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> torch.Tensor:
     check_tensors(DTYPES, x=x)
     given = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
     for name, t in given.items():
@@ -77,7 +77,8 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         weight = torch.ones(
             tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device
         )
-    return NORM(x, weight, bias, mode, eps)[0]
+    y: torch.Tensor = NORM(x, weight, bias, mode, eps)[0]
+    return y
 
 
 MODES = {"layer": NormMode.LAYER_NORM, "rms": NormMode.RMS_NORM}
