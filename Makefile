@@ -23,7 +23,7 @@ PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
 TEST = $(if $(JOBS),OPENBLAS_NUM_THREADS=1) $(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train test test-all test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
+.PHONY: help demo train test test-all test-numpy test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
 
 ifeq ($(strip $(VENV)),)
 
@@ -97,6 +97,14 @@ test: $(READY)  ## the tests that need no GPU, in some minutes
 
 test-all: $(READY)  ## the same with what takes long: what CI runs
 	$(TEST) $(ARGS)
+
+# What depends on NumPy most, under the oldest one that pyproject.toml allows: it shadows the environment's own.
+OLDEST_NUMPY := numpy~=2.0.0
+NUMPY_TESTS := test_tensor test_views test_numpy_manners test_showing test_keys test_dlpack frameworks
+test-numpy: $(READY)  ## the tests of tensors under the oldest NumPy
+	$(PY) -m pip install --quiet --no-deps --upgrade --target $(CURDIR)/$(VENV)/oldest-numpy '$(OLDEST_NUMPY)'
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest-numpy$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -q $(PARALLEL) $(ARGS) \
+	    $(foreach name,$(NUMPY_TESTS),$(wildcard tests/dispatch/$(name) tests/dispatch/$(name).py))
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
 # is about the generator and the releases' headers is the same in both, and `make test-all` has run it.

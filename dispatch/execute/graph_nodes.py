@@ -67,6 +67,8 @@ class MemsetParams(ctypes.Structure):
 
 
 MEMCPY_BYTES = 200  # of a CUDA_MEMCPY3D
+SOURCE_KIND, TARGET_KIND = slice(32, 36), slice(120, 124)  # its srcMemoryType and dstMemoryType
+HOST_MEMORY = (1).to_bytes(4, "little")  # CU_MEMORYTYPE_HOST
 
 
 class Nodes:
@@ -94,6 +96,8 @@ class Nodes:
         if kind.value == MEMCPY:
             memcpy = (ctypes.c_ubyte * MEMCPY_BYTES)()
             _told("cuGraphMemcpyNodeGetParams", handle, ctypes.byref(memcpy))
+            if HOST_MEMORY in (bytes(memcpy[SOURCE_KIND]), bytes(memcpy[TARGET_KIND])):
+                raise NotRelocatable("it copies from or to the host's memory, whose content no parameter tells of")
             return Node(MEMCPY, (), bytes(memcpy))
         raise NotRelocatable(f"it enqueues a node of type {kind.value}: neither a kernel nor a memset nor a memcpy")
 

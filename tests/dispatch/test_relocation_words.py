@@ -6,6 +6,7 @@ The calls, their graphs and the driver's functions that read them are those of g
 from __future__ import annotations
 
 import cmath
+import ctypes
 import importlib.util
 import math
 import struct
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda.bindings import driver as driver_types
 
 from dispatch.execute import relocation
-from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMSET, Node, Nodes, NotRelocatable
+from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMCPY_BYTES, MEMSET, Node, Nodes, NotRelocatable
 from dispatch.execute.relocation import HIGHEST, LEARNT, LOWEST, MOST_ALIGNED, PROVING, Form, images, learn, made_up
 
 spec = importlib.util.spec_from_file_location("graph_stand_in", Path(__file__).with_name("graph_stand_in.py"))
@@ -217,6 +219,21 @@ def test_kinds_are_named_by_their_names(kind):
     found = [[Node(kind, (n > 3,), bytes(40))] for n in range(LEARNT + PROVING)]
     with pytest.raises(NotRelocatable, match=f"{name} 0: another"):
         learn(found, [(A,)] * len(found), Form.of((A,)))
+
+
+@pytest.mark.parametrize("end", ["src", "dst"])
+def test_a_copy_from_or_to_the_host_keeps_the_library_s_call(driver, end):
+    """Its parameters would be the same though the host's memory holds something else at the next call."""
+
+    def of(params):
+        return Node(MEMCPY, (), ctypes.string_at(params.getPtr(), MEMCPY_BYTES))
+
+    copy = driver_types.CUDA_MEMCPY3D()
+    copy.srcMemoryType = copy.dstMemoryType = driver_types.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    Nodes(driver.captured([of(copy)], ()), {})
+    setattr(copy, f"{end}MemoryType", driver_types.CUmemorytype.CU_MEMORYTYPE_HOST)
+    with pytest.raises(NotRelocatable, match="host's memory"):
+        Nodes(driver.captured([of(copy)], ()), {})
 
 
 def test_another_number_of_nodes_is_a_reason():
