@@ -43,7 +43,14 @@ from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
+    from dispatch.core.host_plan import numpy_call as numpy_call
+    from dispatch.core.operands import OperandRequest as OperandRequest
+    from dispatch.core.operands import Output as Output
+    from dispatch.core.request import Plan as Plan
+    from dispatch.core.request_function import request_function as request_function
     from dispatch.libraries.cutlass import evt as evt
+    from dispatch.libraries.nvrtc.kernel import Kernel as Kernel
+    from dispatch.libraries.nvrtc.kernel import Launch as Launch
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
     from dispatch.ops.conv import *
@@ -75,9 +82,16 @@ _MODULES = {
 }
 _LATER = {
     "Future": "dispatch.supervise.future",
+    "Kernel": "dispatch.libraries.nvrtc.kernel",
+    "Launch": "dispatch.libraries.nvrtc.kernel",
+    "OperandRequest": "dispatch.core.operands",
+    "Output": "dispatch.core.operands",
+    "Plan": "dispatch.core.request",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
     "explain": "dispatch.table.select",
+    "numpy_call": "dispatch.core.host_plan",
+    "request_function": "dispatch.core.request_function",
 }
 _HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module__", "").startswith("dispatch")]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_FLOAT",
     "NO_NUMBERS",
+    "annotation_of",
     "as_array",
     "check_bool",
     "check_bytes",
@@ -200,14 +201,21 @@ WHOLE = ("int", "int | None", "int | tuple[int, ...]", "int | tuple[int, ...] | 
 ALIASES = ("Padding", "Steps", "Steps | None")  # of the same, where a family names them
 
 
+def annotation_of(field: Any) -> str:
+    """What a field of a dataclass is annotated with, whether the annotations of its module are strings or not."""
+    kind = field.type
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
 @cache
 def _whole_of(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.type in (*WHOLE, *ALIASES) and field.name not in NAMED)
+    given = [(field.name, annotation_of(field)) for field in fields(kind)]
+    return tuple(name for name, said in given if said in (*WHOLE, *ALIASES) and name not in NAMED)
 
 
 @cache
 def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
-    found = ((field.name, NAMED.get(field.name) or KINDS.get(str(field.type))) for field in fields(kind))
+    found = ((field.name, NAMED.get(field.name) or KINDS.get(annotation_of(field))) for field in fields(kind))
     return tuple((name, check) for name, check in found if check is not None)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadIndex",
     "BadRequest",
+    "BadRequestClass",
     "BadRow",
     "BadType",
     "Closed",
@@ -158,6 +159,10 @@ class Refused(DispatchError):
 
 class BadRow(DispatchError, ValueError):
     """A row that the table cannot hold: a duplicate, one that can never be reached, or one with an unsound column."""
+
+
+class BadRequestClass(DispatchError, TypeError):
+    """A request class that lacks what a request needs; it says what, and what to write."""
 
 
 class StaleTensor(DispatchError, RuntimeError):

@@ -15,10 +15,11 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_kinds
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
+from dispatch.core.request_class import check_class_body, check_request_class
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, WorkerFailed
+from dispatch.errors import BadRequest, BadRequestClass, WorkerFailed
 from dispatch.keys import U8
 
 if TYPE_CHECKING:
@@ -77,7 +78,12 @@ class OperandRequest(Request[R_co]):
     updates: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_class_body(cls)
+
     def __post_init__(self) -> None:
+        check_request_class(type(self))
         adopt(self)
         self._check_tensors()
         check_kinds(self)
@@ -154,6 +160,10 @@ class OperandRequest(Request[R_co]):
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        for name in self._outputs:
+            if name not in self.writes:
+                known = ", ".join(self.writes)
+                raise BadRequestClass(f"{type(self).__name__}: outputs() gives {name}, where writes has {known}")
         open_ones = {name: self._sized(name) for name in self._outputs if getattr(self, name) is None}
         return {name: (made.shape, made.strides, made.dtype) for name, made in open_ones.items()}
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.request import run
+from dispatch.core.request_class import is_tensor
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype
@@ -77,8 +78,6 @@ def call_of(kind: Any, name: str) -> Any:
     Compiled, as `dataclass` makes its `__init__`.
     """
     given = fields(kind)
-    if any(field.default_factory is not MISSING for field in given):
-        raise TypeError(f"{kind.__name__}: a default of a request is a value, not a factory")
     parameters, passed = [], []
     for field in sorted(given, key=lambda field: bool(field.kw_only)):
         if field.kw_only and "*" not in parameters:
@@ -126,7 +125,7 @@ def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields of a class that are tensors, and the others."""
-    operands = tuple(field.name for field in fields(kind) if field.type in ("Tensor", "Tensor | None"))
+    operands = tuple(field.name for field in fields(kind) if is_tensor(field))
     return operands, tuple(field.name for field in fields(kind) if field.name not in operands)
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from dispatch.core.remembered import call_of
+from dispatch.core.request_class import check_request_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +35,12 @@ def request_function(
 ) -> Callable[P, R]:
     """The request function of a class: its parameters, defaults, types and documentation are the class's.
 
+    Raises BadRequestClass where the class lacks what a request needs.
+
     `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request.
     """
     kind: Any = request_class
+    check_request_class(kind)
     function: Any = call_of(kind, name) if call is None else call
     function.__name__ = function.__qualname__ = name
     function.__module__ = kind.__module__

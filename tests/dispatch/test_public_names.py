@@ -21,7 +21,7 @@ ROOT = Path(dp.__file__).parents[1]
 CLASSES = {
     found.op: found
     for name in dir(dp)
-    if isinstance(found := getattr(dp, name), type) and issubclass(found, Request) and found is not Request
+    if isinstance(found := getattr(dp, name), type) and issubclass(found, Request) and hasattr(found, "op")
 }
 
 FUNCTIONS = [op for op in CLASSES if hasattr(dp, op)]

@@ -12,6 +12,7 @@ from dispatch.errors import Refused
 from dispatch.libraries.cutlass.layout import alignment, dense_line, lines_by_16, order_of
 from dispatch.libraries.cutlass.visitors import lower
 from dispatch.ops.matmul.cutlass import operands_of
+from dispatch.ops.matmul.rules import along_k
 
 if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
@@ -35,9 +36,9 @@ def k_dense(request: MatmulRequest) -> str:
     """Hopper's tensor cores read operands that are not of 16 bits along k only."""
     wrong = []
     if order_of(request.a) != "row":
-        wrong.append("a row-major (k dense): copy it with dev.array(a.numpy())")
+        wrong.append(f"a row-major (k dense): {along_k(request, 'a')}")
     if order_of(request.b) != "column":
-        wrong.append("b column-major (k dense): make it as dev.array(b.numpy().mT.copy()).mT")
+        wrong.append(f"b column-major (k dense): {along_k(request, 'b')}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 

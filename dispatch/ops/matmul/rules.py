@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "aligned_factors",
     "aligned_vectors",
+    "along_k",
     "bgrad_order",
     "bytes_by_16",
     "extents_by_4",
@@ -65,13 +66,20 @@ def aligned_factors(request: MatmulRequest) -> str:
     return f"needs {' and '.join(wrong)}: copy it" if wrong else ""
 
 
+def along_k(request: MatmulRequest, name: str) -> str:
+    """How to have an operand run along k, in the words of the library that it is of."""
+    if getattr(request.framework, "name", "") == "torch":
+        return "copy it with a.contiguous()" if name == "a" else "make it as b.mT.contiguous().mT"
+    return "copy it with dev.array(a.numpy())" if name == "a" else "make it as dev.array(b.numpy().mT.copy()).mT"
+
+
 def k_dense(request: MatmulRequest) -> str:
     """Both operands run along k: a is row-major, b is column-major (Hopper's fp8 units read no other order)."""
     wrong = []
     if request.a.layout.strides[-1] != 1 and request.k > 1:
-        wrong.append("a row-major (k dense): copy it with dev.array(a.numpy())")
+        wrong.append(f"a row-major (k dense): {along_k(request, 'a')}")
     if request.b.layout.strides[-2] != 1 and request.k > 1:
-        wrong.append("b column-major (k dense): make it as dev.array(b.numpy().mT.copy()).mT")
+        wrong.append(f"b column-major (k dense): {along_k(request, 'b')}")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 

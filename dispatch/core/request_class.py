@@ -1,0 +1,122 @@
+"""Whether a request class says all that a request needs: asked once for each, and the error says what to write.
+
+`request_function` and the first request of a class ask here. Of this library's own classes a test does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import annotation_of
+from dispatch.core.request import Request
+from dispatch.errors import BadRequestClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["check_class_body", "check_request_class", "is_tensor"]
+
+DECORATOR = "@dataclass(frozen=True, eq=False)"
+CONSTANTS = ("op", "reads", "writes", "updates", "in_place", "advice")
+TENSOR = re.compile(r"Tensor|Tensor \| None|None \| Tensor|Optional\[Tensor\]")
+
+
+def is_tensor(field: Field[Any]) -> bool:
+    """Whether a field is annotated as a tensor, or as one that may be left out, whatever names the module has."""
+    return TENSOR.fullmatch(re.sub(r"[\w.]+\.(?=\w)", "", annotation_of(field))) is not None
+
+
+def check_class_body(kind: Any) -> None:
+    """Raise BadRequestClass for what `dataclass` would take for a field: it comes next, and would speak of defaults."""
+    for name, said in vars(kind).get("__annotations__", {}).items():
+        if name in CONSTANTS and "ClassVar" not in str(said):
+            wanted = f"{name}: ClassVar[{str(said).removeprefix('typing.')}]"
+            raise BadRequestClass(f"{kind.__name__} has {name} as a field, not as a constant: write {wanted}")
+
+
+@cache
+def check_request_class(kind: Any) -> None:
+    """Raise BadRequestClass, a TypeError, with the first thing that a class lacks, and what to do."""
+    for what, remedy in _lacks(kind):
+        name = getattr(kind, "__name__", repr(kind))
+        raise BadRequestClass(f"{name} {what}: {remedy}")
+
+
+def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
+    yield from _lacks_as_class(kind)
+    yield from _lacks_as_dataclass(kind)
+    if any(hasattr(getattr(kind, name, None), "__get__") for name in ("reads", "writes")):
+        return  # its requests say which, each for itself
+    if not hasattr(kind, "in_place"):
+        return  # a Request that says all by itself
+    for name in ("reads", "writes", "updates"):
+        yield from _lacks_as_names(kind, name)
+    for pair in kind.in_place:
+        if len(pair) != 2 or pair[0] not in kind.writes or pair[1] not in kind.reads:
+            yield f"has {pair!r} in in_place", "write pairs of an output and an input that may be one view of memory"
+    yield from _lacks_as_fields(kind)
+    if len(kind.writes) > 1 and kind.outputs is _first_of(kind, "outputs"):
+        wanted = f"return {{{', '.join(f'{name!r}: Output(shape, strides, dtype)' for name in kind.writes)}}} there"
+        yield f"has {len(kind.writes)} outputs and no outputs()", f"{wanted}, without those that are not made"
+
+
+def _lacks_as_class(kind: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(kind, type) or not issubclass(kind, Request):
+        yield "is no class that derives from OperandRequest", "write class MyRequest(dispatch.OperandRequest)"
+    if not isinstance(getattr(kind, "op", None), str):
+        yield "has no op", 'write op: ClassVar[str] = "name", by which rows name it'
+    if hasattr(kind, "in_place") and not hasattr(kind, "reads"):
+        yield "has no reads", 'write reads: ClassVar[tuple[str, ...]] = ("x",) with the fields that are inputs'
+    for name in sorted(getattr(kind, "__abstractmethods__", ())):
+        yield f"has no {name}()", f"write def {name}(self), as {_first_with(kind, name)} describes it"
+
+
+def _lacks_as_dataclass(kind: Any) -> Iterator[tuple[str, str]]:
+    said = vars(kind).get("__annotations__", {})
+    own = [name for name, text in said.items() if "ClassVar" not in str(text)]
+    if not is_dataclass(kind) or (own and "__dataclass_params__" not in vars(kind)):
+        yield "is no dataclass", f"put {DECORATOR} above it"
+    for field in fields(kind):
+        if field.default_factory is not MISSING:
+            yield f"has a default_factory for {field.name}", "give it a default that is a value: None, or a tuple"
+    options: Any = kind.__dataclass_params__
+    if not options.frozen:
+        yield "is not frozen, though what is learnt of a request stands for it as it was", f"put {DECORATOR} above it"
+    if options.eq:
+        yield "compares its fields, which tensors do not allow", f"put {DECORATOR} above it"
+
+
+def _lacks_as_names(kind: Any, name: str) -> Iterator[tuple[str, str]]:
+    given, known = getattr(kind, name), [field.name for field in fields(kind)]
+    if not isinstance(given, tuple):
+        first = given if isinstance(given, str) else "x"
+        yield f"has {name} = {given!r}, which is no tuple", f'write ("{first}",)'
+    for one in given:
+        if one not in known:
+            yield f"has {one!r} in {name}, which is no field", f"add one, or name some of {', '.join(known)}"
+
+
+def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
+    named = {*kind.reads, *kind.writes}
+    for field in fields(kind):
+        if field.name in named and "Tensor" not in (said := annotation_of(field)):
+            yield f"has {field.name} in reads or writes and annotates it {said}", "annotate it Tensor, or Tensor | None"
+        if field.name not in named and is_tensor(field):
+            remedy = "name it there, in the order of the addresses that the plan is given"
+            yield f"has a tensor {field.name} that neither reads nor writes name", remedy
+    for name in (*kind.updates, *(pair[1] for pair in kind.in_place)):
+        if name not in kind.reads:
+            yield f"has {name!r} in updates and not in reads", "what the op changes it reads as well"
+
+
+def _first_of(kind: Any, name: str) -> Any:
+    """A method as the class has it that all requests over named tensors derive from."""
+    return vars(next(parent for parent in reversed(kind.__mro__) if "in_place" in vars(parent)))[name]
+
+
+def _first_with(kind: Any, name: str) -> str:
+    names: list[str] = [parent.__name__ for parent in kind.__mro__ if name in vars(parent)]
+    return names[-1]

@@ -1,0 +1,165 @@
+"""A kernel in CUDA C++ as the call of a row: compiled by NVRTC for the GPU at hand, loaded once, launched by a plan.
+
+The kernel's parameters are the addresses of the request's operands, those of `reads` and then those of `writes`, an
+absent one as a null pointer, and behind them the numbers that its launch gives. This file knows no op.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from cudabind import driver, nvrtc
+from cudabind._fork import anew
+from cudabind.errors import LibraryNotFound
+from dispatch.core.request import Plan
+from dispatch.errors import BadRow, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Kernel", "KernelPlan", "Launch"]
+
+STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
+AXES = 3
+
+
+class Launch(NamedTuple):
+    """How a kernel is launched for a request: what depends on its layouts and choices, and on no address.
+
+    Attributes:
+        grid, block: how many blocks, and how many threads each has; up to three numbers. Without blocks nothing runs.
+        values: what the kernel takes behind the addresses, as ctypes numbers: ctypes.c_int64(x.size).
+        shared: bytes of dynamic shared memory.
+    """
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    values: tuple[Any, ...] = ()
+    shared: int = 0
+
+
+class Kernel:
+    """The call of a row that runs a kernel of one's own.
+
+    Args:
+        source: CUDA C++ with the kernel as `extern "C" __global__ void function(...)`.
+        function: its name there.
+        launch: gives the Launch of a request; called once for each kind of request.
+        options: of NVRTC, such as "-DT=float"; the architecture is that of the GPU.
+
+    A source that does not compile raises NvrtcError with the compiler's messages; without NVRTC the row is refused, and
+    the next one asked.
+    """
+
+    def __init__(
+        self, source: str, function: str, launch: Callable[[Any], Launch], options: Sequence[str] = ("-std=c++17",)
+    ) -> None:
+        if isinstance(options, str):
+            raise BadRow(f"options are several strings, not {options!r}: write ({options!r},)")
+        self.source, self.function, self.launch, self.options = source, function, launch, tuple(options)
+        self.__name__ = self.__qualname__ = function  # what `explain` shows
+        self.__module__ = getattr(launch, "__module__", __name__)
+
+    def __call__(self, request: Any, executor: CudaExecutor, row: Row) -> Plan:
+        """The plan of a request."""
+        launch = self.launch(request)
+        check_launch(self, launch)
+        if 0 in launch.grid:
+            return IdlePlan(row, capture_safe=False)
+        operands = len(request.reads) + len(request.writes)
+        return KernelPlan(executor, row, _loaded(self, executor.device), launch, operands)
+
+    def cubin(self, arch: str) -> bytes:
+        """The compiled kernel for an architecture, such as "sm_90"; needs NVRTC and no GPU."""
+        return _compiled(self.source, self.function, (f"-arch={arch}", *self.options))
+
+
+def check_launch(kernel: Kernel, launch: Any) -> None:
+    """BadRow for what no kernel can be launched with."""
+    if not isinstance(launch, Launch):
+        raise BadRow(f"the launch of {kernel.function} is a {type(launch).__name__}: give a dispatch.Launch")
+    for name, least in (("grid", 0), ("block", 1)):
+        extents: Any = getattr(launch, name)
+        fits = isinstance(extents, tuple) and 0 < len(extents) <= AXES
+        if not fits or not all(type(extent) is int and extent >= least for extent in extents):
+            wanted = f"a tuple of one to three whole numbers from {least} on"
+            raise BadRow(f"the {name} of {kernel.function} is {extents!r}: give {wanted}")
+    for value in launch.values:
+        if not isinstance(value, (ctypes._SimpleCData, ctypes.Structure)):
+            like = "ctypes.c_float" if isinstance(value, float) else "ctypes.c_int64"
+            what = f"{kernel.function} is given {value!r}, whose size in memory is not known"
+            raise BadRow(f"{what}: make it of the type that the kernel declares, such as {like}({value!r})")
+
+
+class IdlePlan(Plan):
+    """A launch of no blocks."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
+class KernelPlan(Plan):
+    """One kernel, launched for the addresses of each run."""
+
+    __slots__ = ("_executor", "_launch", "_pointers", "_slots", "_values")
+
+    def __init__(self, executor: CudaExecutor, row: Row, function: int, launch: Launch, operands: int) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor = executor
+        self._slots = tuple(ctypes.c_void_p() for _ in range(operands))
+        self._values = launch.values  # the pointers lead to these
+        taken = (*self._slots, *launch.values)
+        self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        ones = (1,) * AXES
+        extents = (*(launch.grid + ones)[:AXES], *(launch.block + ones)[:AXES])
+        if launch.shared > STATIC_SHARED:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            driver.cuFuncSetAttribute(function, attribute, launch.shared)
+        fixed = (ctypes.c_void_p(function), *extents, launch.shared, executor.target, self._pointers, None)
+        self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for slot, argument in zip(self._slots, arguments, strict=True):
+            address: Any = argument  # addresses are ints
+            slot.value = address or None
+        status = self._launch()
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise driver.error("cuLaunchKernel", status)
+
+
+_functions: WeakKeyDictionary[CudaDevice, dict[tuple[Any, ...], tuple[Any, int]]] = WeakKeyDictionary()
+_lock = threading.RLock()  # finalizers may come in between
+anew(sys.modules[__name__], "_lock", threading.RLock)
+
+
+def _loaded(kernel: Kernel, device: CudaDevice) -> int:
+    """The function on a device, whose module is loaded once for all plans."""
+    key = kernel.source, kernel.function, kernel.options
+    with _lock:
+        loaded = _functions.setdefault(device, {})
+        if key not in loaded:
+            module = driver.cuModuleLoadData(kernel.cubin(f"{device.arch}"))
+            loaded[key] = module, int(driver.cuModuleGetFunction(module, kernel.function.encode()))
+        return loaded[key][1]
+
+
+@cache
+def _compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
+    try:
+        return nvrtc.compile(source, f"{function}.cu", options).code
+    except LibraryNotFound as error:
+        raise Refused(f"NVRTC is not there to compile {function}: {error}") from error
