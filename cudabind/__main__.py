@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from cudabind import LIBRARIES, Library, __version__, _bind, _compat, _load
-from cudabind._command import Parser, ended
+from cudabind._command import Parser, ended, program
 from cudabind._progress import Progress, tell_pipes
 from cudabind._terminal import columns, folded, paged, paint, show_whole_lines, width
 from cudabind.errors import CudaError, LibraryNotFound
@@ -84,12 +84,11 @@ def _say(text: str, style: str = "") -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    return ended(lambda: _run(arguments))
+    return ended(program("cudabind"), lambda: _run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
-    program = "cudabind" if os.path.basename(sys.argv[0]) == "cudabind" else "python -m cudabind"
-    parser = Parser(prog=program, description="NVIDIA's libraries as this program sees them.")
+    parser = Parser(prog=program("cudabind"), description="NVIDIA's libraries as this program sees them.")
     parser.add_argument("--version", action="version", version=f"cudabind {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every library: version, functions, path, or what to install")

@@ -14,7 +14,7 @@ from cudabind._terminal import folded, paint, width
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["INTERRUPTED", "Parser", "ended", "mistake"]
+__all__ = ["INTERRUPTED", "Parser", "ended", "mistake", "program"]
 
 INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 
@@ -40,9 +40,9 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def mistake(program: str, message: str) -> None:
+def mistake(who: str, message: str) -> None:
     """Say on stderr what is wrong; a terminal folds it."""
-    for line in folded(f"{program}: error: {message}", width(sys.stderr), 2):
+    for line in folded(f"{who}: error: {message}", width(sys.stderr), 2):
         sys.stderr.write(line.replace("error:", paint("error:", "red", sys.stderr), 1) + "\n")
 
 
@@ -62,8 +62,18 @@ def _meant(message: str, options: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def ended(run: Callable[[], int]) -> int:
-    """Run a command line to its exit status: 130 after Ctrl-C, 0 where the reader, such as `head`, has seen enough."""
+def program(name: str) -> str:
+    """What a user types for a package's command line."""
+    return name if os.path.basename(sys.argv[0]) == name else f"python -m {name}"
+
+
+def ended(who: str, run: Callable[[], int]) -> int:
+    """Run a command line to its exit status.
+
+    That is 130 after Ctrl-C, 0 where the reader, such as `head`, has seen enough, and 2 where output cannot be written.
+    """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # closed by who started this, who wants no output
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         try:
             status = run()
@@ -72,10 +82,19 @@ def ended(run: Callable[[], int]) -> int:
             raise end from None
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return 0
+    except OSError as error:
+        _abandon_output()
+        mistake(who, str(error))
+        return 2
     except KeyboardInterrupt:
         # What still runs, such as threads that are waited for at the end, a second one ends at once.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return INTERRUPTED
     return status
+
+
+def _abandon_output() -> None:
+    """What is left in stdout's buffer goes nowhere when Python ends, instead of failing once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

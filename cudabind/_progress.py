@@ -39,7 +39,7 @@ class Progress:
         self._stream: Any = sys.stderr
         self._rewrites = bool(self._stream is not None and self._stream.isatty())
         self._next = self._begun + PATIENCE if self._rewrites or _pipes else float("inf")
-        self._shown = False
+        self._shown = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         if ticking and self._next < float("inf"):
@@ -88,7 +88,9 @@ class Progress:
             self.look()
 
     def _write(self, text: str) -> None:
-        self._shown = True
+        if self._rewrites and text == self._shown:
+            return
+        self._shown = text
         if self._rewrites:
             shown = elided(text, shutil.get_terminal_size().columns - 1)
             self._put(f"\r{paint(shown, 'dim', self._stream)}\x1b[K")

@@ -8,13 +8,12 @@ Nothing here needs a GPU, and only `doctor`, `replay` and `bench` use one where 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import warnings
 from contextlib import nullcontext
 
 from cudabind import __version__
-from cudabind._command import Parser, ended, mistake
+from cudabind._command import Parser, ended, mistake, program
 from cudabind._progress import tell_pipes
 from cudabind._terminal import paged, show_whole_lines
 from cudabind.errors import CudaError
@@ -42,11 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     That is 0, or 1 for a refusal or a failure, 2 for a mistake in the call, and 130 after Ctrl-C.
     """
-    return ended(lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
+    return ended(program("dispatch"), lambda: _run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def _run(given: list[str]) -> int:
-    program = "dispatch" if os.path.basename(sys.argv[0]) == "dispatch" else "python -m dispatch"
     left, modules, wide = _taken(given)
     show_whole_lines(wide)
     tell_pipes()
@@ -55,21 +53,19 @@ def _run(given: list[str]) -> int:
             warnings.showwarning = _warn
             for module in modules:
                 plugins.load(module)
-            options = _parser(program, _command(left)).parse_args(left)
+            options = _parser(_command(left)).parse_args(left)
             status: int = options.run(options)
-    except BrokenPipeError:
-        raise
-    except (DispatchError, CudaError, MemoryError, OSError) as error:
-        mistake(program, plain(str(error) or type(error).__name__))
+    except (DispatchError, CudaError, MemoryError) as error:
+        mistake(program("dispatch"), plain(str(error) or type(error).__name__))
         return 2
     finally:
         tell_pipes(False)
     return status
 
 
-def _parser(program: str, named: str | None) -> Parser:
+def _parser(named: str | None) -> Parser:
     """The options of all, and of the command that is named."""
-    parser = Parser(prog=program, description="Which library function carries out what.")
+    parser = Parser(prog=program("dispatch"), description="Which library function carries out what.")
     parser.add_argument("--version", action="version", version=f"dispatch {__version__}")
     _add_common(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

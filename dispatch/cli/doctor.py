@@ -25,7 +25,7 @@ NEEDED = {  # each with what to install; cuda-python is only the name under whic
     "numpy": "numpy",
     "ml_dtypes": "ml_dtypes",
 }
-OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars", "matplotlib": "for pictures"}
+OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars of examples", "matplotlib": "for pictures"}
 HANG = 9  # columns before what is said of a thing
 NO_DRIVER = (
     "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"

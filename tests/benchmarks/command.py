@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from report import Report, environment, say
 
 import dispatch as dp
+from cudabind._command import Parser, ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 def command(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, *, device: str = "cuda:0") -> None:
     """Run `measure(device, quick, report)` as the command line says; "auto" is the GPU if there is one."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sys.exit(ended(Path(sys.argv[0]).stem, lambda: _run(measure, doc, device)))
+
+
+def _run(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, device: str) -> int:
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=device, help=f"cuda:N, host, or auto: the GPU if there is one ({device})")
     parser.add_argument("--quick", action="store_true", help="few repeats: whether it runs, not how fast")
     parser.add_argument("--json", metavar="FILE", help="keep the figures there, from the first one on")
@@ -29,13 +34,11 @@ def command(measure: Callable[[dp.Device, bool, Report], None], doc: str | None,
         chosen = dp.device(None if options.device == "auto" else options.device)
     except dp.errors.DispatchError as error:
         say(f"{Path(sys.argv[0]).stem} cannot run on {options.device}: {error}")
-        return
+        return 0
     report = Report(options.json)
     report.put("environment", environment(chosen))
-    try:
-        measure(chosen, options.quick, report)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    measure(chosen, options.quick, report)
+    return 0
 
 
 @contextmanager

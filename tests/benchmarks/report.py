@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudabind._terminal import columns, width
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -87,14 +89,21 @@ def say(text: str = "") -> None:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns: the first and the last to the left, figures between them to the right."""
+    """Print rows in columns: the first and the last to the left, figures between them to the right.
+
+    On a terminal that is too narrow for them all are to the left, and folded.
+    """
     lines = [tuple(heads), *(tuple(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = width()
+    if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
+        say("\n".join(columns(lines, room)[0]))
+        return
     last = len(widths) - 1
     for line in lines:
         cells = [
-            cell.ljust(width) if number in (0, last) else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(size) if number in (0, last) else cell.rjust(size)
+            for number, (cell, size) in enumerate(zip(line, widths, strict=True))
         ]
         say("  ".join(cells).rstrip())
 

@@ -217,6 +217,18 @@ def test_a_reader_that_goes_away_is_no_error(words):
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(("module", "words"), [("dispatch", "table"), ("dispatch", "doctor"), ("cudabind", "list")])
+def test_output_that_cannot_be_written_is_a_sentence_and_none_that_is_wanted_is_no_error(module, words):
+    command = f"{sys.executable} -m {module} {words}"
+    full, closed = (
+        subprocess.run(f"{command} {end}", shell=True, stderr=subprocess.PIPE, text=True, env=environment(), cwd="/")
+        for end in (">/dev/full", ">&-")
+    )
+    assert full.returncode == 2
+    assert full.stderr == f"python -m {module}: error: [Errno 28] No space left on device\n"
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 # -- rows of others -----------------------------------------------------------------------------------------------
 ROWS = """
 from dataclasses import replace
