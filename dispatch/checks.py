@@ -7,6 +7,7 @@ expected; whatever an object's own methods raise meanwhile is part of that messa
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import fields
 from functools import cache
@@ -16,11 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dispatch.errors import BadRequest, DispatchError, OutOfRange
-from dispatch.keys import Compute, Dtype, meant
+from dispatch.keys import Choice, Compute, Dtype, meant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from enum import IntEnum
 
 __all__ = [
     "MAX_FLOAT",
@@ -40,6 +40,7 @@ __all__ = [
     "check_unmasked",
     "converted",
     "make_whole",
+    "read_choices",
     "shown",
     "whole",
 ]
@@ -47,6 +48,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
 T = TypeVar("T")
+E = TypeVar("E", bound=Choice)
 
 NO_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy have among the integers
 MAX_INT = 2**31 - 1
@@ -114,12 +116,16 @@ def check_number(name: str, value: object, *, low: float = -math.inf, high: floa
         raise BadRequest(name, shown(value), "a number" if is_any else f"a number from {low:g} to {high:g}")
 
 
-def check_enum(name: str, value: object, kind: type[IntEnum], further: str = "") -> None:
-    """A member of an enum; `further` says what else would do."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        expected = f"{article} {kind.__name__}: {', '.join(member.name for member in kind)}{further}"
-        raise BadRequest(name, shown(value), expected + meant(kind, value))
+def check_enum(name: str, value: object, kind: type[E], further: str = "") -> E:
+    """A member of an enum, or the one whose name was given; `further` says what else would do."""
+    if isinstance(value, kind):
+        return value
+    found = kind.named(str.__str__(value)) if isinstance(value, str) else None
+    if found is not None:
+        return found
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    expected = f"{article} {kind.__name__}: {', '.join(member.name for member in kind)}{further}"
+    raise BadRequest(name, shown(value), expected + meant(kind, value))
 
 
 def check_type(name: str, value: T, kind: Any) -> T:
@@ -130,12 +136,11 @@ def check_type(name: str, value: T, kind: Any) -> T:
 
 
 def check_dtype(name: str, spec: Any) -> Dtype:
-    """The dtype that a short name, a Dtype or a NumPy dtype means."""
+    """The dtype that a name, a Dtype, or a dtype of NumPy, torch or JAX means."""
     try:
         return Dtype.of(spec)
     except TypeError:
-        hint = Dtype.ambiguous.get(spec, "") if type(spec) is str else ""
-        raise BadRequest(name, shown(spec), f"a dtype, one of {', '.join(Dtype.by_name)}", hint) from None
+        raise BadRequest(name, shown(spec), f"a dtype, one of {', '.join(Dtype.by_name)}", Dtype.hint(spec)) from None
 
 
 def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
@@ -160,12 +165,23 @@ def check_shape(name: str, shape: object, bits: int = 8) -> Shape:
 def check_kinds(request: Any) -> None:
     """Raise BadRequest where a field of a dataclass is not of the kind that it is annotated with.
 
-    That is for the kinds below, which mean the same in every op; a class looks at the others, and at ranges, itself.
+    That is for enums and the kinds below, which mean the same in every op; a class looks at the others, and at ranges,
+    itself.
     """
     kind: Any = type(request)
+    read_choices(request)
     for name, check in _kinds_of(kind):
         check(name, getattr(request, name))
     make_whole(request, _whole_of(kind))
+
+
+def read_choices(request: Any) -> None:
+    """Set fields of a dataclass that are enums to the members whose names were given; others stay as they are."""
+    of: Any = type(request)
+    for name, kind in _choices_of(of):
+        value = getattr(request, name)
+        if isinstance(value, str) and (found := kind.named(str.__str__(value))) is not None:
+            object.__setattr__(request, name, found)
 
 
 def make_whole(request: Any, names: Iterable[str]) -> None:
@@ -184,15 +200,10 @@ def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object
     return check_unless_none
 
 
-def _compute(name: str, value: object) -> None:
-    check_enum(name, value, Compute)
-
-
 KINDS: dict[str, Callable[[str, Any], object]] = {
     "bool": check_bool,
     "float": check_number,
     "float | None": _or_none(check_number),
-    "Compute | None": _or_none(_compute),
 }
 NAMED: dict[str, Callable[[str, Any], object]] = {"workspace": check_bytes, "out_dtype": _or_none(check_dtype)}
 
@@ -215,8 +226,42 @@ def _whole_of(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
-    found = ((field.name, NAMED.get(field.name) or KINDS.get(annotation_of(field))) for field in fields(kind))
-    return tuple((name, check) for name, check in found if check is not None)
+    enums = dict(_choices_of(kind))
+    found = []
+    for field in fields(kind):
+        check = NAMED.get(field.name) or KINDS.get(annotation_of(field))
+        if check is None and field.name in enums:
+            check = _enum_check(_words(annotation_of(field)), enums[field.name])
+        if check is not None:
+            found.append((field.name, check))
+    return tuple(found)
+
+
+def _enum_check(words: set[str], kind: type[Choice]) -> Callable[[str, Any], object] | None:
+    """The check of a field that may be a member, its name, and perhaps None; none where it may be something else."""
+    if not words <= {kind.__name__, "str", "None"}:
+        return None
+    further = " or None" if "None" in words else ""
+
+    def check_member(name: str, value: object) -> None:
+        check_enum(name, value, kind, further)
+
+    return _or_none(check_member) if further else check_member
+
+
+@cache
+def _choices_of(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
+    """The fields of a dataclass that may be members of an enum, by their annotations."""
+    known: dict[str, Any] = {"Compute": Compute}
+    for base in reversed(kind.__mro__):
+        known |= vars(sys.modules.get(base.__module__, sys))
+    found = [(field.name, known.get(word)) for field in fields(kind) for word in _words(annotation_of(field))]
+    return tuple((name, enum) for name, enum in found if isinstance(enum, type) and issubclass(enum, Choice))
+
+
+def _words(annotation: str) -> set[str]:
+    """The names in an annotation, without the modules before them."""
+    return {word.rpartition(".")[2] for word in re.findall(r"[\w.]+", annotation)}
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------------

@@ -8,10 +8,14 @@ against the generated bindings.
 from __future__ import annotations
 
 from enum import EnumMeta, IntEnum
-from typing import Any, ClassVar
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "FP8",
@@ -24,6 +28,7 @@ __all__ = [
     "Epilogue",
     "ScaleMode",
     "meant",
+    "member",
 ]
 
 
@@ -37,8 +42,22 @@ class Dtype:
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
     by_name: ClassVar[dict[str, Dtype]] = {}
     by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
+    # What these are called elsewhere, beside the names that NumPy and ml_dtypes have.
+    # fmt: off
+    also: ClassVar[dict[str, str]] = {
+        "fp64": "f64", "fp32": "f32", "fp16": "f16", "fp4": "f4e2m1", "torch.float": "f32", "torch.int": "i32",
+        "e4m3": "f8e4m3", "fp8e4m3": "f8e4m3", "fp8_e4m3": "f8e4m3", "f8e4m3fn": "f8e4m3", "e2m1": "f4e2m1",
+        "e5m2": "f8e5m2", "fp8e5m2": "f8e5m2", "fp8_e5m2": "f8e5m2", "fp4_e2m1": "f4e2m1",
+    }
+    # fmt: on
     # Names that are refused: to NumPy 8 counts bytes, here bits.
-    ambiguous: ClassVar[dict[str, str]] = {"f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2"}
+    ambiguous: ClassVar[dict[str, str]] = {
+        "f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2",
+        **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
+        "float8_e4m3": "It has infinities; NVIDIA's has none: f8e4m3, which is float8_e4m3fn",
+        "tf32": "It is no type of memory: take f32 with compute='tf32'",
+        "torch.float4_e2m1fn_x2": "Its elements are pairs; f4e2m1 counts single ones",
+    }
 
     def __init__(self, name: str, scalar: Any, cuda: int, bits: int = 0) -> None:
         self.name = name
@@ -52,22 +71,37 @@ class Dtype:
 
     @staticmethod
     def of(spec: Any) -> Dtype:
-        """The Dtype of a short name ("bf16"), a Dtype, or anything `numpy.dtype` takes; TypeError names the choices."""
+        """The Dtype that is meant; TypeError names the choices.
+
+        By a short name ("bf16"), one of other libraries ("float16", "half", "fp16", "torch.bfloat16"), a Dtype, or a
+        dtype of torch, JAX, ml_dtypes or anything else that `numpy.dtype` takes. "fp8" may mean two, and is refused.
+        """
         if isinstance(spec, Dtype):
             return spec
         try:
-            if isinstance(spec, str) and spec in Dtype.by_name:
-                return Dtype.by_name[spec]
-            if spec is not None and not (isinstance(spec, str) and spec in Dtype.ambiguous):  # None is NumPy's f64
+            if isinstance(spec, str):
+                if spec in Dtype.by_name:
+                    return Dtype.by_name[spec]
+                return _dtype_named(spec)
+            if spec is not None:  # which is NumPy's f64
+                if _is_of_torch(spec):
+                    return _dtype_named(str(spec))
                 return Dtype.by_numpy[np.dtype(spec)]
         except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
             pass
-        choices = ", ".join(Dtype.by_name)
-        if type(spec) is str and spec in Dtype.ambiguous:
-            choices += f". {Dtype.ambiguous[spec]}"
+        hint = Dtype.hint(spec)
+        choices = ", ".join(Dtype.by_name) + (f". {hint}" if hint else "")
         raise TypeError(
             f"{spec if isinstance(spec, str) else type(spec)!r} is no dtype of this library; it has {choices}"
         )
+
+    @staticmethod
+    def hint(spec: object) -> str:
+        """What to take in place of a name, or of a dtype of torch, that is refused; "" where that is not known."""
+        if not (isinstance(spec, str) or _is_of_torch(spec)):
+            return ""
+        text = str(spec).lower()
+        return Dtype.ambiguous.get(text) or Dtype.ambiguous.get(text.rpartition(".")[2], "")
 
     @property
     def itemsize(self) -> int:
@@ -116,6 +150,33 @@ HALF = (F16, BF16)
 FP8 = (F8E4M3, F8E5M2)
 
 
+def _is_of_torch(spec: object) -> bool:
+    kind = type(spec)
+    return kind.__module__ == "torch" and kind.__name__ == "dtype"
+
+
+def _dtype_named(text: str) -> Dtype:
+    """The dtype of a name that is no short one, in any case; TypeError or KeyError for what is none."""
+    lower = text.strip().lower()
+    if lower.startswith("torch."):
+        lower = lower if lower in Dtype.also or lower in Dtype.ambiguous else lower.removeprefix("torch.")
+    if lower in Dtype.ambiguous:
+        raise KeyError(text)
+    lower = Dtype.also.get(lower, lower)
+    if lower in Dtype.by_name:
+        return Dtype.by_name[lower]
+    try:
+        return Dtype.by_numpy[np.dtype(text)]
+    except (TypeError, KeyError):
+        return Dtype.by_numpy[np.dtype(lower)]
+
+
+M = TypeVar("M", bound="Choice | bool | None")
+
+
+MAX_NAMES = 1024  # that are remembered with what they mean
+
+
 class _Choices(EnumMeta):
     """The class of enums that say which names they have."""
 
@@ -127,11 +188,68 @@ class _Choices(EnumMeta):
 
 
 class Choice(IntEnum, metaclass=_Choices):
-    """An enum in NVIDIA's words; an error about a name or number that it has not lists those that it has."""
+    """An enum in NVIDIA's words; an error about a name or number that it has not lists those that it has.
+
+    Wherever a member is expected its name does, too, in any case and with "-", "_" or nothing between its words. What
+    all members begin with may be left out, and whatever words at its end or its beginning no other member has do:
+    "gelu_bias", "rms", "tf32", "COMPUTE_32F_FAST_TF32", "CUBLAS_COMPUTE_32F_FAST_TF32".
+    """
+
+    @classmethod
+    def named(cls, text: str) -> Self | None:
+        """The member that a name means; None where it means none, or more than one."""
+        found: Self | None = spoken(cls, text)
+        return found
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        """What members are called elsewhere: that name, without "_", to the member's."""
+        return {}
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
+        if isinstance(value, str) and (found := cls.named(value)) is not None:
+            return found
         raise ValueError(_unknown(cls, value))
+
+
+def member(value: M | str) -> M:
+    """What a field holds that takes members and their names: members alone, once its request is made."""
+    return value  # type: ignore[return-value]
+
+
+@lru_cache(MAX_NAMES)
+def spoken(kind: Any, text: str) -> Any:
+    """The member of a Choice that a name means, or None."""
+    spellings = _spellings(kind)
+    letters = _letters(text.rpartition(".")[2])
+    if letters in spellings or not letters.startswith(("CUBLAS", "CUDNN")):
+        return spellings.get(letters)
+    words = text.upper().split("_")  # NVIDIA's own, of which a member is what stands behind the enum's
+    rests = ("".join(words[place:]) for place in range(1, len(words)))
+    return next((spellings[rest] for rest in rests if rest in spellings), None)
+
+
+def _letters(text: str) -> str:
+    return text.strip().upper().replace("-", "").replace("_", "").replace(" ", "")
+
+
+@cache
+def _spellings(kind: Any) -> dict[str, Any]:
+    """Each name that a member has, without what stands between words; of two that are equal the longer way counts."""
+    members: dict[str, Any] = dict(kind.__members__)
+    found = {_letters(name): member for name, member in members.items()}
+    found |= {other: members[name] for other, name in kind.other_names().items()}
+    words = {name: name.split("_") for name in members}
+    if len({each[0] for each in words.values()}) == 1:
+        words = {name: each[1:] for name, each in words.items()}
+        found = {"".join(each).upper(): members[name] for name, each in words.items()} | found
+    parts: dict[str, set[Any]] = {}
+    for name, each in words.items():
+        for place in range(1, len(each)):
+            for part in (each[:place], each[place:]):
+                parts.setdefault("".join(part).upper(), set()).add(members[name])
+    return {part: min(of) for part, of in parts.items() if len(of) == 1} | found
 
 
 def _unknown(kind: Any, value: object) -> str:
@@ -144,8 +262,10 @@ def meant(kind: Any, value: object) -> str:
         return ""
     from difflib import get_close_matches  # for an error alone: `import dispatch` stays quick
 
-    like = get_close_matches(value.strip().upper().replace("-", "_"), list(kind.__members__), 1, 0.7)
-    return f". Did you mean {kind.__name__}.{like[0]}?" if like else ""
+    word = value.rpartition(".")[2].strip().upper().replace("-", "_")
+    like = get_close_matches(word, list(kind.__members__), 1, 0.7)
+    like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average": there are two
+    return f". Did you mean {' or '.join(f'{kind.__name__}.{name}' for name in like)}?" if like else ""
 
 
 class Compute(Choice):
@@ -158,6 +278,12 @@ class Compute(Choice):
     COMPUTE_32F_FAST_16F = 74
     COMPUTE_32F_FAST_16BF = 75
     COMPUTE_32F_FAST_TF32 = 77
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        plain = {"F16": "16F", "F32": "32F", "F64": "64F", "I32": "32I", "FP16": "16F", "FP32": "32F", "FP64": "64F"}
+        fast = {"FASTF16": "32F_FAST_16F", "FASTFP16": "32F_FAST_16F", "FASTBF16": "32F_FAST_16BF"}
+        return {other: f"COMPUTE_{name}" for other, name in (plain | fast).items()}
 
 
 class Epilogue(Choice):
@@ -189,6 +315,10 @@ class Epilogue(Choice):
     is_gradient: bool  # DRELU*, DGELU*: reads the aux tensor that the forward pass stored
     writes_aux: bool  # stores what the backward pass needs: the ReLU bit mask, or the input of GELU
     writes_bgrad: bool  # stores a bias gradient: of D's columns, or of operand a or b summed over k
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"DEFAULT": "NONE"}
 
     def __init__(self, bits: int) -> None:
         self.adds_bias = bool(bits & 4)

@@ -70,7 +70,7 @@ def _typed(each: Any) -> Any:
         try:
             return each.read(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"got {text!r}; expected {each.expected}") from None
+            raise argparse.ArgumentTypeError(f"got {text!r}; expected {each.expected}{each.hint(text)}") from None
 
     return read
 

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 from dispatch.cli.expression import evaluate
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import Dtype
+from dispatch.keys import Choice, Dtype, meant
 from dispatch.libraries.cutlass import evt
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "given_fields", "hints", "reader"]
 
@@ -54,10 +54,10 @@ class Spec(NamedTuple):
             made: dict[str, Any] = {}
             if re.fullmatch(r"\d+(x\d+)*", part):
                 made["shape"] = tuple(map(int, part.split("x")))
-            elif part in Dtype.by_name:
-                made["dtype"] = Dtype.by_name[part]
             elif part in ORDERS:
                 made["order"] = part
+            elif part:
+                made["dtype"] = read_dtype(part)
             if not made or made.keys() & found:
                 raise ValueError(part)
             found |= made
@@ -76,6 +76,7 @@ class Reader(NamedTuple):
 
     read: Callable[[str], Any]  # ValueError for what is none
     expected: str
+    hint: Callable[[str], str] = lambda _: ""  # what else is said of a word that is none, such as what was meant
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -126,15 +127,28 @@ def _imported(module: str) -> dict[str, tuple[str, str]]:
     return {alias.asname or alias.name: (str(node.module), alias.name) for node in found for alias in node.names}
 
 
+def read_dtype(text: str) -> Dtype:
+    """The dtype of a name; ValueError for what is none."""
+    try:
+        return Dtype.of(text)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
 # -- words ------------------------------------------------------------------------------------------------------------
 def reader(name: str, hint: Any) -> Reader | None:
     """How a field is read; None for one that no word can say."""
     if name.endswith("dtype"):
-        return Reader(_one_of(Dtype.by_name), f"a dtype: {', '.join(Dtype.by_name)}")
+        return Reader(read_dtype, f"a dtype: {', '.join(Dtype.by_name)}", _hint_of_dtype)
     if get_origin(hint) in (Union, types.UnionType):
-        readers = [found for each in sorted(get_args(hint), key=_rank) if (found := reader(name, each))]
+        kinds = sorted(get_args(hint), key=_rank)
+        if _is_choice(kinds[0]):
+            kinds = [each for each in kinds if each is not str]  # names of members, which are read as such
+        readers = [found for each in kinds if (found := reader(name, each))]
         expected = dict.fromkeys(each.expected for each in sorted(readers, key=lambda each: each.expected == "none"))
-        return Reader(lambda text: _first(readers, text), " or ".join(expected)) if readers else None
+        if not readers:
+            return None
+        return Reader(lambda text: _first(readers, text), " or ".join(expected), lambda text: _hints(readers, text))
     if get_origin(hint) is tuple:
         return _tuple_reader(name, hint)
     if hint is Any and name == "operands":
@@ -143,11 +157,17 @@ def reader(name: str, hint: Any) -> Reader | None:
         return None
     if hint in SIMPLE:
         return SIMPLE[hint]
+    if issubclass(hint, Choice):
+        return _choice_reader(hint)
     if issubclass(hint, Enum):
-        return _enum_reader(hint)
+        return Reader(_one_of({name.lower(): each for name, each in hint.__members__.items()}), _names_of(hint))
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record_reader(hint)
     return None
+
+
+def _is_choice(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Choice)
 
 
 def _rank(hint: Any) -> int:
@@ -166,6 +186,15 @@ def _first(readers: list[Reader], text: str) -> Any:
         except ValueError:  # noqa: PERF203  # words are few
             continue
     raise ValueError(text)
+
+
+def _hints(readers: Iterable[Reader], text: str) -> str:
+    return next((said for each in readers if (said := each.hint(text))), "")
+
+
+def _hint_of_dtype(text: str) -> str:
+    said = Dtype.hint(text)
+    return f". {said}" if said else ""
 
 
 def _one_of(names: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -190,14 +219,20 @@ SIMPLE: dict[type[Any], Reader] = {
 }
 
 
-def _enum_reader(kind: type[Enum]) -> Reader:
-    """Names in any case; what all begin with, such as COMPUTE_, may be left out."""
-    first = next(iter(kind.__members__)).partition("_")[0] + "_"
-    prefix = first if all(name.startswith(first) for name in kind.__members__) else ""
-    names = {
-        short.lower(): member for name, member in kind.__members__.items() for short in (name, name[len(prefix) :])
-    }
-    return Reader(_one_of(names), f"one of {', '.join(kind.__members__)}")
+def _choice_reader(kind: type[Choice]) -> Reader:
+    """Names as requests take them."""
+
+    def read(text: str) -> Choice:
+        found = kind.named(text)
+        if found is None:
+            raise ValueError(text)
+        return found
+
+    return Reader(read, _names_of(kind), lambda text: meant(kind, text))
+
+
+def _names_of(kind: type[Enum]) -> str:
+    return f"one of {', '.join(kind.__members__)}"
 
 
 def _tuple_reader(name: str, hint: Any) -> Reader | None:
@@ -292,7 +327,8 @@ class _Read(Action):
             with suppress(ValueError, BadRequest):
                 found[kind] = each.read(values)
         if not found:
-            raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}")
+            said = _hints(self.readers.values(), values)
+            raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}{said}")
         setattr(namespace, self.dest, found)
 
 

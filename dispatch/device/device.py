@@ -295,7 +295,7 @@ class Device:
 
     # -- tensors ------------------------------------------------------------------------------------------------
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """An uninitialized C-order tensor; `dtype` is a short name ("bf16"), a Dtype or a NumPy or ml_dtypes dtype."""
+        """An uninitialized C-order tensor; `dtype` is a name ("bf16", "half"), a Dtype, or NumPy's or torch's."""
         self.check()
         kind = check_dtype("dtype", dtype)
         extents = check_shape("shape", shape, kind.bits)

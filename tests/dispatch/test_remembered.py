@@ -34,6 +34,7 @@ from dispatch.execute.executor import Executor
 from dispatch.keys import Arch
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
+from dispatch.ops.softmax import SoftmaxAlgorithm
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
 hostile = importlib.util.module_from_spec(spec)
@@ -812,3 +813,15 @@ def test_a_prepared_call_over_other_operands_follows_its_executor(dev):
     dev.close()
     with pytest.raises(StaleTensor):
         prepared(x=others[0])
+
+
+def test_a_choice_by_its_name_is_remembered_as_its_member_is(dev, built):
+    x = dev.zeros((4, 8))
+    runs = dev.executor().runs
+    for algorithm in ("log", "LOG", SoftmaxAlgorithm.LOG, "log", "LOG", SoftmaxAlgorithm.LOG):
+        dp.softmax(x, algorithm=algorithm)
+    assert built["softmax"] == 3  # once for each spelling
+    assert len({plan.key for plan, *_ in runs}) == 1
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"^algorithm: got 'lgo'"):
+            dp.softmax(x, algorithm="lgo")

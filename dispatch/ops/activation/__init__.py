@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.checks import check_enum
 from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, values
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
-from dispatch.keys import Choice
+from dispatch.keys import Choice, member
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -71,17 +70,16 @@ class ElementwiseRequest(OperandRequest["Tensor"]):
 
     x: Tensor
     _: KW_ONLY
-    mode: ActivationMode = ActivationMode.RELU
+    mode: ActivationMode | str = ActivationMode.RELU
     coef: float = 1.0
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_enum("mode", self.mode, ActivationMode)
         if not math.isfinite(self.coef):
             raise BadRequest("coef", repr(self.coef), "a finite number")
         if self.coef != 1 and self.mode not in WITH_COEF:
             takers = ", ".join(taker.name for taker in WITH_COEF)
-            raise BadRequest("coef", repr(self.coef), f"1, for {self.mode.name} has none", f"{takers} have one")
+            raise BadRequest("coef", repr(self.coef), f"1, for {member(self.mode).name} has none", f"{takers} have one")
         if self.coef < 0:
             raise BadRequest("coef", repr(self.coef), "0 or more")
         same_as_first(self)
@@ -158,8 +156,8 @@ def evaluate(request: ElementwiseRequest, work: np.dtype[Any]) -> Results:
         dy = values(request.dy, work)
         if request.mode in (ActivationMode.RELU, ActivationMode.CLIPPED_RELU):  # a choice: what is dropped may be NaN
             return {"out": np.where(passes(request.mode, x, coef), dy, work.type(0))}
-        return {"out": dy * slope(request.mode, x, values(request.y, work), coef)}
-    return {"out": forward(request.mode, x, coef)}
+        return {"out": dy * slope(member(request.mode), x, values(request.y, work), coef)}
+    return {"out": forward(member(request.mode), x, coef)}
 
 
 def forward(mode: ActivationMode, x: Array, coef: Any) -> Array:
@@ -209,7 +207,7 @@ def cudnn_activation(request: ElementwiseRequest, executor: CudaExecutor, row: R
     axes = axes_of(layouts)
     extents = [axis.extent for axis in axes]
     described = [tensor(dtype, extents, [axis.strides[i] for axis in axes]) for i in range(len(layouts))]
-    one, zero, function = number(1, dtype), number(0, dtype), _function(request.mode, float(request.coef))
+    one, zero, function = number(1, dtype), number(0, dtype), _function(member(request.mode), float(request.coef))
     if isinstance(request, ActivationBwdRequest):
         x, y, dy, dx = described
         operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.keys import member
 from dispatch.ops.activation import WITH_COEF, ActivationBwdRequest, ActivationMode, ActivationRequest, evaluate
 from dispatch.testing.check import (
     ROUNDOFF,
@@ -104,7 +105,7 @@ FEW = 16  # elements, none of which need be where the two differ
 def following(request: ElementwiseRequest) -> ActivationMode:
     """The next of the activations."""
     modes = list(ActivationMode)
-    return modes[(modes.index(request.mode) + 1) % len(modes)]
+    return modes[(modes.index(member(request.mode)) + 1) % len(modes)]
 
 
 def its_coef(request: ElementwiseRequest) -> float:

@@ -49,6 +49,10 @@ class Activation(Choice):
     SWISH_FWD = 106
     GELU_APPROX_TANH_FWD = 107
 
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"GELU": "GELU_FWD"}
+
 
 @dataclass(frozen=True, eq=False)
 class ConvRequest(TreedConvRequest[R_co]):
@@ -75,7 +79,7 @@ class ConvRequest(TreedConvRequest[R_co]):
     dilation: int | tuple[int, ...] = 1
     alpha: float = 1.0
     beta: float | None = None  # type: ignore[assignment]  # a number from __post_init__ on
-    compute: Compute | None = None
+    compute: Compute | str | None = None
     out_dtype: Any = None
     deterministic: bool = False
     workspace: int | None = None

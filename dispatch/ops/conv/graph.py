@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.keys import F32, F64, I8, I32, Compute, Dtype
+from dispatch.keys import F32, F64, I8, I32, Compute, Dtype, member
 from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 
@@ -93,7 +93,7 @@ class _Drawing(Drawing["ConvRequest"]):
         if request.bias is not None:
             value = then("ADD", self._bias(request))
         if request.activation is not Activation.IDENTITY:
-            value = then(request.activation.name)
+            value = then(member(request.activation).name)
         self.output("out", value, strides)
 
     def _bias(self, request: ConvFwdRequest) -> Wire:

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_enum, check_int, check_type
+from dispatch.checks import check_int, check_type
 from dispatch.core.operand_checks import each
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
@@ -48,7 +48,7 @@ class ConvFwdRequest(ConvRequest[R_co]):
     w: Tensor
     _: KW_ONLY
     bias: Tensor | None = None
-    activation: Activation = Activation.IDENTITY
+    activation: Activation | str = Activation.IDENTITY
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...]:
@@ -92,7 +92,6 @@ class ConvFwdRequest(ConvRequest[R_co]):
 
     def check_fields(self) -> None:
         self._check_choices()
-        check_enum("activation", self.activation, Activation)
         self._check_ranks()
         self._check_filter()
         if self.treed and self.fused_apart:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dispatch.core.layouts import lies_dense
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
-from dispatch.keys import F32, F64, Compute
+from dispatch.keys import F32, F64, Compute, member
 from dispatch.libraries.cutlass.evt import linear_combination
 from dispatch.libraries.cutlass.visitors import lower
 from dispatch.ops.conv.problem import alignments, dims_of, images, operands_of, spatial
@@ -146,7 +146,7 @@ def dense_nhwc(request: ConvFwdRequest) -> str:
 
 def _said(request: ConvFwdRequest) -> str:
     parts = [name for name in ("z", "bias") if getattr(request, name) is not None]
-    return f"{' + '.join([*parts, request.activation.name])} with alpha {request.alpha} and beta {request.beta}"
+    return f"{' + '.join([*parts, member(request.activation).name])} with alpha {request.alpha} and beta {request.beta}"
 
 
 # -- CUTLASS -----------------------------------------------------------------------------------------------------------

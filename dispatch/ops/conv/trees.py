@@ -61,7 +61,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
     library: str | None
     alpha: float
     beta: float
-    compute: Compute | None
+    compute: Compute | str | None
     deterministic: bool
     workspace: int | None
     autotune: bool

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
-from dispatch.keys import Compute, Epilogue
+from dispatch.keys import Choice, Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import UNFIT, recognize, remember
 
@@ -105,8 +105,8 @@ def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
 # fmt: off
 def _matmul(
     a: Tensor, b: Tensor, *, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
-    bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue | Node = Epilogue.NONE,
-    alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | None = None,
+    bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue | str | Node = Epilogue.NONE,
+    alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | str | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
     autotune: bool = False, reduced_precision: bool = False, operands: Any = NO_OPERANDS, config: Config | None = None,
     library: str | None = None,
@@ -164,6 +164,8 @@ def _matmul(
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
+    if members := _members(named):
+        return _matmul(a, b, **named | members)
     request = MatmulRequest(a, b, **named)
     result = run(request)
     # A key has neither trees nor operands, and says nothing of libraries.
@@ -171,6 +173,13 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     if key is not None and keyed and request.framework is None and not request.device.is_host:
         remember(request.device.executor(), key, request)
     return result
+
+
+def _members(named: dict[str, Any]) -> dict[str, Any]:
+    """The members of those fields for which a member's name was given: of them there may be a call that was seen."""
+    kinds: tuple[tuple[str, type[Choice]], ...] = (("epilogue", Epilogue), ("compute", Compute))
+    given = {name: kind.named(named[name]) for name, kind in kinds if named[name].__class__ is str}
+    return {name: found for name, found in given.items() if found is not None}
 
 
 if not TYPE_CHECKING:  # they have it from results.py

@@ -13,7 +13,7 @@ import numpy as np
 
 from dispatch.core.precision import Precision, _by_parts, to_tf32
 from dispatch.core.request import Plan
-from dispatch.keys import Compute
+from dispatch.keys import Compute, member
 from dispatch.ops.matmul.reference import evaluate, evaluate_tree
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class NumpyMatmul(Plan):
 def plan(request: MatmulRequest, executor: Any, row: Row) -> NumpyMatmul:
     """The plan of a request on the host, computed in its own compute type, or else in the row's."""
     del executor  # NumPy needs no handle, no stream and no workspace
-    return NumpyMatmul(PRECISION[request.compute or row.compute or Compute.COMPUTE_32F], row)
+    return NumpyMatmul(PRECISION[member(request.compute) or row.compute or Compute.COMPUTE_32F], row)
 
 
 class NumpyTreePlan(Plan):

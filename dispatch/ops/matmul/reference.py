@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.precision import EXACT, FP8_MAX, Precision, to_tf32
 from dispatch.device.layout import Array
 from dispatch.device.tensor import Tensor
-from dispatch.keys import F64, I8, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.keys import F64, I8, Compute, Dtype, Epilogue, ScaleMode, member
 from dispatch.ops.matmul.scales import BLOCK, VECTOR
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def _affine(request: MatmulRequest, precision: Precision, work: np.dtype[Any]) -
 def scaled_product(request: MatmulRequest, precision: Precision, work: np.dtype[Any]) -> Array:
     """alpha · scale_a · scale_b · A · B, a fresh array (…, m, n)."""
     scales = request.scales
-    a, a_factor = _operand(request.a, scales.a, scales.a_mode, work)
-    b, b_factor = _operand(request.b.mT, scales.b, scales.b_mode, work)
+    a, a_factor = _operand(request.a, scales.a, member(scales.a_mode), work)
+    b, b_factor = _operand(request.b.mT, scales.b, member(scales.b_mode), work)
     x = precision.product(a, np.swapaxes(b, -1, -2), work)
     if a_factor is not None:
         x *= a_factor if a_factor.ndim == 0 else a_factor[:, None]

@@ -11,13 +11,14 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
+from dispatch.checks import read_choices
 from dispatch.core.overlap import broadcast
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue
+from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue, member
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.validate import TENSORS, validate
 
@@ -47,13 +48,13 @@ class MatmulRequest(Request[R_co]):
         bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. Summed up in
             the compute type, of D as it is stored or before that rounding, as suits the algorithm.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
-        epilogue: what is done to the product before it is stored: by cuBLASLt's names RELU, GELU_BIAS …, or as a tree
+        epilogue: what is done to the product before it is stored: an Epilogue or its name ("gelu_bias"), or a tree
             of `dispatch.evt`, which CUTLASS compiles (15 to 40 s at first, from disk then). A tree that says what a
             name says, with a bias called "bias", is that name. `evt.source()` is c, which may have no batch axes.
         alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
         out_dtype: that of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
         scales: factors of a quantized product, see `Scales`.
-        compute: None takes the row's own; TF32 and the other fast modes run only where they are asked for here.
+        compute: a Compute or its name ("tf32"); None takes the row's own. Fast modes run only where they are asked for.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
         autotune: time all rows that take the request, and the algorithms or kernels of each, once; keep the fastest,
@@ -81,10 +82,10 @@ class MatmulRequest(Request[R_co]):
     aux: Tensor | None = None
     bgrad: Tensor | None = None
     out: Tensor | None = None
-    epilogue: Epilogue | Node = Epilogue.NONE
+    epilogue: Epilogue | str | Node = Epilogue.NONE
     alpha: Number | Tensor = 1.0
     beta: Number | Tensor | None = None
-    compute: Compute | None = None
+    compute: Compute | str | None = None
     out_dtype: Any = None
     scales: Scales = NO_SCALES
     fast_accum: bool = False
@@ -97,6 +98,7 @@ class MatmulRequest(Request[R_co]):
 
     def __post_init__(self) -> None:
         adopt(self)
+        read_choices(self)
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
         if self.epilogue.__class__ is not Epilogue or self.operands.__class__ is not tuple or self.operands:
@@ -200,12 +202,12 @@ class MatmulRequest(Request[R_co]):
         if self.treed:
             dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype)
             library = "cutlass" if self.config is not None and self.library is None else self.library
-            return Signature(dtypes, self.compute, self.epilogue, library=library)
+            return Signature(dtypes, member(self.compute), self.epilogue, library=library)
         vector = self.bias if self.bias is not None else self.bgrad
         bias = None if vector is None else vector.dtype
         aux = None if self.aux is None or self.plain_epilogue.activation != "gelu" else self.aux.dtype
         added = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype, bias, aux)
-        return Signature(added, self.compute, self.epilogue, self.scales.modes(), self.library)
+        return Signature(added, member(self.compute), self.epilogue, self.scales.modes(), self.library)
 
     def key(self) -> tuple[Any, ...]:
         if self.treed:
@@ -346,7 +348,8 @@ class MatmulRequest(Request[R_co]):
             for name, mode in zip("ab", self.scales.modes(), strict=True)
             if mode is not None
         ]
-        compute = [self.compute.name] if self.compute is not None else []
+        asked = member(self.compute)
+        compute = [asked.name] if asked is not None else []
         reduced = ["reduced_precision"] if self.reduced_precision else []
         library = [f"library={self.library}"] if self.library is not None else []
         return f"matmul({', '.join(parts)}) -> {self.d_dtype}[{', '.join(map(str, self.shape))}] " + " ".join(

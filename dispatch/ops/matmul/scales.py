@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_enum, check_shape, shown
+from dispatch.checks import check_enum, check_shape, read_choices, shown
 from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
-from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode, member
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -53,10 +53,13 @@ class Scales:
     c: Tensor | float | None = None
     d: Tensor | float | None = None
     aux: Tensor | float | None = None
-    a_mode: ScaleMode = ScaleMode.SCALAR_32F
-    b_mode: ScaleMode = ScaleMode.SCALAR_32F
+    a_mode: ScaleMode | str = ScaleMode.SCALAR_32F
+    b_mode: ScaleMode | str = ScaleMode.SCALAR_32F
     amax_d: Tensor | None = None
     amax_aux: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        read_choices(self)
 
     def __reduce__(self) -> Any:
         if self is NO_SCALES:
@@ -65,7 +68,7 @@ class Scales:
 
     def modes(self) -> tuple[ScaleMode | None, ScaleMode | None]:
         """The modes of A and B; None where there is no factor."""
-        return (None if self.a is None else self.a_mode, None if self.b is None else self.b_mode)
+        return (None if self.a is None else member(self.a_mode), None if self.b is None else member(self.b_mode))
 
 
 NO_SCALES = Scales()
@@ -74,17 +77,17 @@ AMAX = ("amax_d", "amax_aux")
 FACTORS_AND_AMAX = (*FACTORS, *AMAX)
 
 
-def aux_shape(epilogue: Epilogue, shape: Shape) -> tuple[Shape, Shape]:
+def aux_shape(epilogue: Epilogue | str, shape: Shape) -> tuple[Shape, Shape]:
     """Shape and strides (elements) of the aux tensor for a D of this shape (…, m, n).
 
     ReLU: a bit mask, u8 (…, m, 16 · ceil(n / 128)), bit j % 8 of byte j // 8 for column j, set where the input of the
     ReLU was above 0. GELU: its input, (…, m, n), in rows of a length that is a multiple of 8.
     """
-    check_enum("epilogue", epilogue, Epilogue)
+    asked = check_enum("epilogue", epilogue, Epilogue)
     if len(check_shape("shape", shape)) < 2:
         raise BadRequest("shape", shown(shape), "that of a D, with two axes or more")
     *batch, m, n = shape
-    if epilogue.activation == "relu":
+    if asked.activation == "relu":
         mask = (*batch, m, -(-n // AUX_BITS) * AUX_BITS // 8)
         return mask, c_strides(mask)
     return tuple(shape), c_strides((*batch, m, -(-n // AUX_ELEMENTS) * AUX_ELEMENTS))

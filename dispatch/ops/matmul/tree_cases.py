@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype, Epilogue
+from dispatch.keys import BF16, F8E4M3, F32, F64, FP8, I8, Dtype, Epilogue, member
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.config import Config
@@ -180,7 +180,7 @@ def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Arra
     """
     form = request.form
     a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
-    error = product_error(a, b, request.a.dtype, request.compute, on_host=by_numpy(request.a.device))
+    error = product_error(a, b, request.a.dtype, member(request.compute), on_host=by_numpy(request.a.device))
     operands = {name: np.asarray(x) for name, x in form.given.items() if name not in form.produced}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)

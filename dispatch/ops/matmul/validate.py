@@ -16,7 +16,7 @@ from dispatch.core.operand_checks import MAX_EXTENT, check_extents
 from dispatch.core.overlap import Shape, broadcast, overlap, same_view
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.keys import F32, I8, U8, Compute, Dtype, Epilogue, ScaleMode, member
 from dispatch.ops.matmul.scales import (
     AUX_BITS,
     AUX_ELEMENTS,
@@ -253,7 +253,7 @@ def _check_numbers(request: MatmulRequest) -> None:
         if isinstance(value, Tensor):
             if value.size != 1:
                 raise BadRequest(name, str(value.layout), "a tensor of one element")
-            wanted = scale_dtype(request.a.dtype, request.compute)
+            wanted = scale_dtype(request.a.dtype, member(request.compute))
             if value.dtype is not wanted:
                 raise BadRequest(
                     name, str(value.layout), f"dtype {wanted}, that of the sums", f"dev.array([x], '{wanted}')"
@@ -273,8 +273,7 @@ def _check_scales(request: MatmulRequest) -> None:
     if scales is NO_SCALES:
         return
     for name in ("a_mode", "b_mode"):
-        if not isinstance(getattr(scales, name), ScaleMode):
-            raise BadRequest(f"scales.{name}", repr(getattr(scales, name)), "a ScaleMode")
+        check_enum(f"scales.{name}", getattr(scales, name), ScaleMode)
     for name in FACTORS:
         _check_factor(request, name)
     if scales.aux is not None and not (request.plain_epilogue.writes_aux or request.plain_epilogue.is_gradient):

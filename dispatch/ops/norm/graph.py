@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.core.layouts import dense_strides, lies_dense
+from dispatch.keys import member
 from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.ops.norm.group import draw
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
@@ -107,7 +108,7 @@ class _Drawing(Drawing["NormRequest"]):
                 ins[f"INPUT_RUNNING_{name.upper()}_DESC"] = self.statistic(f"running_{name}")
                 outs[f"OUTPUT_RUNNING_{name.upper()}_DESC"] = self.statistic(f"running_{name}_out")
         phase = "TRAINING" if request.training else "INFERENCE"
-        builder.node("NORM_FORWARD", ins, outs, MODE=request.mode.name, PHASE=phase)
+        builder.node("NORM_FORWARD", ins, outs, MODE=member(request.mode).name, PHASE=phase)
 
     def by_running(self, request: NormFwdRequest) -> None:
         """Pointwise, for no norm operation takes statistics: (x - mean) / √(variance + epsilon) · scale + bias."""
@@ -138,4 +139,4 @@ class _Drawing(Drawing["NormRequest"]):
             "DSCALE_DESC": self.parameter("dscale"),
             "DBIAS_DESC": self.parameter("dbias") if request.bias else None,
         }
-        self.builder.node("NORM_BACKWARD", ins, outs, MODE=request.mode.name)
+        self.builder.node("NORM_BACKWARD", ins, outs, MODE=member(request.mode).name)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_enum, check_int, check_number
+from dispatch.checks import check_int, check_number
 from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import F32, Choice
+from dispatch.keys import F32, Choice, member
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -56,7 +56,7 @@ class NormRequest(_OfScale[R_co]):
 
     advice: ClassVar[str] = "x dense at 16 bytes, scale and bias in f32, and no limit of workspace"
     _: KW_ONLY
-    mode: NormMode = NormMode.LAYER_NORM
+    mode: NormMode | str = NormMode.LAYER_NORM
     epsilon: float = 1e-5
     workspace: int | None = None
     autotune: bool = False
@@ -107,7 +107,6 @@ class NormRequest(_OfScale[R_co]):
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def _check_parameters(self, *names: str) -> None:
-        check_enum("mode", self.mode, NormMode)
         x, scale = self.x, self.scale
         if x.size == 0:
             raise BadRequest("x", str(x.layout), "extents of 1 or more", "leave an empty batch out")
@@ -123,7 +122,7 @@ class NormRequest(_OfScale[R_co]):
                 continue
             if tensor.shape != wanted or not tensor.layout.is_contiguous:
                 raise BadRequest(
-                    name, str(tensor.layout), f"shape {wanted} for {self.mode.name} of x {x.layout}, dense"
+                    name, str(tensor.layout), f"shape {wanted} for {member(self.mode).name} of x {x.layout}, dense"
                 )
             if tensor.dtype is not scale.dtype:
                 raise BadRequest(name, str(tensor.layout), f"dtype {scale.dtype}, that of scale")
@@ -131,7 +130,7 @@ class NormRequest(_OfScale[R_co]):
         if self.by_group and x.shape[1] % self.groups:
             raise BadRequest("groups", str(self.groups), f"a divisor of the {x.shape[1]} channels of x {x.layout}")
         if not self.by_group and self.groups != 1:
-            raise BadRequest("groups", str(self.groups), f"1: {self.mode.name} has no groups")
+            raise BadRequest("groups", str(self.groups), f"1: {member(self.mode).name} has no groups")
         if not self.epsilon > 0:
             raise BadRequest("epsilon", repr(self.epsilon), "a number above 0")
 
@@ -200,7 +199,7 @@ class NormFwdRequest(NormRequest[R_co]):
             missing = "running_mean" if self.running_mean is None else "running_var"
             raise BadRequest(missing, "nothing", "both running statistics, or neither")
         if self.running_mean is not None and self.mode is not NormMode.BATCH_NORM:
-            raise BadRequest("running_mean", "a tensor", f"none: {self.mode.name} has no running statistics")
+            raise BadRequest("running_mean", "a tensor", f"none: {member(self.mode).name} has no running statistics")
         if self.by_running and self.running_mean is None:
             raise BadRequest("running_mean", "nothing", "running statistics for BATCH_NORM without training")
         self._check_statistics("running_mean", "running_var", "mean_out", "inv_variance_out")
@@ -242,7 +241,7 @@ class NormBwdRequest(NormRequest["tuple[Tensor, ...]"]):
         self._check_parameters()
         same_as("dy", self.dy, "x", self.x)
         if not self.bias and self.mode is not NormMode.RMS_NORM:
-            raise BadRequest("bias", "False", f"True: {self.mode.name} has a bias")
+            raise BadRequest("bias", "False", f"True: {member(self.mode).name} has a bias")
         if self.has_mean != (self.mean is not None):
             wanted = "the mean that norm_fwd gave back" if self.has_mean else "none: RMS_NORM has no mean"
             raise BadRequest("mean", "nothing" if self.mean is None else "a tensor", wanted)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dispatch.core.axes import alike
 from dispatch.core.layouts import lies_dense
+from dispatch.keys import member
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def bias_by_channel(request: NormFwdRequest) -> str:
     """Batch norm with the batch's own statistics and instance norm: a bias."""
     if request.bias is not None or not request.by_channel or request.by_running:
         return ""
-    return f"needs a bias for {request.mode.name}, has none: zeros will do"
+    return f"needs a bias for {member(request.mode).name}, has none: zeros will do"
 
 
 def ungrouped(request: NormRequest) -> str:
@@ -78,5 +79,5 @@ def ungrouped(request: NormRequest) -> str:
 def grouped(request: NormRequest) -> str:
     """GROUP_NORM, with channels first: engines of instance norm want the channels of a group next to each other."""
     if not request.by_group:
-        return f"needs GROUP_NORM, has {request.mode.name}"
+        return f"needs GROUP_NORM, has {member(request.mode).name}"
     return "" if request.x.layout.is_contiguous else f"needs x in C order for GROUP_NORM, has {request.x.layout}"

@@ -17,14 +17,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from cudabind._cached import cached_property
 from cudabind.sys import cudnn
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_int
 from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
-from dispatch.keys import Choice
+from dispatch.keys import Choice, member
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -117,7 +117,7 @@ class WindowedRequest(OperandRequest["Tensor"]):
 
     x: Tensor
     _: KW_ONLY
-    mode: PoolingMode = PoolingMode.MAX
+    mode: PoolingMode | str = PoolingMode.MAX
     stride: Steps | None = None
     padding: Steps = 0
     out: Tensor | None = None
@@ -128,7 +128,6 @@ class WindowedRequest(OperandRequest["Tensor"]):
         return Windows.of(self.x, window, self.stride, self.padding)
 
     def check_fields(self) -> None:
-        check_enum("mode", self.mode, PoolingMode)
         if 0 in self.x.shape[1:]:
             raise BadRequest("x", str(self.x.layout), "at least one channel and one element of every axis of space")
         self.windows.shape(self.x.shape)
@@ -184,7 +183,11 @@ class PoolingBwdRequest(WindowedRequest):
 # -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
 def whole_max(request: PoolingRequest) -> str:
     """The averages of i8 are whole numbers, and no document says how they are rounded."""
-    return "" if request.mode.is_max else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {request.mode.name}"
+    return (
+        ""
+        if member(request.mode).is_max
+        else f"needs a mode of MAX or MAX_DETERMINISTIC for i8, has {member(request.mode).name}"
+    )
 
 
 def images(request: WindowedRequest) -> str:
@@ -230,7 +233,7 @@ def forward(request: WindowedRequest, work: np.dtype[Any]) -> Array:
     """y."""
     x = values(request.x, work)
     space = tuple(range(-len(request.windows.window), 0))
-    if request.mode.is_max:
+    if member(request.mode).is_max:
         found = _cut(x, request.windows, -np.inf).max(axis=space)
         if request.x.dtype.numpy.kind == "i":
             return np.asarray(found)
@@ -245,7 +248,7 @@ def backward(request: PoolingBwdRequest, dy: Array) -> Array:
     """
     windows, work = request.windows, dy.dtype
     axes = len(windows.window)
-    if request.mode.is_max:
+    if member(request.mode).is_max:
         x = values(request.x, work)
         cut, real = (_lines(_cut(one, windows, pad), axes) for one, pad in ((x, -np.inf), (np.ones_like(x), 0)))
         best = cut.max(axis=-1, keepdims=True)
@@ -255,7 +258,7 @@ def backward(request: PoolingBwdRequest, dy: Array) -> Array:
     padded = [extent + 2 * pad for extent, pad in zip(request.x.shape[2:], windows.padding, strict=True)]
     dx = np.zeros((*request.x.shape[:2], *padded), work)
     for place, places in enumerate(_places(windows, dy.shape[2:])):
-        dx[places] += np.where(first == place, dy, 0) if request.mode.is_max else dy
+        dx[places] += np.where(first == place, dy, 0) if member(request.mode).is_max else dy
     inside = zip(request.x.shape[2:], windows.padding, strict=True)
     image: Any = (..., *(slice(pad, pad + extent) for extent, pad in inside))
     return np.asarray(dx[image])
@@ -282,7 +285,7 @@ def cudnn_pooling(request: WindowedRequest, executor: CudaExecutor, row: Row) ->
     if request.x.size == 0:
         return NoOpPlan(row)
     dtype = request.x.dtype
-    pool = _pooling(request.windows, request.mode)
+    pool = _pooling(request.windows, member(request.mode))
     described = [_image(request.layout_of(name)) for name in (*request.reads, *request.writes)]
     one, zero = number(1, dtype), number(0, dtype)
     if isinstance(request, PoolingBwdRequest):

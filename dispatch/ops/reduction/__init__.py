@@ -18,7 +18,7 @@ from cudabind.sys import cudnn
 from dispatch.core.axes import Axis, describable, merge
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.request_function import request_function
-from dispatch.keys import F32, F64
+from dispatch.keys import F32, F64, member
 from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
 from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.libraries.cudnn.engines import Policy
@@ -103,7 +103,7 @@ def sums(request: ReduceRequest) -> str:
     """What adds up: ADD, AVG and NORM1. A graph's extremes are left out, for none says what becomes of a NaN."""
     if request.reduce in SUMS:
         return ""
-    return f"needs {', '.join(op.name for op in SUMS)}, has {request.reduce.name}"
+    return f"needs {', '.join(op.name for op in SUMS)}, has {member(request.reduce).name}"
 
 
 def lines(request: ReduceRequest) -> str:
@@ -137,7 +137,7 @@ def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype."""
     rows = rows_of(request, work)
     shape = request.outputs()["out"].shape
-    reduced = np.asarray(REDUCED[request.reduce](rows))
+    reduced = np.asarray(REDUCED[member(request.reduce)](rows))
     if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and rows.dtype.kind == "f":
         # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.
         top = rows.dtype.type(largest(F64 if request.x.dtype is F64 else F32))
@@ -216,7 +216,7 @@ def cudnn_reduce(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Pl
     sums = F64 if request.x.dtype is F64 else F32
     reduction = Descriptor("ReduceTensor")
     kind = INDICES.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES if request.indices else INDICES.CUDNN_REDUCE_TENSOR_NO_INDICES
-    operation = cudnn.cudnnReduceTensorOp_t(request.reduce)
+    operation = cudnn.cudnnReduceTensorOp_t(member(request.reduce))
     cudnn.cudnnSetReduceTensorDescriptor(reduction.handle, operation, DTYPES[sums], PROPAGATE, kind, BITS_32)
     handle, size = handle_of(executor).follow(), ctypes.c_size_t()
     cudnn.cudnnGetReductionWorkspaceSize(handle, reduction.handle, x.handle, y.handle, ctypes.byref(size))

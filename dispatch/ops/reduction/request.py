@@ -6,11 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_int
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import U32, Choice, Dtype
+from dispatch.keys import U32, Choice, Dtype, member
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -33,6 +33,10 @@ class ReduceOp(Choice):
     NORM1 = 6
     NORM2 = 7
     MUL_NO_ZEROS = 8
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"SUM": "ADD", "PROD": "MUL", "MEAN": "AVG", "AVERAGE": "AVG", "L1": "NORM1", "L2": "NORM2"}
 
 
 WITH_INDICES = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AMAX)
@@ -66,7 +70,7 @@ class ReduceRequest(OperandRequest[R_co]):
     x: Tensor
     axes: int | tuple[int, ...] | None = None
     _: KW_ONLY
-    reduce: ReduceOp = ReduceOp.ADD
+    reduce: ReduceOp | str = ReduceOp.ADD
     keepdims: bool = False
     indices: bool = False
     out_dtype: Any = None
@@ -74,10 +78,11 @@ class ReduceRequest(OperandRequest[R_co]):
     index: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_enum("reduce", self.reduce, ReduceOp)
         if self.indices and self.reduce not in WITH_INDICES:
             takers = ", ".join(taker.name for taker in WITH_INDICES)
-            raise BadRequest("indices", "True", f"False, for {self.reduce.name} is no element of x", f"use {takers}")
+            raise BadRequest(
+                "indices", "True", f"False, for {member(self.reduce).name} is no element of x", f"use {takers}"
+            )
         self._check_axes()
         if any(self.x.shape[axis] == 0 for axis in self.reduced):
             raise BadRequest("x", str(self.x.layout), "at least one element along every axis that is reduced")

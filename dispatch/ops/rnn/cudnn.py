@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
 from dispatch.errors import BadRequest, Refused
+from dispatch.keys import member
 from dispatch.libraries.cudnn.calls import CallPlan, Operand
 from dispatch.libraries.cudnn.dropout_states import check_states
 from dispatch.libraries.cudnn.handle import handle_of
@@ -35,7 +36,7 @@ def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     if states is not None:
         check_states("states", states, binding=True)
     layout, dropout = request.sequence()[1].layout, float(request.dropout)
-    made = Described(executor, mode, request.network, layout, request.all_lengths(), request.compute, dropout)
+    made = Described(executor, mode, request.network, layout, request.all_lengths(), member(request.compute), dropout)
     _check(request, made)
     scratch = handle_of(executor).scratch(executor, made.workspace.value)
     keep = (made.network, scratch)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudnn
-from dispatch.keys import F32, F64, HALF, Compute, Dtype
+from dispatch.keys import F32, F64, HALF, Compute, Dtype, member
 from dispatch.libraries.cudnn.dropout_states import states_bytes
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor_3d
@@ -58,8 +58,8 @@ class NetworkDescriptor:
         cudnn.cudnnSetRNNDescriptor_v8(
             self.rnn.handle,
             cudnn.cudnnRNNAlgo_t.CUDNN_RNN_ALGO_STANDARD,
-            cudnn.cudnnRNNMode_t(network.mode),
-            cudnn.cudnnRNNBiasMode_t(network.bias),
+            cudnn.cudnnRNNMode_t(member(network.mode)),
+            cudnn.cudnnRNNBiasMode_t(network.bias_mode),
             cudnn.cudnnDirectionMode_t(network.directions - 1),
             cudnn.cudnnRNNInputMode_t.CUDNN_LINEAR_INPUT,
             DTYPES[self._dtype],

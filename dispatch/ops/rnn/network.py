@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.checks import check_enum, check_int, make_whole
+from dispatch.checks import check_enum, check_int, make_whole, read_choices
 from dispatch.errors import BadRequest
-from dispatch.keys import Choice
+from dispatch.keys import Choice, member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,15 +79,16 @@ class Network:
         bias: which products have a bias; True for both, False for none.
     """
 
-    mode: RnnMode
+    mode: RnnMode | str
     input_size: int
     hidden_size: int
     layers: int = 1
     bidirectional: bool = False
     projection: int = 0
-    bias: RnnBiasMode | bool = RnnBiasMode.DOUBLE_BIAS
+    bias: RnnBiasMode | str | bool = RnnBiasMode.DOUBLE_BIAS
 
     def __post_init__(self) -> None:
+        read_choices(self)
         check_enum("mode", self.mode, RnnMode)
         if isinstance(self.bias, bool):
             object.__setattr__(self, "bias", RnnBiasMode.DOUBLE_BIAS if self.bias else RnnBiasMode.NO_BIAS)
@@ -99,7 +100,14 @@ class Network:
             raise BadRequest("bidirectional", repr(self.bidirectional), "a bool")
         check_int("projection", self.projection, 0, self.hidden_size - 1)
         if self.projection and self.mode is not RnnMode.LSTM:
-            raise BadRequest("projection", str(self.projection), f"0, for {self.mode.name} has none", "LSTM has one")
+            raise BadRequest(
+                "projection", str(self.projection), f"0, for {member(self.mode).name} has none", "LSTM has one"
+            )
+
+    @property
+    def bias_mode(self) -> RnnBiasMode:
+        """`bias` as cuDNN has it."""
+        return check_enum("bias", self.bias, RnnBiasMode)
 
     @property
     def biased(self) -> tuple[str, ...]:
@@ -141,7 +149,7 @@ class Network:
 
     def parts(self) -> Iterator[Part]:
         """The matrices, in the order of cuDNN's numbers."""
-        gates, hidden = self.mode.gates, self.hidden_size
+        gates, hidden = member(self.mode).gates, self.hidden_size
         for layer in range(self.layers):
             for direction in range(self.directions):
                 end = f"l{layer}{'_reverse' if direction else ''}"

@@ -13,7 +13,7 @@ from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest, Output, dense, like, same_as, unsized
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
-from dispatch.keys import F64, U8, Compute
+from dispatch.keys import F64, U8, Compute, member
 from dispatch.libraries.cudnn.dropout_states import check_states
 from dispatch.ops.rnn.network import Network, RnnMode
 
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 def saved_sizes(network: Network, layer: int) -> dict[str, int]:
     """What the host's forward pass keeps of every step of a layer for the backward passes, and its size."""
-    gates, hidden, state = network.mode.gates * network.hidden_size, network.hidden_size, network.state_size
+    gates, hidden, state = member(network.mode).gates * network.hidden_size, network.hidden_size, network.state_size
     return {
         "x": network.inputs_of(layer),
         "mask": network.inputs_of(layer),  # what of it dropout kept, scaled
@@ -69,7 +69,7 @@ class RnnBase(_OfNetwork[R_co]):
     _: KW_ONLY
     hx: Tensor | None = None
     lengths: Lengths | None = None
-    compute: Compute | None = None
+    compute: Compute | str | None = None
     dropout: float = 0.0
     out: Tensor | None = None
 
@@ -109,7 +109,7 @@ class RnnBase(_OfNetwork[R_co]):
         """States of cells are for LSTMs alone."""
         for name in names:
             if getattr(self, name) is not None and self.network.mode is not RnnMode.LSTM:
-                raise BadRequest(name, "a tensor", f"none: {self.network.mode.name} has no cells")
+                raise BadRequest(name, "a tensor", f"none: {member(self.network.mode).name} has no cells")
 
     def check_reserve(self, reserve: Tensor) -> None:
         """The reserve space is the forward pass's own; its size is compared where the plan is made."""
@@ -199,7 +199,7 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
         from dispatch.ops.rnn.descriptors import reserve_bytes  # at first use: requests bind no library
 
         lengths, dropout = self.all_lengths(), float(self.dropout)
-        return reserve_bytes(self.network, self.x.layout, lengths, self.compute, dropout)
+        return reserve_bytes(self.network, self.x.layout, lengths, member(self.compute), dropout)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from dispatch.checks import as_array, check_dtype, check_type, converted
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
+from dispatch.keys import member
 from dispatch.ops.rnn.network import Network, Places
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def weight_shapes(network: Network) -> dict[str, tuple[int, ...]]:
     """The names and shapes of a network's weights, as torch has them: the blocks of a name are its gates."""
     shapes: dict[str, tuple[int, ...]] = {}
     for part in network.parts():
-        gates = 1 if part.name.startswith("weight_hr") else network.mode.gates
+        gates = 1 if part.name.startswith("weight_hr") else member(network.mode).gates
         shapes[part.name] = (gates * part.rows, part.columns)
         if part.bias:
             shapes[part.bias] = (gates * part.rows,)

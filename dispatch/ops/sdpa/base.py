@@ -9,7 +9,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_enum, check_int
+from dispatch.checks import check_int
 from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co
@@ -78,7 +78,7 @@ class SdpaRequest(OperandRequest[R_co]):
     scale: float | None = None
     left_bound: int | None = None
     right_bound: int | None = None
-    diagonal: Diagonal = Diagonal.TOP_LEFT
+    diagonal: Diagonal | str = Diagonal.TOP_LEFT
     dropout: float = 0.0
     seed: Tensor | None = None
     offset: Tensor | None = None
@@ -198,7 +198,6 @@ class SdpaRequest(OperandRequest[R_co]):
         for name, low in (("left_bound", 1), ("right_bound", 0), ("workspace", 0)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, 1 << 40)
-        check_enum("diagonal", self.diagonal, Diagonal)
         b, h, sq, skv = self.scores
         if self.bias is not None:
             wanted = f"shape ({b} or 1, {h} or 1, {sq}, {skv})"

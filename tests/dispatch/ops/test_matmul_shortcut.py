@@ -17,10 +17,11 @@ import dispatch as dp
 from cudabind.sys import cublasLt as lt
 from dispatch.core.fusion import Fusion
 from dispatch.device.host import HostDevice
+from dispatch.errors import BadRequest
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
 from dispatch.execute.launches import Launches
-from dispatch.keys import Arch, Epilogue
+from dispatch.keys import Arch, Compute, Epilogue
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
 from dispatch.ops.matmul import shortcut as short_ways
@@ -555,3 +556,34 @@ def test_read_only_memory_is_refused_after_the_same_that_may_be_written(dev):
         dp.matmul(a, b, out=out)
         with pytest.raises(dp.errors.BadRequest, match="read-only"):
             dp.matmul(a, b, out=kept)
+
+
+@pytest.mark.parametrize("first", [Epilogue.GELU_BIAS, "gelu_bias"], ids=str)
+@pytest.mark.parametrize("compute", [None, "32f", Compute.COMPUTE_32F], ids=str)
+def test_names_take_the_way_of_the_members_that_they_mean(dev, monkeypatch, first, compute):
+    given = operands(dev)
+    fields = {name: given[name] for name in ("a", "b", "bias", "out")}
+    dp.matmul(**fields, epilogue=first, compute=compute)
+    assert len(dev.executor().shortcuts) == 1
+    assert len(dev.executor().patterns) == 1
+    monkeypatch.setattr(matmul, "MatmulRequest", None)  # no call makes a request from here on
+    for epilogue in ("gelu_bias", "GELU-BIAS", Epilogue.GELU_BIAS):
+        dp.matmul(**fields, epilogue=epilogue, compute=compute)
+    smaller = fields | {"a": given["a"][:16], "out": given["out"][:16]}
+    dp.matmul(**smaller, epilogue="gelu_bias", compute=compute)
+    monkeypatch.undo()
+    *same, last = taken_by(dev)
+    assert len(same) == 4
+    request = dp.MatmulRequest(**fields, epilogue=Epilogue.GELU_BIAS)
+    assert all(arguments == request.arguments({}) for arguments, _, _ in same)
+    assert last[0] == dp.MatmulRequest(**smaller, epilogue=Epilogue.GELU_BIAS).arguments({})
+
+
+@pytest.mark.parametrize("wrong", [{"epilogue": "gelu_bais"}, {"compute": "f31"}], ids=str)
+def test_a_name_that_means_nothing_is_refused_each_time(dev, wrong):
+    given = operands(dev)
+    for _ in range(2):
+        dp.matmul(given["a"], given["b"])
+        with pytest.raises(BadRequest, match=f"^{next(iter(wrong))}: got '"):
+            dp.matmul(given["a"], given["b"], **wrong)
+    assert len(taken_by(dev)) == 2
