@@ -28,6 +28,7 @@ from dispatch.core.fusion import Fusion as Fusion
 from dispatch.core.request import Request as Request
 from dispatch.core.request import run as run
 from dispatch.core.row import Row as Row
+from dispatch.device import sources as _sources  # noqa: F401  # devices find what is in there
 from dispatch.device import tensor_copies as _tensor_copies  # noqa: F401  # `copy` and `pickle` find what is in there
 from dispatch.device.device import Device as Device
 from dispatch.device.external_memory import from_cuda_array_interface as from_cuda_array_interface

@@ -18,11 +18,12 @@ from cudabind import driver
 from dispatch.device.block_cache import UNIT_BITS, BlockCache
 from dispatch.device.callers_graph import CallersGraphs
 from dispatch.device.context import Context
-from dispatch.device.device import Device, array_kind
+from dispatch.device.device import Device
 from dispatch.device.dlpack import lent, take_back
 from dispatch.device.external import ExternalStream, ExternalStreams
 from dispatch.device.gpus import FORKED, count_gpus
 from dispatch.device.host_copies import HostCopies
+from dispatch.device.host_memory import array_kind
 from dispatch.device.memory_pool import MemoryPool
 from dispatch.device.recordings import LOST, Recordings
 from dispatch.device.releases import Releases

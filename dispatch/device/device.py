@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from cudabind._fork import anew
-from dispatch.checks import as_array, check_dtype, check_fits, check_shape, check_type, converted
+from dispatch.checks import check_dtype, check_fits, check_shape, check_type, converted
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
+from dispatch.device.host_memory import array_kind, host_memory
 from dispatch.device.layout import Array, Layout, c_strides
 from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
 from dispatch.device.tensor import Tensor, packed
-from dispatch.errors import BadRequest, DispatchError, OutOfMemory, StaleTensor
+from dispatch.errors import BadRequest, DispatchError, StaleTensor
 from dispatch.keys import U8, Arch, Dtype
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.storage import Storage
 
-__all__ = ["Device", "array_kind", "host_memory"]
+__all__ = ["Device"]
 
 MAX_EXECUTORS = 32  # of one thread on streams of ours, and as many
 MAX_EXTERNAL_EXECUTORS = 16  # on those of other libraries; each has handles, plans and a workspace
@@ -45,6 +46,7 @@ class Device:
 
     is_host: ClassVar[bool]
     open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
+    read: ClassVar[Callable[[str, Any, Device | None], Any]]  # set by sources.py: what `array` copies
     context: AbstractContextManager[None] = nullcontext()  # `with device.context:` its CUDA context is the current one
     is_alone = True  # this process sees no other GPU
     live: ClassVar[dict[str, Device]] = {}  # what `device()` gives (registry.py)
@@ -333,11 +335,13 @@ class Device:
         return pairs
 
     def array(self, source: Any, dtype: Any = None) -> Tensor:
-        """Copy a NumPy array, or anything `numpy.asarray` takes, to the device; `dtype` converts it first.
+        """Copy anything that `numpy.asarray` takes, or a tensor of torch, CuPy or JAX; `dtype` converts it first.
 
         Python's numbers that an integer dtype cannot hold raise OutOfRange, an OverflowError as NumPy's.
         """
-        array = as_array("source", source)
+        array = type(self).read("source", source, self)
+        if isinstance(array, Tensor):
+            return array if dtype is None else array.astype(dtype, copy=False)
         kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
         check_fits("source", source, array, kind)
         tensor = self.empty(array.shape, kind)
@@ -374,20 +378,6 @@ def _forget_an_executor(stream: Stream) -> None:
             executor: Any = current.executors.pop(oldest)
             if not executor.prepared:  # else it goes with the calls that were prepared on it
                 executor.close()
-
-
-def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the NumPy dtype that are meant; BadRequest for what is none."""
-    kind = check_dtype("dtype", dtype)
-    return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
-
-
-def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
-    """An uninitialized NumPy array; OutOfMemory where there is not enough."""
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError, OverflowError) as error:  # the latter two where no address space has so much
-        raise OutOfMemory(f"the host is out of memory: {error}") from error
 
 
 def _after_fork() -> None:

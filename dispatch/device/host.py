@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.device import dlpack
-from dispatch.device.device import Device, host_memory
+from dispatch.device.device import Device
+from dispatch.device.host_memory import host_memory
 from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream
 from dispatch.device.tensor import Tensor, check_dense, unpacked

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from dispatch.checks import as_array, check_dtype, check_fits, check_int, check_shape, converted, shown
+from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
 from dispatch.device import dlpack, printing
 from dispatch.device.operators import refuse_operators, refuse_ufunc
 from dispatch.errors import BadIndex, BadRequest, BadType
@@ -209,14 +209,14 @@ class Tensor:
         return self.device.copy_out(self)
 
     def copy_from(self, source: Any) -> Tensor:
-        """Overwrite with an array or tensor of the same shape, converting the dtype on the host; returns itself."""
+        """Overwrite with what `Device.array` takes, of the same shape; the host converts its dtype. Returns itself."""
         self.device.copy_in(self, converted("source", self._source(source), self.dtype))
         return self
 
     def _source(self, source: Any) -> Array:
         """What is to be copied here, as an array of this shape."""
         self.device.check_written(self)
-        array = as_array("source", source)
+        array: Array = type(self.device).read("source", source, None)
         check_fits("source", source, array, self.dtype)
         if array.shape != self.shape:
             raise BadRequest("source", f"shape {array.shape}", f"shape {self.shape}")

@@ -245,8 +245,8 @@ def choice_of_wrong_type(scene, fields):
         ("epilogue", "compute", "scales", "fast_accum", "autotune", "reduced_precision", "workspace", "out_dtype")
     )
     junk = {
-        "epilogue": ("RELU", 2, None, object()),
-        "compute": ("COMPUTE_32F", 68, 1.5, object()),
+        "epilogue": ("RELUX", 2, None, object()),
+        "compute": ("COMPUTE_33F", 68, 1.5, object()),
         "scales": (2.0, None, {"a": 1.0}, (1.0, 1.0)),
         "fast_accum": (1, "yes", None),
         "autotune": (1, "yes", None),
@@ -304,7 +304,7 @@ def scale_tensor_of_wrong_kind(scene, fields):
         Scales(b=scene.array((2 * n,))[::2], b_mode=modes.OUTER_VEC_32F),
         Scales(a=scene.array((m,), "f16"), a_mode=modes.OUTER_VEC_32F),
         Scales(a=1.0, a_mode=0),
-        Scales(a=1.0, b_mode="SCALAR_32F"),
+        Scales(a=1.0, b_mode="SCALAR_33F"),
         Scales(aux=2.0),
         Scales(amax_d=scene.array((2,))),
         Scales(amax_d=scene.array((1,), "f64")),

@@ -82,7 +82,7 @@ WRONG = {  # a line, and what both checkers must find in it
     "dp.softmax(x, axis='1')": "axis|str",
     "dp.matmul(x, 3.0)": "float",
     "n: int = dp.softmax(x)": "int",
-    "dp.conv_fwd(x, w, activation='relu')": "activation|str",
+    "dp.conv_fwd(x, w, activation=1.5)": "activation|str",
     "m: int = dp.run(request)": "int",
     "dp.grouped_matmul(x, x, [2, 6], alpha='2')": "alpha|str",
     "k: int = dp.grouped_matmul([x], [x])": "int",

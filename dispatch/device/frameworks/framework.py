@@ -85,6 +85,10 @@ class Framework(ABC):
         BadRequest, by the operand's name, for what has no memory of that kind or must not be used so.
         """
 
+    def readable(self, given: Any) -> Any:
+        """What `tensor` takes for an array that is only to be copied, and has nothing to say in that."""
+        return given
+
     def stream(self, device: Device) -> Stream | None:
         """The stream that is current in this library and thread; None where ours is, as on the host."""
         return None

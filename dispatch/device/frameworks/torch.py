@@ -72,6 +72,9 @@ class Torch(Framework):
         home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
         return Adopted(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
 
+    def readable(self, given: Any) -> Any:
+        return given.detach().resolve_conj().resolve_neg()
+
     def stream(self, device: Device) -> Stream | None:
         if device.is_host:
             return None

@@ -47,7 +47,7 @@ REFUSED = [  # what is changed in a good request, the operand that is named, wha
     (lambda: fields(out=zeros(4, 8), out_dtype="f16"),              "out_dtype", "f16",             "f32"),
     (lambda: fields(out_dtype="f31"),                               "out_dtype", "f31",             "dtype"),
     (lambda: fields(beta=1.0),                                      "beta",     "1.0",              "neither c nor"),
-    (lambda: fields(epilogue="RELU"),                               "epilogue", "'RELU'",           "Epilogue"),
+    (lambda: fields(epilogue="RELUX"),                              "epilogue", "'RELUX'",          "Epilogue"),
     (lambda: fields(compute=68),                                    "compute",  "68",               "Compute"),
     (lambda: fields(scales=2.0),                                    "scales",   "2.0",              "Scales"),
     (lambda: fields(fast_accum=1),                                  "fast_accum", "1",              "bool"),

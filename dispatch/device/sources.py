@@ -1,0 +1,39 @@
+"""What is copied into tensors: all that NumPy makes an array of, and tensors of other libraries that it cannot read.
+
+NumPy is asked first. It reads none on a GPU, and of torch's none of bf16 or fp8 and none that requires grad. Devices
+find `read` by their class, for it knows tensors, and these know their device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import as_array
+from dispatch.device.device import Device
+from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.device.stream import NULL_CONTEXT
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["read"]
+
+
+def read(name: str, source: Any, device: Device | None = None) -> Any:
+    """The elements of an object in an array; in a tensor, where they lie on this GPU and NumPy cannot read them."""
+    try:
+        return as_array(name, source)
+    except BadRequest:
+        framework = framework_of(type(source))
+        if framework is None or isinstance(source, np.ndarray):
+            raise
+    tensor: Tensor = framework.tensor(name, framework.readable(source))
+    stream = framework.stream(tensor.device)
+    with NULL_CONTEXT if stream is None else stream:
+        return tensor.copy() if tensor.device is device and not device.is_host else tensor.numpy()
+
+
+Device.read = staticmethod(read)
