@@ -48,3 +48,9 @@ def test_a_transformer_block_has_the_gradients_of_torch(dtype: str):
     assert out.count("against slopes") == 7  # x and six weights
     if importlib.util.find_spec("torch") is not None:
         assert out.count("against torch") == 7
+
+
+def test_an_own_op_runs_by_its_kernel():
+    out = run("14_own_op")
+    assert re.search(r"^squared_relu f32→f32 sm_75 own +largest error", out, re.MULTILINE)
+    assert re.search(r"^squared_relu f64→f64 sm_75 own +largest error", out, re.MULTILINE)
