@@ -1,7 +1,6 @@
 """Executors on streams of a GPU, ours and those of other libraries, with a workspace and recorded calls.
 
-A plan's first runs call the library; meanwhile plan_relocation.py learns how that call follows its operands, and from
-then on one graph is launched at any addresses. What rows make for a plan is theirs.
+A plan's first runs call the library; once plan_relocation.py has learnt them one graph is launched at any addresses.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_graph import GraphExec, capture, recorded
-from dispatch.execute.executor import Executor
+from dispatch.execute.executor import APART, Executor
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
 from dispatch.execute.plan_relocation import AGAIN, PlanRelocation, Relocations
+from dispatch.execute.reentry import refuse_reentry
 from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
@@ -47,7 +47,6 @@ __all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
 KERNELS = 8  # that a library's call may launch; those that launch more wait for room themselves
 SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
-APART = 256  # bytes; no kernel asks for more, and what the device allocates begins at a multiple of it
 
 
 class CudaExecutor(Executor):
@@ -64,6 +63,7 @@ class CudaExecutor(Executor):
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
+        self._calling: set[Plan] = set()
         self._launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
@@ -99,8 +99,7 @@ class CudaExecutor(Executor):
     def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         """Launch a recorded call behind all uses of its tensors on other streams."""
         self._order(reads, writes)
-        status = graph.launch()
-        if status:
+        if status := graph.launch():
             self.failed(status)
 
     def _order(self, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
@@ -183,18 +182,21 @@ class CudaExecutor(Executor):
 
     def call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
+        if plan in self._calling:
+            refuse_reentry(plan, CudaExecutor.call.__code__)
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         self._launches.left -= KERNELS
         context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
-        status = context.push()
-        if status:
+        if status := context.push():
             self.device.fail(status, "cuCtxPushCurrent")
         exchange = exchange_mode()
         exchange(mode)
         try:
+            self._calling.add(plan)
             plan.enqueue(arguments)
         finally:
+            self._calling.discard(plan)
             exchange(mode)
             context.pop()
 
@@ -206,8 +208,8 @@ class CudaExecutor(Executor):
         Nothing is recorded meanwhile, or launched: it is the library's own call that he captures.
         """
         if not (plan.capture_safe or plan.is_bare):
-            what, hint = "a call that waits for the GPU, or writes memory of its own", "run it outside of the capture"
-            raise BadRequest("stream", "a stream under capture", f"another for {plan.row.name}: {what}", hint)
+            why = f"another for {plan.row.name}: a call that waits for the GPU, or writes memory of its own"
+            raise BadRequest("stream", "a stream under capture", why, "run it outside of the capture")
         storages = {tensor.storage for tensor in (*reads, *writes)}
         with Storage.ordering:  # a use on another stream between the two would be forgotten
             for storage in storages:
@@ -217,9 +219,8 @@ class CudaExecutor(Executor):
                 storage.owner = storage.writer = self.stream
                 storage.readers = NOBODY
             order.sync_epoch += 1
-        ours = [storage for storage in storages if storage.keep is None]
         made = (self._workspace, *self._pages, *self._zeros)
-        self.device.graphs.keep(self.stream, plan, *made, *ours)
+        self.device.graphs.keep(self.stream, plan, *made, *(storage for storage in storages if storage.keep is None))
         self.call(plan, arguments)
         if [*map(id, made)] != [*map(id, (self._workspace, *self._pages, *self._zeros))]:  # the call needed others
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
@@ -227,8 +228,7 @@ class CudaExecutor(Executor):
     def _renew_scalars(self) -> None:
         """Begin with numbers anew: before a call, for one may find several.
 
-        What is enqueued reads the old ones before their memory is another's, and what was recorded keeps them. A call
-        that a finalizer comes in between has found some already, so the last ones stay once more.
+        What is enqueued reads the old ones first, what was recorded keeps them, a finalizer's call may hold the last.
         """
         self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.keys import Dtype
 
-__all__ = ["Executor"]
+__all__ = ["APART", "Executor"]
 
 MAX_PLANS = 4096  # on one executor; the oldest goes first
 MAX_MADE = 4096  # shapes of outputs that a device remembers; then it begins anew

@@ -9,6 +9,7 @@ import pytest
 
 from dispatch.core.request import Plan
 from dispatch.device.cuda import CudaDevice
+from dispatch.errors import WorkerFailed
 from dispatch.execute import cuda_executor, plan_relocation
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import F32
@@ -33,6 +34,63 @@ def run(stand_in):
             pool.submit(lambda: work(driver, CudaDevice(0, 1))).result()
 
     return on_a_thread
+
+
+class Within(Plan):
+    """Its call is interrupted by `action`, as by a finalizer, before it notes its arguments."""
+
+    __slots__ = ("action", "made")
+
+    def __init__(self):
+        super().__init__(SimpleNamespace(name="a row"), capture_safe=False)
+        self.action, self.made = lambda: None, []
+
+    def enqueue(self, arguments):
+        action, self.action = self.action, lambda: None
+        action()
+        self.made.append(arguments)
+
+
+def test_a_call_from_within_a_call_of_the_same_plan_is_refused(run):
+    """The outer one has set some of its addresses, which the library is yet to read."""
+
+    def work(_, dev):
+        executor, plan, other = CudaExecutor(dev.stream()), Within(), Within()
+        refused = []
+
+        def inner():
+            with pytest.raises(WorkerFailed, match="a row was called from a finalizer or a signal handler"):
+                executor.call(plan, (2,))
+            executor.call(other, (3,))
+            CudaExecutor(dev.stream()).call(Within(), (4,))
+            refused.append(True)
+
+        plan.action = inner
+        executor.call(plan, (1,))
+        assert (plan.made, other.made, refused) == ([(1,)], [(3,)], [True])
+        executor.call(plan, (5,))
+        other.action = lambda: executor.call(plan, (6,))
+
+        def innermost():
+            with pytest.raises(WorkerFailed):
+                executor.call(other, (7,))
+
+        plan.action = innermost
+        executor.call(other, (8,))
+        assert (plan.made, other.made) == ([(1,), (5,), (6,)], [(3,), (8,)])
+
+    run(work)
+
+
+def test_a_call_that_an_interrupt_left_noted_is_over(run):
+    def work(_, dev):
+        executor, plan = CudaExecutor(dev.stream()), Within()
+        executor._calling.add(plan)
+        executor.call(plan, (1,))
+        assert plan.made == [(1,)]
+        assert not executor._calling
+
+    run(work)
 
 
 class User:

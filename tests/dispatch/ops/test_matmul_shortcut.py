@@ -211,7 +211,7 @@ class CapturedExecutor(NotingExecutor):
 
     def __init__(self, stream):
         super().__init__(stream)
-        self._launches = Launches(stream, None)
+        self._launches, self._calling = Launches(stream, None), set()
 
     def preparing(self):
         return nullcontext()
