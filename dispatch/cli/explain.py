@@ -31,7 +31,7 @@ __all__ = ["add_arguments", "installed", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `explain`: an op, and those of its requests."""
-    ops = parser.add_subparsers(dest="op", required=True, metavar="OP")
+    ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help="--import MODULE brings those of yours")
     for op in TABLE.ops:
         _add_op(ops.add_parser(op, help=", ".join(dict.fromkeys(row.library for row in TABLE.of(op)))), op)
 
