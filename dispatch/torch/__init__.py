@@ -7,6 +7,8 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     norms         layer_norm, rms_norm
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
+    fusing        fuse: has a model call these where it does the same in several
+    fused         what a fused model calls
     shared        what the ops share
 
 What a row does not take is refused with NoRow, which says why, as everywhere here.
@@ -16,8 +18,20 @@ from __future__ import annotations
 
 from dispatch.torch.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from dispatch.torch.convolution import conv2d as conv2d
+from dispatch.torch.fusing import Note as Note
+from dispatch.torch.fusing import Report as Report
+from dispatch.torch.fusing import fuse as fuse
 from dispatch.torch.norms import layer_norm as layer_norm
 from dispatch.torch.norms import rms_norm as rms_norm
 from dispatch.torch.products import linear as linear
 
-__all__ = ["conv2d", "layer_norm", "linear", "rms_norm", "scaled_dot_product_attention"]
+__all__ = [
+    "Note",
+    "Report",
+    "conv2d",
+    "fuse",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "scaled_dot_product_attention",
+]
