@@ -76,8 +76,9 @@ def fuse(model: nn.Module) -> Report:
     within the rounding of the dtype: what is fused is rounded once. Modules with hooks are left as they are.
 
     What torch.fx sees of a forward is what counts: a branch on an attribute is taken as it is now, one on `training`
-    for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes to attributes is not seen. A call with arguments that have defaults, or by keyword, runs the forward of before. A fused model can be
-    copied, trained, compiled, and moved; to pickle it as a whole, undo first.
+    for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes to attributes is not seen.
+    A call with arguments that have defaults, or by keyword, runs the forward of before. A fused model can be copied,
+    trained, compiled, and moved; to pickle it as a whole, undo first.
     """
     if not isinstance(model, nn.Module):
         raise BadRequest("model", f"a {type(model).__name__}", "a torch.nn.Module")
