@@ -11,6 +11,7 @@ The folders, in the order in which they import each other (docs/architecture.md)
     table       the rows; which one takes a request
     bind        from a request to its plan; prepared calls
     supervise   a worker for each stream, in threads or processes; restarts; what users see of them
+    torch       ops with autograd for PyTorch, for those who `import dispatch.torch`
 
 Importing this package loads no CUDA library and needs no GPU.
 """

@@ -4,6 +4,7 @@ Each is a `torch.library` custom op with a rule for fake tensors and a gradient,
 and autocast work through it. CUDA tensors run on torch's current stream, those of the CPU on the `host` backend.
 
     products      linear with an activation
+    fp8           fp8_linear
     norms         layer_norm, rms_norm
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from dispatch.torch.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from dispatch.torch.convolution import conv2d as conv2d
+from dispatch.torch.fp8 import fp8_linear as fp8_linear
 from dispatch.torch.fusing import Note as Note
 from dispatch.torch.fusing import Report as Report
 from dispatch.torch.fusing import fuse as fuse
@@ -29,6 +31,7 @@ __all__ = [
     "Note",
     "Report",
     "conv2d",
+    "fp8_linear",
     "fuse",
     "layer_norm",
     "linear",
