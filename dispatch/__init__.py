@@ -36,6 +36,7 @@ from dispatch.device.external_memory import from_cuda_array_interface as from_cu
 from dispatch.device.external_memory import from_dlpack as from_dlpack
 from dispatch.device.registry import device as device
 from dispatch.device.stream import Stream as Stream
+from dispatch.device.stream_objects import use_torch_stream as use_torch_stream
 from dispatch.device.tensor import Tensor as Tensor
 from dispatch.keys import Arch as Arch
 from dispatch.keys import Compute as Compute

@@ -24,7 +24,7 @@ from cudabind import driver
 from cudabind.sys import cublasLt as lt
 from dispatch.bind import refit
 from dispatch.device.host import HostDevice
-from dispatch.device.stream import Stream
+from dispatch.device.stream import DeviceStream, Stream
 from dispatch.errors import Refused
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.graph_nodes import KERNEL, Node
@@ -50,7 +50,7 @@ class NoContext(nullcontext):  # type: ignore[type-arg]
         pass
 
 
-class StandinStream(Stream):
+class StandinStream(DeviceStream):
     """All that is enqueued is done at once."""
 
     def __init__(self, device: Standin) -> None:

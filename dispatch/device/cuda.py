@@ -28,7 +28,7 @@ from dispatch.device.memory_pool import MemoryPool
 from dispatch.device.recordings import LOST, Recordings
 from dispatch.device.releases import Releases
 from dispatch.device.storage import Storage
-from dispatch.device.stream import RELAXED, QuietStream, Stream, current, exchange_mode, relaxed
+from dispatch.device.stream import RELAXED, DeviceStream, QuietStream, Stream, current, exchange_mode, relaxed
 from dispatch.errors import BadRequest, DeviceFault, DeviceUnavailable, OutOfMemory
 from dispatch.keys import Arch
 
@@ -104,7 +104,7 @@ class CudaDevice(Device):
         """A new stream that does not wait for the legacy default stream."""
         with self.context:
             handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        stream = Stream(self, int(handle), owned=True)
+        stream: Stream = DeviceStream(self, int(handle), owned=True)
         with self._lock:
             self._streams.add(stream)
         return stream

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable
 
+    from typing_extensions import Self
+
     from dispatch.device.storage import Storage
 
 __all__ = ["Device"]
@@ -277,6 +279,17 @@ class Device:
         with self._lock:
             return list(self._executors)
 
+    def __enter__(self) -> Self:
+        """Choose this device for the block: the calling thread's current stream of it is its current stream."""
+        self.check()
+        before, executor = current.executor, self.executor()  # outside of blocks this one becomes the current one
+        current.entered.append(before)
+        current.executor = executor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        current.executor = current.entered.pop()
+
     def forget_plans(self) -> None:
         """Let every executor choose its rows anew."""
         for executor in self.executors():
@@ -361,10 +374,9 @@ anew(Device, "opening", threading.RLock)
 
 def _forget_closed_devices() -> None:
     """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
-    for device in [device for device in current.own_streams if not device.alive]:
-        del current.own_streams[device]
-    for stream in [stream for stream in current.executors if not stream.device.alive]:
-        del current.executors[stream]
+    streams, executors = current.own_streams, current.executors
+    current.own_streams = {device: stream for device, stream in streams.items() if device.alive}
+    current.executors = {stream: executor for stream, executor in executors.items() if stream.device.alive}
 
 
 def _forget_an_executor(stream: Stream) -> None:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import SymbolNotFound
-from dispatch.device.stream import DEFAULTS, NULL_CONTEXT, Stream, current, relaxed
+from dispatch.device.stream import DEFAULTS, NULL_CONTEXT, DeviceStream, current, relaxed
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ReleasesLike(Protocol):
     def put_back(self, waiting: Iterable[Any]) -> None: ...
 
 
-class ExternalStream(Stream):
+class ExternalStream(DeviceStream):
     """Another library's stream.
 
     Guarantees: the handle is given to the driver only between `claim` and `unclaim`, and by calls that the user makes
@@ -52,7 +52,18 @@ class ExternalStream(Stream):
     Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
     """
 
-    __slots__ = ("_blind_as", "_claims", "_free_as", "_releases", "blind", "event", "identity", "lock", "waiting")
+    __slots__ = (
+        "_blind_as",
+        "_claims",
+        "_free_as",
+        "_releases",
+        "blind",
+        "event",
+        "identity",
+        "lock",
+        "source",
+        "waiting",
+    )
 
     identity: int
 
@@ -61,6 +72,7 @@ class ExternalStream(Stream):
         self.lock = threading.RLock()  # finalizers may come in between
         anew(self, "lock", threading.RLock)
         self.identity = 0
+        self.source: Any = None  # the object of the other library that it was named by, if it was
         self._releases = releases
         self.blind = 0
         self._claims = 0

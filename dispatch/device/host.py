@@ -11,7 +11,7 @@ from dispatch.device import dlpack
 from dispatch.device.device import Device
 from dispatch.device.host_memory import host_memory
 from dispatch.device.storage import Storage
-from dispatch.device.stream import Stream
+from dispatch.device.stream import DeviceStream, Stream
 from dispatch.device.tensor import Tensor, check_dense, unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import HOST
@@ -29,7 +29,7 @@ class HostDevice(Device):
 
     def __init__(self, generation: int) -> None:
         super().__init__("host", 0, HOST, generation)
-        self._stream = Stream(self, 0, owned=False)
+        self._stream = DeviceStream(self, 0, owned=False)
 
     def stream(self) -> Stream:
         return self._stream

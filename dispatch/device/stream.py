@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from cudabind import driver
 from cudabind.errors import LibraryNotFound
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-__all__ = ["Current", "ExecutorLike", "Order", "QuietStream", "Stream", "current", "exchange_mode", "order", "relaxed"]
+__all__ = [
+    "Current",
+    "DeviceStream",
+    "ExecutorLike",
+    "Order",
+    "QuietStream",
+    "Stream",
+    "StreamClass",
+    "current",
+    "exchange_mode",
+    "order",
+    "relaxed",
+]
 
 
 class ExecutorLike(Protocol):
@@ -103,10 +115,23 @@ class relaxed:  # used as a word: `with relaxed():`
 NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
-class Stream:
+class StreamClass(type):
+    """Has `Stream(x)` be the stream that `x` stands for, as a handle has one object; subclasses are like any class."""
+
+    find: ClassVar[Callable[..., Stream]]  # set by stream_objects.py
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        return StreamClass.find(*given, **named) if cls is Stream else super().__call__(*given, **named)
+
+
+class Stream(metaclass=StreamClass):
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
-    Made by `Device.stream()`; `Stream.from_handle` gives another library's, an ExternalStream (external.py).
+    `Device.stream()` makes one. `Stream(x)` is that of another library: of torch, CuPy, cuda.core or any object with
+    `__cuda_stream__`; it is on the GPU that the object names, else on `device`'s, the current one by default.
+    `Stream.from_handle` takes a bare handle. `x` is kept as long as memory that was used there; what else is alive when
+    is said there.
+
     `external` says that somebody else knows the handle, though it be ours, and may be capturing it; only then is that
     asked before a replay. `with stream.context:` is for calls that take its handle: a default stream is this one only
     in its device's context.
@@ -114,14 +139,16 @@ class Stream:
 
     __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external", "free_lists")
 
-    def __init__(self, device: Device, handle: int, *, owned: bool) -> None:
-        self.device = device
-        self.c_handle = ctypes.c_void_p(handle)
-        self.closed = False
-        self.external = not owned
-        self.free_lists: dict[int, Any] = {}  # of memory to be used here again, by size (block_cache.py)
-        self.context = NULL_CONTEXT if owned or handle not in DEFAULTS or device.is_alone else device.context
-        self._owned = owned
+    device: Device
+    c_handle: ctypes.c_void_p
+    closed: bool
+    external: bool
+    context: AbstractContextManager[None]
+    free_lists: dict[int, Any]  # of memory to be used here again, by size (block_cache.py)
+    _owned: bool
+
+    def __init__(self, stream: Any, device: Device | str | None = None) -> None:
+        """As StreamClass has it."""
 
     @classmethod
     def from_handle(cls, device: Device, handle: int) -> Stream:
@@ -313,7 +340,22 @@ class Stream:
         return f"Stream({self.device}, {self.c_handle.value or 0:#x})"
 
 
-class QuietStream(Stream):
+class DeviceStream(Stream):
+    """One that a device has made, or knows by its handle."""
+
+    __slots__ = ()
+
+    def __init__(self, device: Device, handle: int, *, owned: bool) -> None:
+        self.device = device
+        self.c_handle = ctypes.c_void_p(handle)
+        self.closed = False
+        self.external = not owned
+        self.free_lists = {}
+        self.context = NULL_CONTEXT if owned or handle not in DEFAULTS or device.is_alone else device.context
+        self._owned = owned
+
+
+class QuietStream(DeviceStream):
     """One on which calls are prepared while the caller captures `stream`, for which it stands: memory is that one's."""
 
     __slots__ = ("stream",)

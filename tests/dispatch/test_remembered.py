@@ -26,7 +26,7 @@ from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Plan
 from dispatch.device.host import HostDevice
 from dispatch.device.storage import Storage
-from dispatch.device.stream import Stream
+from dispatch.device.stream import DeviceStream
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, Refused, StaleTensor
 from dispatch.execute.cuda_executor import CudaExecutor
@@ -56,7 +56,7 @@ class Gpu(HostDevice):
         self.name, self.arch = f"cuda:{number}", Arch(90)
 
     def stream(self):
-        stream = Stream(self, next(HANDLES), owned=False)
+        stream = DeviceStream(self, next(HANDLES), owned=False)
         stream.external = False
         return stream
 

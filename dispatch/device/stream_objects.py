@@ -1,0 +1,97 @@
+"""Streams as other libraries have them: the object in place of its handle, and torch's current one.
+
+`Stream(x)` is `stream_of(x)`. A handle is found by the protocol `__cuda_stream__`, which torch, CuPy and cuda.core
+have, or by the attributes that torch and CuPy had before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import shown
+from dispatch.device.device import Device
+from dispatch.device.external import ExternalStream
+from dispatch.device.registry import device as device_of
+from dispatch.device.stream import Stream, StreamClass, current
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dispatch.device.frameworks.framework import Framework
+
+__all__ = ["stream_of", "use_torch_stream"]
+
+VERSION = 0  # of the protocol
+EXPECTED = "a stream of torch, CuPy or cuda.core, or any object with __cuda_stream__"
+
+
+def stream_of(stream: Any, device: Device | str | None = None) -> Stream:
+    """The stream that another library's object stands for; one of ours is itself."""
+    if isinstance(stream, Stream):
+        return stream
+    handle = _handle_of(stream)
+    home = _known(device) or _device_of(stream) or _current() or device_of("cuda:0")
+    found = Stream.from_handle(home, handle)
+    if isinstance(found, ExternalStream) and type(stream) is not int:
+        found.source = stream  # which may destroy it as it goes
+    return found
+
+
+def _handle_of(stream: Any) -> Any:
+    if type(stream) is int:
+        return stream
+    try:
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            version, handle = protocol() if callable(protocol) else protocol
+            if version != VERSION:
+                given = f"version {shown(version)} of __cuda_stream__"
+                raise BadRequest("stream", given, f"version {VERSION}", "Stream.from_handle takes a bare handle")
+            return int(handle)
+        for name in ("cuda_stream", "ptr"):
+            if (handle := getattr(stream, name, None)) is not None:
+                return int(handle)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadRequest("stream", shown(stream), EXPECTED, f"{type(error).__name__}: {error}") from error
+    raise BadRequest("stream", shown(stream), EXPECTED)
+
+
+def _device_of(stream: Any) -> Device | None:
+    """The GPU that an object says its stream is of: by torch's `device_index`, or `device_id` of the others."""
+    for holder in (stream, getattr(stream, "device", None)):
+        for name in ("device_index", "device_id"):
+            number = getattr(holder, name, None)
+            if type(number) is int and number >= 0:
+                return device_of(f"cuda:{number}")
+    return None
+
+
+def _known(device: Device | str | None) -> Device | None:
+    return device if device is None or isinstance(device, Device) else device_of(device)
+
+
+def _current() -> Device | None:
+    """The GPU of the calling thread's current stream."""
+    executor = current.executor
+    return None if executor is None or executor.stream.device.is_host else executor.stream.device
+
+
+def use_torch_stream(device: Device | str | None = None) -> Stream:
+    """torch's current stream, to be used as `with use_torch_stream():`; what runs in the block is in order with torch.
+
+    It is that of a device, else of the one whose `with` block this is in, else of torch's current one. It is asked for
+    now: a stream that torch makes current inside of the block is another. Without a GPU it is the host's only stream.
+    """
+    from importlib import import_module
+
+    framework: Framework = import_module("dispatch.device.frameworks.torch").FRAMEWORK
+    home = _known(device)
+    if home is None and current.entered and current.executor is not None:
+        home = current.executor.stream.device
+    if home is None:
+        import torch
+
+        home = device_of(f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "host")
+    return framework.stream(home) or home.stream()
+
+
+StreamClass.find = staticmethod(stream_of)
