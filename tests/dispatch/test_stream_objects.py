@@ -11,6 +11,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.device.cuda import CudaDevice
+from dispatch.device.host import HostDevice
 from dispatch.device.stream import current
 from dispatch.errors import BadRequest, StaleTensor
 
@@ -168,7 +169,7 @@ def test_a_device_chooses_its_current_stream_for_a_block(on_gpus):
 
 def test_a_block_of_the_host_and_of_a_closed_device():
     def work():
-        host = dp.device("host")
+        host = HostDevice(1 << 20)
         with host:
             assert current.executor.stream is host.stream()
             assert dp.matmul(host.zeros((2, 2)), host.zeros((2, 2))).shape == (2, 2)
