@@ -45,14 +45,14 @@ def close(ours, others, tolerance):
 
 
 # -- values and gradients ---------------------------------------------------------------------------------------------
-SHAPES = ((5, 7), (7,), (2, 3, 7), (0, 7), (2, 0, 7), (1, 7), (3, 1, 2, 1), (17, 33), (1, 1))
+SHAPES = ((5, 7), (7,), (2, 3, 7), (0, 7), (2, 0, 7), (1, 7), (3, 1, 2, 1), (17, 33), (1, 1), (5, 0), (0, 0))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_torch(shape, bias, activation):
-    for out in (1, 4, 19):
+    for out in (0, 1, 4, 19):
         given = operands(*shape, out=out, bias=bias)
         y, expected = linear(*given, activation=activation), theirs(*given, activation=activation)
         close([y, *gradients(y, given)], [expected, *gradients(expected, given)], 1e-12)
@@ -220,6 +220,13 @@ def test_vmap_of_weights_is_refused():
     x, weights = torch.randn(2, 7, dtype=F64), torch.randn(3, 4, 7, dtype=F64)
     with pytest.raises(BadRequest, match="vmap over dispatch::linear"):
         torch.vmap(lambda w: linear(x, w))(weights)
+
+
+def test_transformations_of_torch_func_are_refused():
+    """By torch itself, for every custom op that has a gradient."""
+    x, weight = (t.detach() for t in operands(5, 7, bias=False))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda w: linear(x, w).sum())(weight)
 
 
 def test_a_gradient_of_the_gradient_is_refused():
