@@ -47,7 +47,8 @@ def linear(
 
     The gradient is one product for dx, and one for dweight with dbias as its epilogue. With "gelu" the forward also
     stores its argument where a gradient is needed. Where the argument of a ReLU is 0 the slope is 0, as torch has it.
-    A gradient of the gradient, torch.func.grad and its kin, and vmap over weights are refused. Raises BadRequest for operands that do not fit.
+    A gradient of the gradient, torch.func.grad and its kin, and vmap over weights are refused. Raises
+    BadRequest for operands that do not fit.
     """
     x, weight, bias = autocast(x, weight, bias)
     _check(x, weight, bias, activation)
