@@ -29,7 +29,11 @@ ENUMS: list[type[Choice]] = [
     *(Compute, Epilogue, ScaleMode, ActivationMode, Activation, NormMode, PoolingMode, ReduceOp, RnnMode, RnnBiasMode),
     *(Diagonal, SoftmaxAlgorithm),
 ]
-HOST = dp.device("host")
+
+
+def host() -> dp.Device:
+    """Asked for anew, for other tests close it."""
+    return dp.device("host")
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -99,14 +103,14 @@ def test_what_may_mean_two_or_none_is_no_name(kind: type[Choice], text: str) -> 
 
 def test_of_two_that_a_word_may_mean_both_are_named() -> None:
     with pytest.raises(BadRequest) as caught:
-        dp.pooling(HOST.zeros((1, 1, 4, 4)), 2, mode="average")
+        dp.pooling(host().zeros((1, 1, 4, 4)), 2, mode="average")
     meant = ("PoolingMode.AVERAGE_COUNT_INCLUDE_PADDING", "PoolingMode.AVERAGE_COUNT_EXCLUDE_PADDING")
     assert str(caught.value).endswith(f". Did you mean {' or '.join(meant)}?")
 
 
 # -- fields and arguments ---------------------------------------------------------------------------------------------
 def zeros(*shape: int, dtype: Any = "f32") -> dp.Tensor:
-    return HOST.zeros(shape, dtype)
+    return host().zeros(shape, dtype)
 
 
 def fields_of_requests() -> list[tuple[Any, str, str, Choice]]:
@@ -178,7 +182,7 @@ def test_every_field_that_is_an_enum_says_that_it_takes_names() -> None:
 
 def test_the_functions_compute_the_same_by_names() -> None:
     rng = np.random.default_rng(0)
-    a, b, bias = (HOST.array(rng.standard_normal(shape), "f32") for shape in ((4, 8), (8, 16), (16,)))
+    a, b, bias = (host().array(rng.standard_normal(shape), "f32") for shape in ((4, 8), (8, 16), (16,)))
     by_name, by_member = (dp.matmul(a, b, bias=bias, epilogue=e) for e in ("Gelu-Bias", Epilogue.GELU_BIAS))
     assert (by_name.numpy() == by_member.numpy()).all()
     assert dp.aux_shape("relu_aux", (4, 16)) == dp.aux_shape(Epilogue.RELU_AUX, (4, 16))
@@ -235,12 +239,12 @@ MEANT = {
 def test_a_dtype_is_found_by_what_others_call_it(name: str, spec: Any) -> None:
     assert Dtype.of(spec) is Dtype.by_name[name]
     if Dtype.by_name[name].bits >= 8:
-        assert HOST.empty(2, spec).dtype is Dtype.by_name[name]
+        assert host().empty(2, spec).dtype is Dtype.by_name[name]
 
 
 @pytest.mark.parametrize("spec", ["fp8", "FP8", "float8", "torch.float8"])
 def test_fp8_is_refused_with_the_two_that_it_may_mean(spec: str) -> None:
-    for ask in (lambda: HOST.empty(2, spec), lambda: dp.matmul(zeros(4, 4), zeros(4, 4), out_dtype=spec)):
+    for ask in (lambda: host().empty(2, spec), lambda: dp.matmul(zeros(4, 4), zeros(4, 4), out_dtype=spec)):
         with pytest.raises(BadRequest, match=r"It may mean f8e4m3 .* or f8e5m2 .*: say which") as caught:
             ask()
         assert all(name in str(caught.value) for name in Dtype.by_name)
