@@ -115,29 +115,47 @@ def zeros(*shape: int, dtype: Any = "f32") -> dp.Tensor:
 
 def fields_of_requests() -> list[tuple[Any, str, str, Choice]]:
     """A request by a name, the field, the name, and the member that it is to be."""
-    image, square = zeros(1, 2, 5, 5), zeros(4, 4)
-    q = zeros(1, 1, 4, 8, dtype="f16")
     return [
         (
-            lambda n: dp.MatmulRequest(square, square, bias=zeros(4), epilogue=n),
+            lambda n: dp.MatmulRequest(zeros(4, 4), zeros(4, 4), bias=zeros(4), epilogue=n),
             "epilogue",
             "gelu_bias",
             Epilogue.GELU_BIAS,
         ),
-        (lambda n: dp.MatmulRequest(square, square, compute=n), "compute", "tf32", Compute.COMPUTE_32F_FAST_TF32),
-        (lambda n: dp.PoolingRequest(image, 2, mode=n), "mode", "max", PoolingMode.MAX),
-        (lambda n: dp.ActivationRequest(square, mode=n), "mode", "swish", ActivationMode.SWISH),
-        (lambda n: dp.SoftmaxRequest(square, algorithm=n), "algorithm", "log", SoftmaxAlgorithm.LOG),
-        (lambda n: dp.NormFwdRequest(square, zeros(4), mode=n), "mode", "rms_norm", NormMode.RMS_NORM),
-        (lambda n: dp.ReduceRequest(square, 0, reduce=n), "reduce", "max", ReduceOp.MAX),
         (
-            lambda n: dp.ConvFwdRequest(image, zeros(3, 2, 1, 1), activation=n),
+            lambda n: dp.MatmulRequest(zeros(4, 4), zeros(4, 4), compute=n),
+            "compute",
+            "tf32",
+            Compute.COMPUTE_32F_FAST_TF32,
+        ),
+        (lambda n: dp.PoolingRequest(zeros(1, 2, 5, 5), 2, mode=n), "mode", "max", PoolingMode.MAX),
+        (lambda n: dp.ActivationRequest(zeros(4, 4), mode=n), "mode", "swish", ActivationMode.SWISH),
+        (lambda n: dp.SoftmaxRequest(zeros(4, 4), algorithm=n), "algorithm", "log", SoftmaxAlgorithm.LOG),
+        (lambda n: dp.NormFwdRequest(zeros(4, 4), zeros(4), mode=n), "mode", "rms_norm", NormMode.RMS_NORM),
+        (lambda n: dp.ReduceRequest(zeros(4, 4), 0, reduce=n), "reduce", "max", ReduceOp.MAX),
+        (
+            lambda n: dp.ConvFwdRequest(zeros(1, 2, 5, 5), zeros(3, 2, 1, 1), activation=n),
             "activation",
             "relu",
             Activation.RELU_FWD,
         ),
-        (lambda n: dp.ConvFwdRequest(image, zeros(3, 2, 1, 1), compute=n), "compute", "32f", Compute.COMPUTE_32F),
-        (lambda n: dp.SdpaFwdRequest(q, q, q, diagonal=n), "diagonal", "bottom-right", Diagonal.BOTTOM_RIGHT),
+        (
+            lambda n: dp.ConvFwdRequest(zeros(1, 2, 5, 5), zeros(3, 2, 1, 1), compute=n),
+            "compute",
+            "32f",
+            Compute.COMPUTE_32F,
+        ),
+        (
+            lambda n: dp.SdpaFwdRequest(
+                zeros(1, 1, 4, 8, dtype="f16"),
+                zeros(1, 1, 4, 8, dtype="f16"),
+                zeros(1, 1, 4, 8, dtype="f16"),
+                diagonal=n,
+            ),
+            "diagonal",
+            "bottom-right",
+            Diagonal.BOTTOM_RIGHT,
+        ),
         (lambda n: dp.Network(n, 4, 3), "mode", "lstm", RnnMode.LSTM),
         (lambda n: dp.Network("gru", 4, 3, bias=n), "bias", "no_bias", RnnBiasMode.NO_BIAS),
         (lambda n: dp.Scales(a_mode=n), "a_mode", "vec128", ScaleMode.VEC128_32F),

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,6 +91,8 @@ def runs(row, host, rng):
     """A request of the row with operands that any library may have, and its result; None where no case has such."""
     for case in cases_of(row)[:MOST_TRIED]:
         request = case.request(host, rng)
+        if refusals(row, request, request.signature()) and getattr(request, "library", "") is None:
+            request = replace(request, library=row.stands_for or row.library)  # of one that is asked only by its name
         if refusals(row, request, request.signature()) or (request := open_request(request)) is None:
             continue
         try:
