@@ -97,8 +97,9 @@ class Launch:
             )
         # Parameters hold addresses inside the workspace, so it is there, and stays there, before they are learned.
         self._workspace = executor.empty((workspace,), (1,), U8) if workspace else None
-        self._barriers = (self._workspace.ptr + barriers, workspace - barriers) if self._workspace else (0, 0)
-        self._template = self._learn(module, {**values, "workspace": self._workspace.ptr if self._workspace else 0})
+        at = 0 if self._workspace is None else self._workspace.ptr
+        self._barriers = (at + barriers, workspace - barriers) if at else (0, 0)
+        self._template = self._learn(module, {**values, "workspace": at})
         size = len(self._template.image)
         self._memory = (ctypes.c_uint8 * (size + ALIGNED))()
         self._params = -(-ctypes.addressof(self._memory) // ALIGNED) * ALIGNED
