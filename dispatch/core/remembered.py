@@ -17,7 +17,7 @@ keeps a tensor or a request, and nothing here knows an op.
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import combinations, starmap
@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core.request import run
 from dispatch.core.request_class import is_tensor
-from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype
 
@@ -45,10 +43,14 @@ __all__ = [
     "UNFIT",
     "Pair",
     "bounds_of",
-    "call_of",
+    "executor_on",
+    "fields_of",
     "in_a_row",
+    "is_constant",
     "meeting",
     "pairs_of",
+    "remember",
+    "same",
     "tuple_of",
 ]
 
@@ -71,79 +73,28 @@ class Form(NamedTuple):
     pairs: tuple[Pair, ...]
 
 
-# -- the function of a request class ----------------------------------------------------------------------------------
-def call_of(kind: Any, name: str) -> Any:
-    """`def name(parameters of the class)`: the way through what is remembered, else through a request.
-
-    Compiled, as `dataclass` makes its `__init__`.
-    """
-    given = fields(kind)
-    parameters, passed = [], []
-    for field in sorted(given, key=lambda field: bool(field.kw_only)):
-        if field.kw_only and "*" not in parameters:
-            parameters.append("*")
-        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
-        passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
-    made = f"_kind({', '.join(passed)})"
-    scope: dict[str, Any] = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
-    if (reads := kind.plain_reads()) is None:
-        lines = [f"return _run({made})"]
-    else:
-        scope |= {"_current": current, "_executor_on": _executor_on, "_remember": _remember, "_UNFIT": UNFIT}
-        lines = _lines_of_call(kind, reads[0], made)
-    exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
-    return scope[name]
-
-
-def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
-    operands, choices = _fields_of(kind)
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
-    layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
-    return [
-        "_executor = _current.executor",
-        "try:",
-        f"    _device = {first}.layout.device",
-        "    if _executor is None or _executor.device is not _device:",
-        "        _executor = _executor_on(_device)",
-        f"    _key = (_kind, {', '.join((*layouts, *choices))})",
-        "    _calls = _executor.calls",
-        "    _take = _calls.get(_key)",
-        "except Exception:",  # an operand is no tensor, a choice has no hash: the request says which
-        "    _key = _take = None",
-        "if _take is not None:",
-        f"    _result = _take(_executor, {', '.join((*operands, *choices))})",
-        "    if _result is not _UNFIT:",
-        "        return _result",
-        f"_request = {made}",
-        "_result = _run(_request)",
-        "if _key is not None:",
-        "    _remember(_executor, _calls, _key, _request)",
-        "return _result",
-    ]
-
-
 @cache
-def _fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The fields of a class that are tensors, and the others."""
     operands = tuple(field.name for field in fields(kind) if is_tensor(field))
     return operands, tuple(field.name for field in fields(kind) if field.name not in operands)
 
 
-def _executor_on(device: Device) -> Any:
+def executor_on(device: Device) -> Any:
     """The calling thread's executor on a device that is not that of its current one."""
     device.check()
     return device.executor()
 
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
-def _remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
+def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
     """Keep what the next call of the same key needs, where a request that was run stands for all calls like it."""
     bound = request.bound
     if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
         return  # the host's plans run requests, and other libraries' operands have no layout that could be a key
-    operands, choices = _fields_of(type(request))
+    operands, choices = fields_of(type(request))
     values = key[1 + len(operands) :]
-    if not all(map(_is_constant, values)):
+    if not all(map(is_constant, values)):
         return
     order = (*(type(request).plain_reads() or ()), *request.writes)
     uses = {name: (tensor.layout, written) for name, tensor, written in request.tensors()}
@@ -221,7 +172,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         *(f"        {line}" for line in lines),
         "    return take",
     ]
-    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": _same}
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": same}
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made
@@ -251,30 +202,30 @@ CONSTANTS = (type(None), bool, int, str, Dtype)
 REAL = (float, np.floating)
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether a choice stays as it is, and equals itself: what users' own classes hold may change."""
     kind = type(value)
     if kind is float or kind in NUMBERS:
         return bool(value == value)  # no NaN
     if kind is tuple:
-        return all(map(_is_constant, value))
+        return all(map(is_constant, value))
     if kind is type:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
     if "__dataclass_params__" in vars(kind):
-        return kind.__dataclass_params__.frozen and all(_is_constant(getattr(value, f.name)) for f in fields(value))
+        return kind.__dataclass_params__.frozen and all(is_constant(getattr(value, f.name)) for f in fields(value))
     return kind in CONSTANTS or isinstance(value, (Enum, np.dtype))
 
 
-def _same(held: Any, given: Any) -> bool:
+def same(held: Any, given: Any) -> bool:
     """Whether a constant and a choice that equals it are one to a request, too: 1 is not True, and 0.0 not -0.0."""
     if held is given:
         return True
     if type(held) is not type(given):
         return False
     if isinstance(held, tuple):
-        return len(held) == len(given) and all(map(_same, held, given))
+        return len(held) == len(given) and all(map(same, held, given))
     if is_dataclass(held):
-        return all(_same(getattr(held, field.name), getattr(given, field.name)) for field in fields(held))
+        return all(same(getattr(held, field.name), getattr(given, field.name)) for field in fields(held))
     if isinstance(held, REAL):
         return bool(held == given) and math.copysign(1, held) == math.copysign(1, given)
     return bool(held == given)

@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
-from dispatch.core.remembered import call_of
+from dispatch.core.calls import call_of
 from dispatch.core.request_class import check_request_class
 
 if TYPE_CHECKING:

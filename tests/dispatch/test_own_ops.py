@@ -112,7 +112,7 @@ def test_outputs_that_are_none_of_the_writes_are_told():
 def test_operands_are_known_whatever_names_the_module_has(said):
     optional = f"{said} | None" if isinstance(said, str) else said | None
     kind = made(annotations={"x": said, "n": int, "out": optional}, n=2)
-    assert remembered._fields_of(kind) == (("x", "out"), ("n",))
+    assert remembered.fields_of(kind) == (("x", "out"), ("n",))
 
 
 def test_numbers_are_checked_where_annotations_are_no_strings():

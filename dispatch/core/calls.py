@@ -1,0 +1,62 @@
+"""What the function of a request class does: the way through what is remembered, else through a request."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember
+from dispatch.core.request import run
+from dispatch.device.stream import current
+
+__all__ = ["call_of"]
+
+
+def call_of(kind: Any, name: str) -> Any:
+    """`def name(parameters of the class)`: the way through what is remembered, else through a request.
+
+    Compiled, as `dataclass` makes its `__init__`.
+    """
+    given = fields(kind)
+    parameters, passed = [], []
+    for field in sorted(given, key=lambda field: bool(field.kw_only)):
+        if field.kw_only and "*" not in parameters:
+            parameters.append("*")
+        parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
+        passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
+    made = f"_kind({', '.join(passed)})"
+    scope: dict[str, Any] = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
+    if (reads := kind.plain_reads()) is None:
+        lines = [f"return _run({made})"]
+    else:
+        scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
+        lines = _lines_of_call(kind, reads[0], made)
+    exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
+    return scope[name]
+
+
+def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
+    operands, choices = fields_of(kind)
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
+    return [
+        "_executor = _current.executor",
+        "try:",
+        f"    _device = {first}.layout.device",
+        "    if _executor is None or _executor.device is not _device:",
+        "        _executor = _executor_on(_device)",
+        f"    _key = (_kind, {', '.join((*layouts, *choices))})",
+        "    _calls = _executor.calls",
+        "    _take = _calls.get(_key)",
+        "except Exception:",  # an operand is no tensor, a choice has no hash: the request says which
+        "    _key = _take = None",
+        "if _take is not None:",
+        f"    _result = _take(_executor, {', '.join((*operands, *choices))})",
+        "    if _result is not _UNFIT:",
+        "        return _result",
+        f"_request = {made}",
+        "_result = _run(_request)",
+        "if _key is not None:",
+        "    _remember(_executor, _calls, _key, _request)",
+        "return _result",
+    ]
