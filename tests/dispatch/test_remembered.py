@@ -358,8 +358,8 @@ MUTATIONS = {
     "any layouts are one view": replaced(
         "bounds_of", lambda one, other: (one.low - other.high, one.high - other.low, 0)
     ),
-    "equal choices are the same": replaced("_same", lambda *_: True),
-    "classes of a tuple's elements do not count": replaced("_same", lambda one, other: type(one) is type(other)),
+    "equal choices are the same": replaced("same", lambda *_: True),
+    "classes of a tuple's elements do not count": replaced("same", lambda one, other: type(one) is type(other)),
     "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreedConvRequest, "is_plain", True),
 }
 
