@@ -31,7 +31,7 @@ from differential_suspects import find, replay
 
 import dispatch as dp
 from dispatch.execute import executor as executor_module
-from dispatch.execute import plan_relocation
+from dispatch.execute import plan_relocation, relocations
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.headers import HeadersMissing
 from dispatch.ops.matmul import shortcut as shortcut_module
@@ -48,7 +48,7 @@ device_module = sys.modules["dispatch.device.device"]  # the package's name `dev
 
 LIMITS = (  # what is remembered at most, and how little of it in every other wave
     (executor_module, "MAX_PLANS", 64),
-    (plan_relocation, "MAX_GRAPHS", 32),
+    (relocations, "MAX_GRAPHS", 32),
     (shortcut_module, "MAX_SHORTCUTS", 24),
     (shortcut_module, "MAX_PATTERNS", 8),
     (device_module, "MAX_LAYOUTS", 512),

@@ -21,7 +21,8 @@ from dispatch.device.cuda import CudaDevice
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
-from dispatch.execute.cuda_executor import CudaExecutor, executor_on
+from dispatch.execute.cuda_executor import CudaExecutor
+from dispatch.execute.external_executor import executor_on
 from dispatch.execute.host_executor import HostExecutor
 
 if TYPE_CHECKING:

@@ -23,26 +23,25 @@ from dispatch.execute.cuda_graph import GraphExec, capture, recorded
 from dispatch.execute.executor import APART, Executor
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
-from dispatch.execute.plan_relocation import AGAIN, PlanRelocation, Relocations
+from dispatch.execute.plan_relocation import AGAIN, PlanRelocation
 from dispatch.execute.reentry import refuse_reentry
 from dispatch.execute.relocated_graph import MISFIT
+from dispatch.execute.relocations import Relocations
 from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from dispatch.core.request import Argument, Operands, Plan, Request
     from dispatch.device.cuda import CudaDevice
-    from dispatch.device.external import ExternalStream
     from dispatch.device.stream import Stream
     from dispatch.execute.algorithm_cache import AlgorithmCache
     from dispatch.keys import Dtype
 
 R = TypeVar("R")
 
-__all__ = ["CudaExecutor", "ExternalExecutor", "executor_on"]
+__all__ = ["CudaExecutor"]
 
 KERNELS = 8  # that a library's call may launch; those that launch more wait for room themselves
 SCALARS_PER_PAGE = 1024
@@ -368,9 +367,12 @@ class CudaExecutor(Executor):
                 driver.cuMemcpyDtoDAsync(ptr + layout.low, tensor.ptr + layout.low, size, self.stream.c_handle.value)
         return copy
 
+    def forget(self) -> None:
+        super().forget()
+        self.relocations.forget()
+
     def release(self) -> None:
         super().release()
-        self.relocations.clear()  # no plan that is left runs again: whoever has one sees that it is forgotten
         if not self.prepared:
             self._workspace = None
             self._scalars, self._slots, self._pages, self._outgrown, self._zeros = {}, [], [], [], []
@@ -378,23 +380,8 @@ class CudaExecutor(Executor):
     def close(self) -> None:
         super().close()
         self._launches.close()
-        self.relocations.clear()
         self._workspace = None
 
     def __del__(self) -> None:
         if not self.closed and self.device.alive and not sys.is_finalizing():
             self.close()
-
-
-class ExternalExecutor(CudaExecutor):
-    """Runs requests on another library's stream, which is alive in `with` blocks of it and while a call is made."""
-
-    stream: ExternalStream
-
-    def claimed(self) -> AbstractContextManager[None]:
-        return NULL_CONTEXT if self.stream.is_current else self.stream.claimed()
-
-
-def executor_on(stream: Stream) -> CudaExecutor:
-    """An executor on a stream of a GPU."""
-    return CudaExecutor(stream) if stream.is_ours else ExternalExecutor(stream)

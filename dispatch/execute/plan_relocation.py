@@ -8,7 +8,7 @@ the rest of them and one at the addresses of a real call. Later calls are compar
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.execute.cuda_graph import instantiated
@@ -19,35 +19,20 @@ from dispatch.logs import log
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable
-
     from dispatch.core.request import Argument, Plan
+    from dispatch.execute.relocations import Recorder
 
-__all__ = ["AGAIN", "PlanRelocation", "Relocations"]
+__all__ = ["AGAIN", "PlanRelocation"]
 
 FIRST = 48  # calls of the library before the first step: to learn takes as long as 60 to 120 calls save
 EVERY = 8  # between two steps, of which each takes as long as five to fifty calls
 MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
 AGAIN = 3  # the call behind which a worker that has nothing else to do may learn
-MAX_WAITING = 64  # plans of one executor that are to be learnt then
-MAX_GRAPHS = 1024  # of one executor; the oldest goes first
 MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 LOST = 3  # recordings that something else has ended, before it is given up
 NOT_SAFE = "its call cannot be captured"
 NEVER = sys.maxsize
-
-
-class Recorder(Protocol):
-    """What is asked of an executor here."""
-
-    relocations: Relocations
-
-    @property
-    def numbers_in_memory(self) -> int: ...
-    def recorded(self, plan: Plan, arguments: tuple[Argument, ...], /) -> ctypes.c_void_p | None: ...
-    def launcher(self, executable: ctypes.c_void_p, nodes: int, /) -> Callable[[], int]: ...
-    def lasting(self) -> tuple[Any, ...]: ...
 
 
 class PlanRelocation:
@@ -348,53 +333,3 @@ def _captured(
         return Nodes(graph, sizes)
     finally:
         driver.cuGraphDestroy.unchecked(graph)
-
-
-class Relocations:
-    """The relocated graphs of one executor, and what became of the others; the oldest graph goes first."""
-
-    def __init__(self) -> None:  # finalizers, and other threads, come in between: only copies of these are walked
-        self._graphs: dict[RelocatedGraph, Plan] = {}  # in the order in which they were made
-        self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans that have been called again, and how
-        self.refused = self.checked = self.differed = 0
-
-    def add(self, plan: Plan, graph: RelocatedGraph) -> None:
-        """Note a graph, and let the oldest go where there are too many."""
-        self._graphs[graph] = plan
-        for oldest in [*self._graphs.copy()][:-MAX_GRAPHS]:
-            other = self._graphs.pop(oldest, None)
-            if other is not None:
-                other.relocation.drop(other, oldest)
-
-    def wait(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Note a plan that may be learnt where the executor has nothing else to do."""
-        self._waiting[plan] = arguments
-        for oldest in [*self._waiting.copy()][:-MAX_WAITING]:
-            self._waiting.pop(oldest, None)
-
-    def learn(self, executor: Recorder) -> bool:
-        """A step of one of those plans; False where nothing is left to learn."""
-        for plan, arguments in self._waiting.copy().items():
-            if plan.relocation.learn_some(executor, plan, arguments):
-                return True
-            self._waiting.pop(plan, None)
-        return False
-
-    def drop(self, graph: RelocatedGraph) -> None:
-        """Forget a graph that is let go."""
-        self._graphs.pop(graph, None)
-
-    def clear(self) -> None:
-        """Forget all graphs; those of plans that still run stay theirs."""
-        self._graphs.clear()
-        self._waiting.clear()
-
-    def stats(self) -> dict[str, int]:
-        """How many graphs there are and what they take, how many forms of calls were refused, compared and differed."""
-        return {
-            "relocated": len(self._graphs),
-            "bytes": sum(graph.nbytes for graph in self._graphs.copy()),
-            "refused": self.refused,
-            "checked": self.checked,
-            "differed": self.differed,
-        }

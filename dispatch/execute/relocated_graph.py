@@ -73,7 +73,20 @@ class RelocatedGraph:
     has been compared with the library's.
     """
 
-    __slots__ = ("_buffer", "_keep", "_places", "counts", "edges", "fits", "form", "launch", "nodes", "words", "write")
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_keep",
+        "_places",
+        "counts",
+        "edges",
+        "fits",
+        "form",
+        "launch",
+        "nodes",
+        "words",
+        "write",
+    )
 
     launch: Callable[[tuple[Argument, ...]], int]
     fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form

@@ -20,7 +20,7 @@ from dispatch.device.stream import RELAXED
 from dispatch.execute import cuda_graph, graph_nodes, plan_relocation, relocated_graph
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMSET, Node
-from dispatch.execute.plan_relocation import Relocations
+from dispatch.execute.relocations import Relocations
 from dispatch.execute.relocation import Form
 
 INVALID = 1  # CUDA_ERROR_INVALID_VALUE

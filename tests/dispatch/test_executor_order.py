@@ -4,13 +4,14 @@ import ctypes
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 
 from dispatch.core.request import Plan
 from dispatch.device.cuda import CudaDevice
 from dispatch.errors import WorkerFailed
-from dispatch.execute import cuda_executor, plan_relocation
+from dispatch.execute import cuda_executor, relocations
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.keys import F32
 
@@ -144,7 +145,7 @@ def test_reads_on_two_streams_do_not_wait_for_each_other(run):
 
 
 def test_an_executor_keeps_as_many_graphs_as_it_may_and_lets_the_oldest_go(run, monkeypatch):
-    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(relocations, "MAX_GRAPHS", 2)
 
     def work(driver, dev):
         user = User(driver, dev)
@@ -243,5 +244,27 @@ def test_what_prepared_calls_hold_addresses_of_is_not_let_go(run, is_prepared):
         executor.prepared = is_prepared
         executor.release()
         assert [bool(kept) for kept in (executor._zeros, executor._pages, executor._scalars)] == [is_prepared] * 3
+
+    run(work)
+
+
+def test_what_is_forgotten_lets_its_graphs_go_at_once(run):
+    """Not only where the device is released: a plan that is chosen anew would add one to those of all before it."""
+
+    def work(driver, dev):
+        user, tensor = User(driver, dev), dev.zeros((4, 8))
+        executor, kept, graphs = user.executor, user.plan, []
+        for number in range(20):
+            plan = executor.plans[number] = Nothing(None, capture_safe=True)
+            executor.relocations.wait(plan, (tensor.ptr,))
+            assert executor.relocate(plan, (tensor.ptr,)) == ""
+            graphs.append(ref(plan.relocation.graphs[0]))
+            del plan
+        assert executor.relocate(kept, (tensor.ptr,)) == ""
+        assert executor.relocation_stats()["relocated"] == 21
+        executor.forget()
+        assert executor.relocation_stats()["relocated"] == 1, "that of the plan which somebody has"
+        assert all(graph() is None for graph in graphs)
+        assert kept.launch
 
     run(work)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch.execute import plan_relocation
+from dispatch.execute import plan_relocation, relocations
 from dispatch.execute.graph_nodes import KERNEL, Node
 from dispatch.execute.plan_relocation import AGAIN, BACK_OFF, EVERY, FIRST, LOST, MOST_FORMS, NEVER, NOT_SAFE
 from dispatch.execute.relocated_graph import FIRST_CHECK
@@ -366,7 +366,7 @@ def test_a_plan_that_was_called_again_may_be_learnt_while_nothing_is_to_be_done(
     assert plan.launch is not None
     called(executor, plan, 20)
     assert len(plan.called) == AGAIN
-    monkeypatch.setattr(plan_relocation, "MAX_WAITING", 2)
+    monkeypatch.setattr(relocations, "MAX_WAITING", 2)
     others = [stand_in.LibraryPlan(call_of((0, 40, garbage()))), *(stand_in.LibraryPlan(call_of()) for _ in range(3))]
     for other, given in itertools.product((*others[1:], others[0]), ((A, B), (B, A), (A, C))):
         executor.run(other, *given)

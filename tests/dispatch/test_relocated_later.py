@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dispatch.execute import cuda_executor, plan_relocation
+from dispatch.execute import cuda_executor, plan_relocation, relocations
 from dispatch.execute.graph_nodes import Node
 from dispatch.execute.plan_relocation import EVERY, FIRST
 from dispatch.execute.relocated_graph import FIRST_CHECK, LAST_CHECK
@@ -187,7 +187,7 @@ def test_numbers_that_a_word_cannot_hold_are_the_library_s_own_also_when_a_compa
 
 # -- what goes --------------------------------------------------------------------------------------------------------
 def test_the_oldest_graph_goes_and_may_be_learnt_again(executor, driver, monkeypatch):
-    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(relocations, "MAX_GRAPHS", 3)
     made = [stand_in.LibraryPlan(call_of()) for _ in range(5)]
     for plan in made:
         assert executor.relocate(plan, (A, B)) == ""
@@ -245,24 +245,33 @@ def beside():
 
 
 def test_stats_are_told_while_another_thread_learns(executor, beside):
-    relocations = executor.relocations
-    plan = SimpleNamespace(relocation=SimpleNamespace(drop=lambda *_: None))
-    for _ in range(plan_relocation.MAX_GRAPHS):
-        relocations.add(plan, Counted())
-    beside(lambda: relocations.add(plan, Counted()))
+    graphs = []
+
+    class HoldingPlan:
+        relocation = SimpleNamespace(drop=lambda *_: None)
+
+    plan = HoldingPlan()
+
+    def add():
+        graphs.append(Counted())
+        executor.relocations.add(plan, graphs[-1])
+        del graphs[: -2 * relocations.MAX_GRAPHS]
+
+    for _ in range(relocations.MAX_GRAPHS):
+        add()
+    beside(add)
     for _ in range(300):
-        assert relocations.stats()["relocated"] >= plan_relocation.MAX_GRAPHS
+        assert executor.relocations.stats()["relocated"] >= relocations.MAX_GRAPHS
 
 
 def test_plans_that_wait_are_forgotten_while_one_is_learnt(executor, beside):
-    relocations = executor.relocations
-    made = [stand_in.LibraryPlan(call_of()) for _ in range(plan_relocation.MAX_WAITING + 8)]
+    made = [stand_in.LibraryPlan(call_of()) for _ in range(relocations.MAX_WAITING + 8)]
     for plan in made:
         plan.relocation = SimpleNamespace(learn_some=lambda *_: False)
-    beside(relocations.clear)
+    beside(executor.relocations.forget)
     for plan in itertools.islice(itertools.cycle(made), 30_000):
-        relocations.wait(plan, ())
-        assert not relocations.learn(executor)
+        executor.relocations.wait(plan, ())
+        assert not executor.relocations.learn(executor)
 
 
 # -- calls within calls -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 import dispatch as dp
 from cudabind import driver
-from dispatch.execute import plan_relocation
+from dispatch.execute import plan_relocation, relocations
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -129,7 +129,7 @@ def test_preparing_runs_nothing(dev, rng):
 
 
 def test_the_cache_of_records_is_bounded_and_evicted_calls_still_work(dev, rng, monkeypatch):
-    monkeypatch.setattr(plan_relocation, "MAX_GRAPHS", 4)
+    monkeypatch.setattr(relocations, "MAX_GRAPHS", 4)
     monkeypatch.setattr(plan_relocation, "FIRST", 2)
     monkeypatch.setattr(plan_relocation, "EVERY", 1)
     a, b = operand(dev, rng, N, N), operand(dev, rng, N, N)
