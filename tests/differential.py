@@ -31,7 +31,7 @@ from differential_suspects import find, replay
 
 import dispatch as dp
 from dispatch.execute import executor as executor_module
-from dispatch.execute import plan_relocation, relocations
+from dispatch.execute import relocations
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass.headers import HeadersMissing
 from dispatch.ops.matmul import shortcut as shortcut_module

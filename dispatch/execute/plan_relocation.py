@@ -19,6 +19,7 @@ from dispatch.logs import log
 
 if TYPE_CHECKING:
     import ctypes
+
     from dispatch.core.request import Argument, Plan
     from dispatch.execute.relocations import Recorder
 

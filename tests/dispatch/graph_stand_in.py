@@ -20,8 +20,8 @@ from dispatch.device.stream import RELAXED
 from dispatch.execute import cuda_graph, graph_nodes, plan_relocation, relocated_graph
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMSET, Node
-from dispatch.execute.relocations import Relocations
 from dispatch.execute.relocation import Form
+from dispatch.execute.relocations import Relocations
 
 INVALID = 1  # CUDA_ERROR_INVALID_VALUE
 CONTEXT, OTHERS = 7, 8  # the executor's, and another device's
