@@ -75,7 +75,7 @@ def _check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
 def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tuple[Any, Any]:
     """y, and GELU's argument (rows, out) where it is to be kept."""
     shape = (*x.shape[:-1], weight.shape[0])
-    a, b = rows_of(x), _filter(weight).T
+    a, b = rows_of(x), _filter(weight).t()
     given = {} if bias is None else {"bias": dense(bias)}
     if keep:
         epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
@@ -87,7 +87,8 @@ def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tup
 
 def _filter(weight: Any) -> Any:
     """The weights with dense rows or columns."""
-    return weight if weight.T.is_contiguous() else rows_of(weight)
+    rows, (between, within) = weight.shape[0], weight.stride()
+    return weight if between == 1 and within == rows else rows_of(weight)
 
 
 def _forward_fake(x: Any, weight: Any, _bias: Any, _activation: str, keep: bool) -> tuple[Any, Any]:

@@ -6,15 +6,86 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad, profiler
 
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ALIGNED", "autocast", "check_tensors", "define", "dense", "leading", "nothing", "rows_of"]
+__all__ = ["ALIGNED", "Op", "autocast", "check_tensors", "define", "dense", "leading", "nothing", "rows_of"]
 
 ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
+
+
+# A call through PyTorch's dispatcher costs 7 µs in Python, and 18 with a gradient; these say that nothing listens there.
+# What a version of torch does not have is taken for a listener.
+_LISTENERS = tuple(
+    getattr(torch._C, name, lambda: True)
+    for name in (
+        *("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled"),
+        *("_are_functorch_transforms_active", "_is_tracing"),
+    )
+)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def _alone(operands: tuple[Any, ...]) -> bool:
+    """Whether torch would do nothing but run the op: no transformation, mode, trace, profiler, or class of others."""
+    if torch.compiler.is_compiling():
+        return False
+    for listens in _LISTENERS:
+        if listens():
+            return False
+    if forward_ad._current_level >= 0 or profiler._is_profiler_enabled:
+        return False
+    for x in operands:
+        if isinstance(x, torch.Tensor) and not (
+            type(x) in _PLAIN and (x.is_cpu or x.is_cuda) and not x.is_neg() and not x._is_zerotensor()
+        ):
+            return False
+    return True
+
+
+class Op:
+    """A custom op of torch's, called by the shortest way that means the same.
+
+    Attributes:
+        overload: the op as torch.compile, torch.export, transformations and modes see it.
+    """
+
+    __slots__ = ("_forward", "_function", "overload")
+
+    def __init__(self, overload: Any, forward: Callable[..., Any], save: Any, backward: Any) -> None:
+        self.overload = overload
+        self._forward = forward
+        self._function = None if backward is None else _function(forward, save, backward)
+
+    def __call__(self, *operands: Any) -> Any:
+        if not _alone(operands):
+            return self.overload(*operands)
+        if torch.is_grad_enabled():
+            for x in operands:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    return self.overload(*operands) if self._function is None else self._function.apply(*operands)
+        return self._forward(*operands)
+
+
+def _function(forward: Callable[..., Any], save: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    """The torch.autograd.Function of an op's forward and backward."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *operands: Any) -> Any:
+            output = forward(*operands)
+            save(ctx, operands, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return backward(ctx, *gradients)
+
+    return Function
 
 
 def define(
@@ -25,7 +96,7 @@ def define(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     vmap: Callable[..., Any] | None = None,
-) -> Any:
+) -> Op:
     """A custom op `dispatch::name` of torch's: what runs, what it gives without running, and its gradient.
 
     Without `backward` a gradient through the op is refused by torch, as that of a gradient is; without `vmap` so is
@@ -36,7 +107,7 @@ def define(
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
     op.register_vmap(_refuse_vmap(name) if vmap is None else vmap)
-    return op
+    return Op(getattr(torch.ops.dispatch, name).default, forward, save, backward)
 
 
 def _refuse_vmap(name: str) -> Callable[..., Any]:
@@ -90,9 +161,11 @@ def dense(x: Any, memory_format: torch.memory_format = torch.contiguous_format) 
 
 def rows_of(x: Any) -> Any:
     """(…, k) as a matrix with dense rows that do not overlap: a view where its strides allow it."""
-    x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if x.ndim != 2:
+        x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     rows, k = x.shape
-    if (x.stride(1) == 1 or k <= 1) and (x.stride(0) >= k or rows <= 1):
+    between, within = x.stride()
+    if (within == 1 or k <= 1) and (between >= k or rows <= 1):
         return x
     return x.contiguous()
 

@@ -63,12 +63,12 @@ def test_operands_that_lie_otherwise():
 def test_opcheck(dtype):
     for causal, scale in ((False, None), (True, 0.25)):
         given = operands(dtype)
-        torch.library.opcheck(attention.ATTENTION, (*given, causal, scale))
+        torch.library.opcheck(attention.ATTENTION.overload, (*given, causal, scale))
         with torch.no_grad():
             results = attention.ATTENTION(*given, causal, scale)
         detached = [t.detach() for t in given]
         do = torch.randn_like(results[0])
-        torch.library.opcheck(attention.ATTENTION_BACKWARD, (do, *detached, *results, causal, scale))
+        torch.library.opcheck(attention.ATTENTION_BACKWARD.overload, (do, *detached, *results, causal, scale))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

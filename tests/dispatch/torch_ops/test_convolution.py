@@ -89,11 +89,11 @@ def test_opcheck(last):
     for bias, (activation, residual) in itertools.product((True, False), FUSED):
         given = operands(bias=bias, residual=residual, last=last, **STEPS)
         tensors = [given.get(name) for name in ("x", "weight", "bias", "residual")]
-        torch.library.opcheck(convolution.CONV, (*tensors, [2, 1, 1, 2, 1, 2], 1, activation == "relu"))
+        torch.library.opcheck(convolution.CONV.overload, (*tensors, [2, 1, 1, 2, 1, 2], 1, activation == "relu"))
     x, weight = (t.detach() for t in tensors[:2])
     dz = torch.randn(F.conv2d(x, weight).shape, dtype=F64)
     for needs in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(convolution.CONV_BACKWARD, (dz, x, weight, [1, 1, 0, 0, 1, 1], 1, *needs))
+        torch.library.opcheck(convolution.CONV_BACKWARD.overload, (dz, x, weight, [1, 1, 0, 0, 1, 1], 1, *needs))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

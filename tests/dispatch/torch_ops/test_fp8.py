@@ -62,11 +62,11 @@ def test_opcheck_and_compile():
     torch.compiler.reset()
     given, scales = operands(5, 48)
     for bias in (given[2], None):
-        torch.library.opcheck(fp8.FP8_LINEAR, (*given[:2], bias, *scales.values()))
+        torch.library.opcheck(fp8.FP8_LINEAR.overload, (*given[:2], bias, *scales.values()))
     detached = [t.detach() for t in given]
     for needs in ((True, True), (True, False), (False, True)):
         dy = torch.randn(5, 32, dtype=torch.bfloat16)
-        torch.library.opcheck(fp8.FP8_BACKWARD, (dy, *detached[:2], *scales.values(), *needs))
+        torch.library.opcheck(fp8.FP8_BACKWARD.overload, (dy, *detached[:2], *scales.values(), *needs))
     compiled = torch.compile(fp8.fp8_linear, backend="aot_eager", fullgraph=True)
     y, expected = compiled(*given, **scales), fp8.fp8_linear(*given, **scales)
     beside.close([y, *beside.gradients(y, given)], [expected, *beside.gradients(expected, given)], 0)

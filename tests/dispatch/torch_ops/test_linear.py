@@ -140,12 +140,12 @@ def test_opcheck(activation, dtype):
         given = operands(2, 3, 7, bias=bias, dtype=dtype)
         filled = [*given, None][:3]
         for keep in {False, activation == "gelu"}:
-            torch.library.opcheck(products.LINEAR, (*filled, activation, keep))
+            torch.library.opcheck(products.LINEAR.overload, (*filled, activation, keep))
         x, weight = (t.detach() for t in given[:2])
         saved = None if activation == "none" else torch.randn(6, 4, dtype=dtype)
         dy = torch.randn(2, 3, 4, dtype=dtype)
         for needs in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
-            torch.library.opcheck(products.LINEAR_BACKWARD, (dy, x, weight, saved, activation, *needs))
+            torch.library.opcheck(products.LINEAR_BACKWARD.overload, (dy, x, weight, saved, activation, *needs))
 
 
 class Mlp(torch.nn.Module):

@@ -85,11 +85,11 @@ def test_without_weight_or_bias():
 def test_opcheck(dtype):
     x, weight, bias = operands((3, 5, 8), (8,), dtype)
     for given in ((bias, "layer"), (None, "layer"), (None, "rms")):
-        torch.library.opcheck(norms.NORM, (x, weight, *given, 1e-5))
+        torch.library.opcheck(norms.NORM.overload, (x, weight, *given, 1e-5))
         with torch.no_grad():
             _, *statistics = norms.NORM(x, weight, *given, 1e-5)
         detached = (torch.randn_like(x), x.detach(), weight.detach(), *statistics)
-        torch.library.opcheck(norms.NORM_BACKWARD, (*detached, given[1], 1e-5))
+        torch.library.opcheck(norms.NORM_BACKWARD.overload, (*detached, given[1], 1e-5))
 
 
 def test_gradcheck_in_f32():

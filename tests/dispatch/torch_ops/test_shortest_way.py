@@ -1,0 +1,148 @@
+"""How `dispatch.torch` calls its ops: by torch's dispatcher where anything listens there, and directly where not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch.errors import BadRequest
+
+torch = pytest.importorskip("torch")
+linear = pytest.importorskip("dispatch.torch").linear
+products = pytest.importorskip("dispatch.torch.products")
+shared = pytest.importorskip("dispatch.torch.shared")
+
+from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+F64 = torch.float64
+
+
+def operands(grad=False):
+    torch.manual_seed(0)
+    return [torch.randn(*shape, dtype=F64).requires_grad_(grad) for shape in ((5, 7), (4, 7), (4,))]
+
+
+class Counting(TorchDispatchMode):
+    """Which ops are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def dispatched(monkeypatch):
+    """The names of the ops that are called through torch's dispatcher."""
+    names = []
+    for op in (products.LINEAR, products.LINEAR_BACKWARD):
+        overload = op.overload
+        monkeypatch.setattr(op, "overload", lambda *a, o=overload: (names.append(o.name()), o(*a))[1])
+    return names
+
+
+def test_eager_calls_pass_the_dispatcher_by(dispatched):
+    x, weight, bias = operands()
+    plain = linear(x, weight, bias, "gelu")
+    for t in (weight, bias):
+        t.requires_grad_()
+    y = linear(x, torch.nn.Parameter(weight), bias, "gelu")
+    y.sum().backward()
+    assert torch.equal(plain, y)
+    with torch.no_grad():
+        assert not linear(x, weight, bias).requires_grad
+    with torch.inference_mode():
+        assert linear(x, weight, bias).is_inference()
+    assert dispatched == []
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_both_ways_give_the_same_bits(activation, monkeypatch):
+    found = []
+    for alone in (True, False):
+        if not alone:
+            monkeypatch.setattr(shared, "_alone", lambda _: False)
+        given = operands(grad=True)
+        y = linear(*given, activation)
+        found.append([y, *torch.autograd.grad(y.square().sum(), given)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_modes_see_the_op():
+    with Counting() as mode:
+        linear(*operands())
+    assert "dispatch.linear.default" in mode.called
+    traced = make_fx(lambda *t: linear(*t, "relu"))(*operands())
+    assert "dispatch.linear.default" in {str(node.target) for node in traced.graph.nodes}
+    with torch.profiler.profile() as profile:
+        linear(*operands())
+    assert "dispatch::linear" in {event.name for event in profile.events()}
+
+
+def test_functions_of_torch_see_it_in_a_mode():
+    class Named(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with Named():
+        linear(*operands())
+    assert any("dispatch.linear" in name for name in seen)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit is
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # about the checks of shapes
+def test_a_trace_has_the_op():
+    given = operands()
+    traced = torch.jit.trace(lambda x: linear(x, *given[1:]), (given[0],), check_trace=False)
+    other = torch.randn(5, 7, dtype=F64)
+    assert torch.equal(traced(other), linear(other, *given[1:]))
+
+
+def test_subclasses_and_negative_views_go_through_the_dispatcher(dispatched):
+    class Other(torch.Tensor):
+        pass
+
+    x, weight, bias = operands()
+    expected = linear(x, weight, bias)
+    assert dispatched == []
+    with pytest.raises(BadRequest, match="a torch.Tensor or Parameter itself"):
+        linear(x.as_subclass(Other), weight, bias)
+    negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert negative.is_neg()
+    assert torch.equal(linear(negative, weight, bias), expected)
+    assert len(dispatched) == 2
+    assert linear(x.to("meta"), weight.to("meta")).is_meta
+    assert len(dispatched) == 3
+
+
+def test_forward_gradients_go_through_the_dispatcher(dispatched):
+    x, weight, bias = operands()
+    with forward_ad.dual_level():
+        linear(x, weight, bias)
+    assert dispatched == ["dispatch::linear"]
+
+
+def test_the_backward_of_a_mode_is_dispatched(dispatched):
+    y = linear(*operands(grad=True))
+    with Counting() as mode:
+        y.sum().backward()
+    assert "dispatch.linear_backward.default" in mode.called
+    assert dispatched == ["dispatch::linear_backward"]
+
+
+def test_checkpoints_and_hooks_for_saved_tensors():
+    given = operands(grad=True)
+    expected = torch.autograd.grad(linear(*given, "gelu").sum(), given)
+    again = torch.utils.checkpoint.checkpoint(lambda *t: linear(*t, "gelu"), *given, use_reentrant=False)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        y = linear(*given, "gelu")
+    assert packed
+    for one in (again, y):
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(one.sum(), given), expected, strict=True))
