@@ -4,6 +4,7 @@ Each is a `torch.library` custom op with a rule for fake tensors and a gradient,
 and autocast work through it. CUDA tensors run on torch's current stream, those of the CPU on the `host` backend.
 
     products      linear with an activation
+    mlps          mlp: two linear layers with an activation between
     fp8           fp8_linear
     norms         layer_norm, rms_norm
     attention     scaled_dot_product_attention
@@ -23,6 +24,7 @@ from dispatch.torch.fp8 import fp8_linear as fp8_linear
 from dispatch.torch.fusing import Note as Note
 from dispatch.torch.fusing import Report as Report
 from dispatch.torch.fusing import fuse as fuse
+from dispatch.torch.mlps import mlp as mlp
 from dispatch.torch.norms import layer_norm as layer_norm
 from dispatch.torch.norms import rms_norm as rms_norm
 from dispatch.torch.products import linear as linear
@@ -35,6 +37,7 @@ __all__ = [
     "fuse",
     "layer_norm",
     "linear",
+    "mlp",
     "rms_norm",
     "scaled_dot_product_attention",
 ]

@@ -14,7 +14,7 @@ from dispatch.torch.shared import autocast, check_tensors, define, dense, leadin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["linear"]
+__all__ = ["argument_fake", "check", "dense_lines", "linear", "weight_gradients"]
 
 matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
 aten = torch.ops.aten
@@ -51,14 +51,15 @@ def linear(
     BadRequest for operands that do not fit.
     """
     x, weight, bias = autocast(x, weight, bias)
-    _check(x, weight, bias, activation)
+    check(x, weight, bias, activation)
     kind = activation or "none"
     followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
     y: torch.Tensor = LINEAR(x, weight, bias, kind, kind == "gelu" and followed)[0]
     return y
 
 
-def _check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
+def check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
+    """BadRequest for operands that make no linear layer."""
     check_tensors(DTYPES, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     if activation not in (None, "relu", "gelu"):
         hint = '"gelu" is the tanh approximation'
@@ -75,7 +76,7 @@ def _check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
 def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tuple[Any, Any]:
     """y, and GELU's argument (rows, out) where it is to be kept."""
     shape = (*x.shape[:-1], weight.shape[0])
-    a, b = rows_of(x), _filter(weight).t()
+    a, b = rows_of(x), dense_lines(weight).t()
     given = {} if bias is None else {"bias": dense(bias)}
     if keep:
         epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
@@ -85,7 +86,7 @@ def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tup
     return y.view(shape), nothing(x)
 
 
-def _filter(weight: Any) -> Any:
+def dense_lines(weight: Any) -> Any:
     """The weights with dense rows or columns."""
     rows, (between, within) = weight.shape[0], weight.stride()
     return weight if between == 1 and within == rows else rows_of(weight)
@@ -93,10 +94,11 @@ def _filter(weight: Any) -> Any:
 
 def _forward_fake(x: Any, weight: Any, _bias: Any, _activation: str, keep: bool) -> tuple[Any, Any]:
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    return y, _argument_fake(x, weight.shape[0]) if keep else nothing(x)
+    return y, argument_fake(x, weight.shape[0]) if keep else nothing(x)
 
 
-def _argument_fake(x: Any, n: Any) -> Any:
+def argument_fake(x: Any, n: Any) -> Any:
+    """GELU's argument as a product of x's rows with n columns stores it, uninitialized."""
     rows = 1
     for extent in x.shape[:-1]:
         rows = rows * extent
@@ -135,23 +137,28 @@ def _gradients(
     dy: Any, x: Any, weight: Any, saved: Any, activation: str, of_x: bool, of_weight: bool, of_bias: bool
 ) -> tuple[Any, Any, Any]:
     """dx, dweight, dbias; `saved` is the result of a ReLU, or the argument of GELU."""
-    dz, n = rows_of(dy), weight.shape[0]
+    dz = rows_of(dy)
     if activation == "relu":
         dz = aten.threshold_backward(dz, saved.reshape(dz.shape), 0)
     elif activation == "gelu":
         dz = aten.gelu_backward(dz, saved.reshape(dz.shape), approximate="tanh")
     dz = rows_of(dz)
-    dx = matmul(dz, _filter(weight)).view(x.shape) if of_x else nothing(x)
+    dx = matmul(dz, dense_lines(weight)).view(x.shape) if of_x else nothing(x)
+    return dx, *weight_gradients(dz, x, of_weight, of_bias)
+
+
+def weight_gradients(dz: Any, x: Any, of_weight: bool, of_bias: bool) -> tuple[Any, Any]:
+    """dzᵀ · x, and the sums of dz's columns, in one product where both are asked for; x is (…, in)."""
     dweight, dbias = nothing(x), nothing(x)
-    if of_weight and of_bias and weight.numel():
-        dbias = x.new_empty(n)
-        dweight, _ = matmul(dz.contiguous().T, rows_of(x), epilogue=Epilogue.BGRADA, bgrad=dbias)
-    else:
-        if of_weight:
-            dweight = matmul(dz.T, rows_of(x))
-        if of_bias:
-            dbias = dz.sum(0)
-    return dx, dweight, dbias
+    if of_weight and of_bias and dz.shape[1] and x.shape[-1]:
+        dbias = x.new_empty(dz.shape[1])
+        dweight, _ = matmul(dz.contiguous().t(), rows_of(x), epilogue=Epilogue.BGRADA, bgrad=dbias)
+        return dweight, dbias
+    if of_weight:
+        dweight = matmul(dz.t(), rows_of(x))
+    if of_bias:
+        dbias = dz.sum(0)
+    return dweight, dbias
 
 
 def _gradients_fake(

@@ -18,7 +18,7 @@ __all__ = ["ALIGNED", "Op", "autocast", "check_tensors", "define", "dense", "lea
 ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
 
 
-# A call through PyTorch's dispatcher costs 7 µs in Python, and 18 with a gradient; these say that nothing listens there.
+# A call through torch's dispatcher costs 7 µs in Python, 18 with a gradient; these say whether anything listens there.
 # What a version of torch does not have is taken for a listener.
 _LISTENERS = tuple(
     getattr(torch._C, name, lambda: True)

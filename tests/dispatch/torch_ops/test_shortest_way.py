@@ -111,7 +111,7 @@ def test_subclasses_and_negative_views_go_through_the_dispatcher(dispatched):
     x, weight, bias = operands()
     expected = linear(x, weight, bias)
     assert dispatched == []
-    with pytest.raises(BadRequest, match="a torch.Tensor or Parameter itself"):
+    with pytest.raises(BadRequest, match=r"a torch\.Tensor or Parameter itself"):
         linear(x.as_subclass(Other), weight, bias)
     negative = torch.complex(torch.zeros_like(x), -x).conj().imag
     assert negative.is_neg()

@@ -1,0 +1,183 @@
+"""`mlp`: two linear layers with an activation between them; its gradient, too, is fused to the products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Epilogue
+from dispatch.ops.matmul import matmul as _matmul
+from dispatch.torch import products
+from dispatch.torch.products import argument_fake, dense_lines, weight_gradients
+from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, dense, leading, nothing, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["mlp"]
+
+matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
+MASK = 128  # columns: the bit mask of a ReLU has so many for each 16 bytes
+
+
+def mlp(
+    x: torch.Tensor,
+    weight1: torch.Tensor,
+    bias1: torch.Tensor | None,
+    weight2: torch.Tensor,
+    bias2: torch.Tensor | None = None,
+    activation: str = "gelu",
+) -> torch.Tensor:
+    """activation(x · weight1ᵀ + bias1) · weight2ᵀ + bias2, in two products.
+
+    Args:
+        x: (…, in), with any number of leading axes; f64, f32, f16 or bf16.
+        weight1, weight2: (hidden, in) and (out, hidden), as torch.nn.Linear has them; of x's dtype.
+        bias1, bias2: (hidden,) and (out,), of x's dtype.
+        activation: "relu", or "gelu", which is the tanh approximation, see `linear`.
+
+    Gives back (…, out) of x's dtype. The gradient is four products and nothing between them: that by the hidden layer
+    multiplies with the activation's slope and sums up for bias1 in its epilogue (DRELU_BGRAD, DGELU_BGRAD), from a bit
+    mask or GELU's argument, which the forward stores where a gradient is needed. Autocast, gradients of gradients and
+    vmap are as in `linear`. Raises BadRequest for operands that do not fit.
+    """
+    x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)
+    if activation not in ("relu", "gelu"):
+        raise BadRequest("activation", repr(activation), '"relu" or "gelu"', '"gelu" is the tanh approximation')
+    _check(x, weight1, bias1, weight2, bias2)
+    tensors = (x, weight1, bias1, weight2, bias2)
+    followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    y: torch.Tensor = MLP(*tensors, activation, followed)[0]
+    return y
+
+
+def _check(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any) -> None:
+    given = {"x": x, "weight1": weight1, "bias1": bias1, "weight2": weight2, "bias2": bias2}
+    check_tensors(products.DTYPES, **{name: t for name, t in given.items() if t is not None or "bias" not in name})
+    if x.ndim < 1:
+        raise BadRequest("x", "a tensor of no axes", "(…, in)")
+    width = x.shape[-1]
+    for name, weight, bias in (("1", weight1, bias1), ("2", weight2, bias2)):
+        if weight.ndim != 2 or weight.shape[1] != width:
+            raise BadRequest(f"weight{name}", f"shape {tuple(weight.shape)}", f"(…, {width}), as layer {name} is given")
+        width = weight.shape[0]
+        if bias is not None and bias.shape != (width,):
+            raise BadRequest(f"bias{name}", f"shape {tuple(bias.shape)}", f"({width},), the rows of weight{name}")
+
+
+def _epilogue(prefix: str, activation: str, suffix: str) -> Epilogue:
+    return Epilogue[prefix + activation.upper() + suffix]
+
+
+# -- forward -------------------------------------------------------------------------------------------------------
+def _forward(
+    x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str, keep: bool
+) -> tuple[Any, Any, Any]:
+    """y, and the hidden layer (rows, hidden) and what its slopes are made of where they are to be kept."""
+    given = {} if bias1 is None else {"bias": dense(bias1)}
+    epilogue = _epilogue("", activation, ("_AUX" if keep else "") + ("" if bias1 is None else "_BIAS"))
+    found = matmul(rows_of(x), dense_lines(weight1).t(), epilogue=epilogue, **given)
+    hidden, slopes = found if keep else (found, nothing(x))
+    given = {} if bias2 is None else {"bias": dense(bias2)}
+    epilogue = Epilogue.NONE if bias2 is None else Epilogue.BIAS
+    y = matmul(hidden, dense_lines(weight2).t(), epilogue=epilogue, **given)
+    return y.view(*x.shape[:-1], weight2.shape[0]), hidden if keep else nothing(x), slopes
+
+
+def _forward_fake(
+    x: Any, weight1: Any, _bias1: Any, weight2: Any, _bias2: Any, activation: str, keep: bool
+) -> tuple[Any, Any, Any]:
+    y = x.new_empty((*x.shape[:-1], weight2.shape[0]))
+    if not keep:
+        return y, nothing(x), nothing(x)
+    n = weight1.shape[0]
+    argument = argument_fake(x, n)
+    hidden = x.new_empty(argument.shape)
+    if activation == "gelu":
+        return y, hidden, argument
+    return y, hidden, x.new_empty((argument.shape[0], (n + MASK - 1) // MASK * MASK // 8), dtype=torch.uint8)
+
+
+def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:
+    """x alone may have an axis more, which becomes a leading one; nothing is then kept for the gradient."""
+    *given, activation, _ = leading("mlp", info, in_dims, operands)
+    return MLP(*given, activation, False), (0, None, None)
+
+
+# -- backward ------------------------------------------------------------------------------------------------------
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    *tensors, activation, keep = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.activation = activation
+    ctx.save_for_backward(*tensors, *(output[1:] if keep else (None, None)))
+
+
+def _backward(ctx: Any, dy: Any, *_: Any) -> tuple[Any, ...]:
+    *tensors, hidden, slopes = ctx.saved_tensors
+    needs = [need and dy is not None for need in ctx.needs_input_grad[:5]]
+    if not any(needs):
+        return (None,) * 7
+    if hidden is None:  # not kept, as in vmap: computed again
+        _, hidden, slopes = MLP(*tensors, ctx.activation, True)
+    x, weight1, _, weight2, _ = tensors
+    grads = MLP_BACKWARD(dy, x, weight1, weight2, hidden, slopes, ctx.activation, needs)
+    return (*(grad if need else None for grad, need in zip(grads, needs, strict=True)), None, None)
+
+
+def _gradients(
+    dy: Any, x: Any, weight1: Any, weight2: Any, hidden: Any, slopes: Any, activation: str, needs: list[bool]
+) -> tuple[Any, ...]:
+    """dx, dweight1, dbias1, dweight2, dbias2."""
+    dy = rows_of(dy)
+    second = weight_gradients(dy, hidden, *needs[3:])
+    dx, dweight1, dbias1 = (nothing(x) for _ in range(3))
+    if any(needs[:3]):
+        summed = needs[2] and dy.numel() and weight1.numel()
+        epilogue = _epilogue("D", activation, "_BGRAD" if summed else "")
+        found = matmul(dy, dense_lines(weight2), aux=_as_stored(slopes, activation), epilogue=epilogue)
+        dz, dbias1 = found if summed else (found, dbias1)
+        if needs[2] and not summed:
+            dbias1 = dz.sum(0)
+        if needs[0]:
+            dx = matmul(dz, dense_lines(weight1)).view(x.shape)
+        if needs[1]:
+            dweight1, _ = weight_gradients(dz, x, True, False)
+    return dx, dweight1, dbias1, *second
+
+
+def _as_stored(slopes: Any, activation: str) -> Any:
+    """What the forward kept, with its rows as far apart as the product reads them, wherever it has been copied to."""
+    if activation == "relu":
+        return dense(slopes)
+    if slopes.stride(1) == 1 and slopes.stride(0) % products.STEP == 0 and slopes.data_ptr() % ALIGNED == 0:
+        return slopes
+    return argument_fake(slopes, slopes.shape[1]).copy_(slopes)
+
+
+def _gradients_fake(
+    _dy: Any, x: Any, weight1: Any, weight2: Any, _hidden: Any, _slopes: Any, _activation: str, needs: list[bool]
+) -> tuple[Any, ...]:
+    shapes = (x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1])
+    return tuple(x.new_empty(shape) if need else nothing(x) for shape, need in zip(shapes, needs, strict=True))
+
+
+MLP = define(
+    "mlp",
+    "(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str activation, bool keep) "
+    "-> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    _save,
+    _backward,
+    _forward_vmap,
+)
+MLP_BACKWARD = define(
+    "mlp_backward",
+    "(Tensor dy, Tensor x, Tensor weight1, Tensor weight2, Tensor hidden, Tensor slopes, str activation, bool[] needs) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
+    _gradients_fake,
+)
