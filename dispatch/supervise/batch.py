@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,10 +17,11 @@ __all__ = ["Batch"]
 class Batch:
     """Requests that were enqueued one after the other, and the event behind the last of them."""
 
-    __slots__ = ("event", "futures", "mark", "recorded", "requests")
+    __slots__ = ("began", "event", "futures", "mark", "recorded", "requests")
 
     def __init__(self, event: ctypes.c_void_p) -> None:
         self.event = event
+        self.began = perf_counter()  # as its first request was about to be enqueued
         self.recorded = False
         self.mark = 0  # for the completion's own use
         self.futures: list[Future] = []

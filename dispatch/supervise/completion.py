@@ -89,7 +89,8 @@ class Polling:
         seconds = 0.0
         if self._looks == 1:
             self._since = time.perf_counter()
-            seconds = len(batches[0].futures) * QUICKEST  # a look before that only takes the lock from others
+            # A look before that only takes the lock from others. The first have run while the last were enqueued.
+            seconds = len(batches[0].futures) * QUICKEST - (self._since - batches[0].began)
         elif self._looks >= LOOKS:
             seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
         if seconds < SHORTEST:

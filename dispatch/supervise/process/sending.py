@@ -37,7 +37,10 @@ BATCH = 128  # in one message
 MESSAGE_BYTES = 1 << 16  # after which a message is closed
 TAKEN = object()  # in the place of a request that has been; None may be what somebody submits by mistake
 NOW = (False,)  # for `map`: acquire at once or not at all
-PATIENT = 16  # requests: with so many in flight, fewer than that wait for company, for the child has enough to do
+FIRST = 32  # in the first one to a child that has nothing to do, which begins while the others are made
+# With so many requests in flight, fewer than COMPANY wait for others: the worker has something to do, and each message
+# costs both processes as much as two requests.
+BUSY, COMPANY = 4, 16
 
 
 def _waits(future: LateFuture) -> Waits:
@@ -155,7 +158,7 @@ class SendingQueue(WorkerQueue):
         if link is None or link.out is not link.flushed or self.pool.state >= CANCELLING:
             return False
         flying = len(self.sent)
-        return flying < WINDOW and (flying < PATIENT or len(self.pending) >= PATIENT)
+        return flying < WINDOW and (flying < BUSY or len(self.pending) >= COMPANY)
 
     def _send(self) -> bool:
         is_sent = False
@@ -176,7 +179,8 @@ class SendingQueue(WorkerQueue):
     def _take_some(self) -> None:
         """Move requests from the queue to `sent`, as many as make a message."""
         size = 0
-        for _ in range(min(len(self.pending) + 1, BATCH, WINDOW - len(self.sent))):
+        most = BATCH if any(queue.sent for queue in self.pool.queues) else FIRST
+        for _ in range(min(len(self.pending) + 1, most, WINDOW - len(self.sent))):
             size += self._take_next()
             if size > MESSAGE_BYTES or not self.pending:
                 break

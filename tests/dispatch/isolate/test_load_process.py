@@ -198,7 +198,7 @@ def plain(sup, trouble, kind="fine", once=""):
 def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trouble):
     with remote(streams=1, hang_seconds=0.1) as sup:
         hanging = sup.submit(plain(sup, trouble, "hang"))
-        others = [sup.submit(plain(sup, trouble)) for _ in range(sending.PATIENT - 1)]
+        others = [sup.submit(plain(sup, trouble)) for _ in range(sending.COMPANY - 2)]
         late = sup.submit(plain(sup, trouble), timeout=0.2)  # with so many in flight it waits for company
         assert isinstance(late.exception(PATIENCE), DeadlineExceeded)
         assert isinstance(hanging.exception(PATIENCE), DeadlineExceeded)
@@ -231,11 +231,11 @@ def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(re
     hold = trouble.Hold(tmp_path)
     sup = remote(streams=1)
     with hold:
-        futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.PATIENT)]
+        futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.COMPANY)]
         elsewhere = dp.device("host").zeros(8)
         refused = sup.submit(trouble.Trouble("fine", elsewhere, elsewhere))
         refused.add_done_callback(close)
-        futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.PATIENT)])  # enough to be sent, here
+        futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.COMPANY)])  # enough to be sent, here
         assert isinstance(refused.exception(PATIENCE), BadRequest)
     assert [future.exception(PATIENCE) for future in futures] == [None] * len(futures)
     sup._pool.join(PATIENCE)
