@@ -42,12 +42,13 @@ class PlanRelocation:
     `calls` counts the library's, and `due` is the one with which something is to be learnt.
     """
 
-    __slots__ = ("_every", "_exact", "_is_learning", "_learners", "calls", "due", "graphs", "refused")
+    __slots__ = ("_every", "_exact", "_is_learning", "_learners", "_whole", "calls", "due", "graphs", "refused")
 
     def __init__(self, plan: Plan) -> None:
         self.graphs: list[RelocatedGraph] = []
         self.refused: dict[Form | None, str] = {} if plan.capture_safe else {None: NOT_SAFE}
         self._learners: dict[Form, Learner] = {}
+        self._whole: set[Form] = set()  # whose call takes no fractions, it seems
         self._exact: set[Form] = set()  # whose numbers the call has in device memory
         self.calls, self.due, self._every = 1, FIRST if plan.capture_safe else NEVER, EVERY
         self._is_learning = False
@@ -158,18 +159,18 @@ class PlanRelocation:
             self._every = min(2 * self._every, BACK_OFF)  # other numbers again, of those that only exact forms have
             learner = None
         if learner is None:
-            learner = self._learners[form] = Learner(arguments, exact=form in self._exact)
+            learner = self._learners[form] = self._learner(form, arguments)
         try:
             graph = learner.step(executor, plan, arguments)
         except NotRelocatable as why:
-            if form.free and form not in self._exact:
-                self._exact.add(form)
-                del self._learners[form]
+            if self._tries_other_numbers(form, arguments, why):
                 return
             self._refuse(plan, form, str(why))
             executor.relocations.refused += 1
             return
         except Exception as error:  # noqa: BLE001  # whatever a library says of made-up addresses; a fault shows again
+            if self._tries_other_numbers(form, arguments, error):
+                return
             self._refuse(plan, form, f"{type(error).__name__}: {error}")
             executor.relocations.refused += 1
             return
@@ -177,6 +178,25 @@ class PlanRelocation:
             del self._learners[form]
             self._add(plan, graph)
             executor.relocations.add(plan, graph)
+
+    def _learner(self, form: Form, arguments: tuple[Argument, ...]) -> Learner:
+        """One that draws any numbers; only whole ones in the place of whole ones, or none, where that has failed."""
+        is_whole = form in self._whole
+        is_exact = form in self._exact or (is_whole and not Form.of(arguments, whole=True).whole)
+        return Learner(arguments, exact=is_exact, whole=is_whole and not is_exact)
+
+    def _tries_other_numbers(self, form: Form, arguments: tuple[Argument, ...], error: Exception) -> bool:
+        """Whether fewer numbers are tried, now that what was drawn before led to an error."""
+        if not self._learners[form].draws_numbers:
+            return False
+        if not isinstance(error, NumbersInMemory) and form not in self._whole and Form.of(arguments, whole=True).whole:
+            self._whole.add(form)
+        elif isinstance(error, NotRelocatable):
+            self._exact.add(form)
+        else:
+            return False
+        del self._learners[form]
+        return True
 
     def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
         """Compare what the graph would launch with what the library launches; for good, where they differ."""
@@ -218,14 +238,18 @@ class PlanRelocation:
 _words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
 
 
+class NumbersInMemory(NotRelocatable):
+    """The call has numbers in device memory, a place for each."""
+
+
 class Learner:
     """The captures of a plan for one form of arguments, until they are enough."""
 
-    def __init__(self, arguments: tuple[Argument, ...], *, exact: bool) -> None:
+    def __init__(self, arguments: tuple[Argument, ...], *, exact: bool = False, whole: bool = False) -> None:
         from random import Random  # with the first plan that is learnt: `import dispatch` stays quick
 
-        self._form = Form.of(arguments, exact=exact)
-        self._is_exact = exact
+        self._form = Form.of(arguments, exact=exact, whole=whole)
+        self._is_exact, self._is_whole = exact, whole
         self._arguments: list[tuple[Argument, ...]] = []
         self._captures: list[Nodes] = []
         self._words: tuple[Word, ...] | None = None
@@ -237,7 +261,14 @@ class Learner:
 
     def takes(self, arguments: tuple[Argument, ...]) -> bool:
         """Whether the arguments are of its form."""
-        return not self._is_exact or Form.of(arguments, exact=True) == self._form
+        if not (self._is_exact or self._is_whole):
+            return True
+        return Form.of(arguments, exact=self._is_exact, whole=self._is_whole) == self._form
+
+    @property
+    def draws_numbers(self) -> bool:
+        """Whether it draws numbers, too."""
+        return bool(self._form.free)
 
     def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
         """The next step; the graph with the last of them. Raises NotRelocatable."""
@@ -280,11 +311,11 @@ class Learner:
         self._words = words
 
     def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        drawn = made_up(arguments, self._form, self._rng)
+        drawn = made_up(arguments, self._form, self._rng, self._arguments[: len(self._captures)])
         numbers = executor.numbers_in_memory
         captured = _captured(executor, plan, drawn, self._sizes)
         if executor.numbers_in_memory != numbers and self._form.free:
-            raise NotRelocatable("the call reads numbers in device memory")
+            raise NumbersInMemory("the call reads numbers in device memory")
         if captured is None:
             self._note_lost()
             return

@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 from dispatch.device.stream import RELAXED, exchange_mode, relaxed
 from dispatch.execute.graph_nodes import KERNEL, setter
-from dispatch.execute.relocation import ADDRESS, COMPLEX, HALF, IMAGINARY, LOW, WHOLE, Form, Word
+from dispatch.execute.relocation import (
+    ADDRESS,
+    COMPLEX,
+    HALF,
+    IMAGINARY,
+    LOW,
+    MOST_WHOLE,
+    NARROWED,
+    WHOLE,
+    Form,
+    Word,
+    narrowed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,6 +136,7 @@ class RelocatedGraph:
             "fs": raw.cast("f"),
             "half": partial(struct.pack_into, "<e", raw),
             "double": partial(struct.pack_into, "<d", raw),
+            "narrowed": narrowed,
             "copysign": math.copysign,
             "before": before,
             "mode": ctypes.byref(before),
@@ -293,6 +306,7 @@ def _misfits(form: Form) -> list[str]:
             tests.append(f"x{place} == 0 or x{place} == 1")
             if kind is float:
                 tests.append(f"isinstance(x{place}, COMPLEX)")
+    tests += [f"x{place} % 1 != 0 or not -{MOST_WHOLE} < x{place} < {MOST_WHOLE}" for place in form.whole]
     tests += _other_zeros(form, "x{}")
     operands = form.operands
     if operands:
@@ -338,6 +352,8 @@ def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
         value = f"({value} + {word.step}) & {HALF - 1}"
     elif word.part == WHOLE:
         value = f"int({value}.real)"
+    elif word.part == NARROWED:
+        value = f"narrowed({value}.real)"
     elif form.kinds[word.argument] is complex:
         value = f"{value}.{'imag' if word.part == IMAGINARY else 'real'}"
     if word.code == "e":

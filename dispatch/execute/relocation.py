@@ -10,6 +10,7 @@ is learnt. This module calls no library and no driver.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument
 
-__all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up"]
+__all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up", "narrowed"]
 
 LEARNT = 3  # captures that words are found in
 PROVING = 2  # that they must predict, at least
 MOST_ALIGNED = 256  # bytes: what layouts promise at most
 LOWEST, HIGHEST = 1 << 33, 1 << 46  # made-up addresses
+NEAR = 1 << 32  # bytes that all operands of some captures lie within: less than half of them is what 32 bits can tell
+SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of captures in turn
 SPECIAL = (0.0, 1.0)  # numbers that libraries take another way for
 COMPLEX = (complex, np.complexfloating)  # a np.complex64 is no complex
 MOST_WHOLE = 1 << 11  # whole numbers below are the same in every format, f16 included
-ADDRESS, LOW, REAL, IMAGINARY, WHOLE = range(5)
+ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED = range(6)
 WRAP, HALF = 1 << 64, 1 << 32
 
 
@@ -56,7 +59,14 @@ class Word(NamedTuple):
         if self.part == WHOLE:
             return int(argument.real)
         number = argument.imag if self.part == IMAGINARY else argument.real
+        if self.part == NARROWED:
+            return narrowed(number)
         return ctypes.c_float(number).value if self.code == "f" else number  # too large a one is infinity
+
+
+def narrowed(number: float) -> float:
+    """A number as a float has it, before it becomes a half: rounded twice, one in 8,192 becomes another."""
+    return ctypes.c_float(number).value
 
 
 class Form(NamedTuple):
@@ -64,17 +74,22 @@ class Form(NamedTuple):
 
     `kinds` has int for an address, float or complex for a number. `fixed` has None for an address and for a number that
     may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first operand at the
-    same address, `zeros` the text of fixed numbers that equal others, as 0.0 does -0.0.
+    same address, `zeros` the text of fixed numbers that equal others, as 0.0 does -0.0. `whole` has the places of
+    numbers that may be any small whole ones, for a call that takes no fractions.
     """
 
     kinds: tuple[type, ...]
     fixed: tuple[Argument | None, ...]
     same: tuple[int, ...]
     zeros: tuple[str, ...]
+    whole: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, arguments: Sequence[Argument], *, exact: bool = False) -> Form:
-        """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone."""
+    def of(cls, arguments: Sequence[Argument], *, exact: bool = False, whole: bool = False) -> Form:
+        """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone.
+
+        `whole`: numbers of these that are whole may only be others that are.
+        """
         first: dict[Argument, int] = {}
         kinds = tuple(
             int if type(argument) is int else complex if isinstance(argument, COMPLEX) else float
@@ -93,7 +108,12 @@ class Form(NamedTuple):
             for kind, number in zip(kinds, fixed, strict=True)
             if number is not None and (kind is complex or (kind is float and number == 0))
         )
-        return cls(kinds, fixed, same, zeros)
+        only = tuple(
+            place
+            for place, (argument, kind, number) in enumerate(zip(arguments, kinds, fixed, strict=True))
+            if whole and kind is float and number is None and float(argument.real).is_integer()
+        )
+        return cls(kinds, fixed, same, zeros, only)
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -110,29 +130,63 @@ class Form(NamedTuple):
         return [place for place, number in enumerate(self.fixed) if number is None]
 
 
-def made_up(arguments: Sequence[Argument], form: Form, rng: random.Random) -> tuple[Argument, ...]:
-    """Arguments of a form at addresses drawn independently, each exactly as aligned as the one given."""
+def made_up(
+    arguments: Sequence[Argument], form: Form, rng: random.Random, before: Sequence[Sequence[Argument]] = ()
+) -> tuple[Argument, ...]:
+    """Arguments of a form at addresses drawn independently, each exactly as aligned as the one given.
+
+    `before` has those that were drawn for earlier captures of the call. Of two in turn, the second has the operands in
+    the opposite order in memory, and numbers of the opposite sign: the lesser of two addresses follows neither.
+    """
     drawn = list(arguments)
-    for place in form.operands:
-        drawn[place] = _address(int(arguments[place].real), rng)
+    last = before[-1] if before else None
+    pages = _pages(form, rng, last if len(before) % 2 else None, SPANS[len(before) % len(SPANS)])
+    for place, page in zip(form.operands, pages, strict=True):
+        drawn[place] = page + _beside(int(arguments[place].real), rng)
     for place in form.free:
-        drawn[place] = _number(arguments[place], rng)
+        if place in form.whole:
+            drawn[place] = float(rng.randrange(2, MOST_WHOLE))
+        elif form.kinds[place] is complex:
+            parts = (None, None) if last is None else (last[place].real, last[place].imag)
+            drawn[place] = complex(*(_number(part, rng) for part in parts))
+        else:
+            drawn[place] = _number(None if last is None else last[place].real, rng)
     return tuple(drawn[place] for place in form.same)
 
 
-def _address(real: int, rng: random.Random) -> int:
+def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span: int) -> list[int]:
+    """A multiple of MOST_ALIGNED for each operand, all within a span; in the opposite order of `last`, if given."""
+    count = len(form.operands)
+    base = rng.randrange(LOWEST, HIGHEST - span + 1) // MOST_ALIGNED * MOST_ALIGNED
+    pages = [base + MOST_ALIGNED * number for number in rng.sample(range(span // MOST_ALIGNED), count)]
+    if last is None:
+        return pages
+    ordered = sorted(range(count), key=lambda number: -int(last[form.operands[number]].real))
+    given = dict(zip(ordered, sorted(pages), strict=True))
+    return [given[number] for number in range(count)]
+
+
+def _beside(real: int, rng: random.Random) -> int:
+    """How far behind a multiple of MOST_ALIGNED: no more aligned than the address given."""
     alignment = min(MOST_ALIGNED, real & -real)
-    drawn = rng.randrange(LOWEST, HIGHEST) // MOST_ALIGNED * MOST_ALIGNED
-    if alignment < MOST_ALIGNED:  # no more aligned than the one given
-        drawn += alignment * (2 * rng.randrange(MOST_ALIGNED // alignment // 2) + 1)
-    return drawn
+    if alignment == MOST_ALIGNED:
+        return 0
+    return alignment * (2 * rng.randrange(MOST_ALIGNED // alignment // 2) + 1)
 
 
-def _number(real: Argument, rng: random.Random) -> Argument:
-    if isinstance(real, COMPLEX):
-        return complex(rng.uniform(-9, 9), rng.uniform(-9, 9))
-    whole = float(real.real).is_integer()  # integers' products may take no others
-    return float(rng.randrange(2, MOST_WHOLE)) if whole else rng.uniform(-9, 9)
+def _number(last: float | None, rng: random.Random) -> float:
+    """A number of whose forms no two are the same: whole by any rounding, half by way of a float and at once.
+
+    It is between two halves, but for less than a float tells, on the side of that which is odd: as a float it is in
+    their middle, and goes to the even one.
+    """
+    size = rng.randrange(1, 8) + rng.uniform(0.5, 1)
+    exponent = math.frexp(size)[1] - 11  # of the last bit of a half
+    half = int(math.ldexp(size, -exponent))
+    beyond = math.ldexp(rng.uniform(0.1, 0.9), exponent - 15)
+    size = math.ldexp(half + 0.5, exponent) + (-beyond if half % 2 else beyond)
+    is_negative = rng.random() < 0.5 if last is None else last > 0
+    return -size if is_negative else size
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
@@ -222,9 +276,10 @@ def _half(
 ) -> Word | None:
     """A number in half a word, which two of them may share."""
     for place in form.free:
-        word = Word(number, offset, "e", place, REAL)
-        if _holds_in_all(word, found, arguments):
-            return word
+        for part in (REAL, NARROWED):
+            word = Word(number, offset, "e", place, part)
+            if _holds_in_all(word, found, arguments):
+                return word
     return None
 
 

@@ -43,7 +43,9 @@ class Made:
     def __init__(self, driver, call, arguments, seed=0, keep=None):
         rng, self.form = stand_in.seeded(seed), Form.of(arguments)
         self.driver, self.call = driver, call
-        drawn = [made_up(arguments, self.form, rng) for _ in range(LEARNT + PROVING)]
+        drawn = []
+        for _ in range(LEARNT + PROVING):
+            drawn.append(made_up(arguments, self.form, rng, drawn))
         self.words = learn([call(given)[0] for given in drawn], drawn, self.form)
         graph = driver.captured(*call(arguments))
         self.nodes = Nodes(graph, {})

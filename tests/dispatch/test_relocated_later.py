@@ -390,7 +390,7 @@ DEFECTS = {
     "numbers in memory are not fixed": (
         "PlanRelocation",
         "self._exact.add(form)",
-        "return self._refuse(plan, form, 'no')",
+        "return False",
     ),
     "any number of forms": ("PlanRelocation", ">= MOST_FORMS", ">= 99"),
     "the latest is not first": ("PlanRelocation", "self.graphs.insert(0, graph)", "self.graphs.append(graph)"),

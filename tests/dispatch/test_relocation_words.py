@@ -37,7 +37,9 @@ def driver(monkeypatch):
 def captures(call, arguments, rng, count=LEARNT + PROVING, form=None):
     """The nodes of captures at made-up arguments, and these."""
     form = form or Form.of(arguments)
-    drawn = [made_up(arguments, form, rng) for _ in range(count)]
+    drawn = []
+    for _ in range(count):
+        drawn.append(made_up(arguments, form, rng, drawn))
     return [call(given)[0] for given in drawn], drawn
 
 
@@ -282,7 +284,11 @@ def test_other_numbers_are_free_and_drawn_anew(number):
     if is_complex:
         assert len({x.imag for x in drawn}) == 9
     elif float(number).is_integer():
-        assert all(float(x).is_integer() for x in drawn)
+        whole = Form.of((A, number), whole=True)
+        assert (whole.whole, whole.free) == ((1,), (1,))
+        only = [made_up((A, number), whole, stand_in.seeded(seed))[1] for seed in range(9)]
+        assert all(float(x).is_integer() for x in only)
+        assert len(set(only)) == 9
     exact = Form.of((A, number), exact=True)
     assert exact.free == ()
     assert exact.fixed[1] is number
@@ -354,13 +360,13 @@ MUTATIONS = {
         "(one.kind, one.form, len(two.image))",
     ),
     "numbers of nodes are not compared": ("_same_form", "len(first) != len(other)", "False"),
-    "more aligned than the real one": ("_address", "if alignment < MOST_ALIGNED", "if False"),
-    "one address for all": ("_address", "rng.randrange(LOWEST, HIGHEST)", "LOWEST"),
+    "more aligned than the real one": ("_beside", "if alignment == MOST_ALIGNED", "if True"),
+    "one address for all": ("_pages", "base + MOST_ALIGNED * number for", "base for"),
     "operands that are one are drawn apart": ("made_up", "drawn[place] for place in form.same", "drawn"),
     "signs of zero are dropped": (
         "Form",
-        "return cls(kinds, fixed, same, zeros)",
-        "return cls(kinds, fixed, same, ())",
+        "return cls(kinds, fixed, same, zeros, only)",
+        "return cls(kinds, fixed, same, (), only)",
     ),
     "numbers of NumPy are no complex ones": ("Form", "isinstance(argument, COMPLEX)", "isinstance(argument, complex)"),
 }
