@@ -1,13 +1,18 @@
-"""What the function of a request class does: the way through what is remembered, else through a request."""
+"""What the function of a request class does: the way through what is remembered, else through a request.
+
+A call over tensors of ours goes by remembered.py, one over another library's by framework_calls.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from typing import Any
 
-from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember
+from dispatch.core.framework_calls import Ways, learn
+from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tuple_of
 from dispatch.core.request import run
 from dispatch.device.stream import current
+from dispatch.device.tensor import Tensor
 
 __all__ = ["call_of"]
 
@@ -30,6 +35,7 @@ def call_of(kind: Any, name: str) -> Any:
         lines = [f"return _run({made})"]
     else:
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
+        scope |= {"_Tensor": Tensor, "_ways": Ways(kind, reads[0]), "_learn": learn}
         lines = _lines_of_call(kind, reads[0], made)
     exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
     return scope[name]
@@ -40,6 +46,16 @@ def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
     return [
+        f"if type({first}) is not _Tensor:",
+        f"    _way = _ways.get(type({first}))",
+        "    if _way is not None:",
+        f"        _result = _way({', '.join((*operands, *choices))})",
+        "        if _result is not _UNFIT:",
+        "            return _result",
+        f"    _request = {made}",
+        "    _result = _run(_request)",
+        f"    _learn(_ways, _request, {tuple_of(operands)}, {tuple_of(choices)})",
+        "    return _result",
         "_executor = _current.executor",
         "try:",
         f"    _device = {first}.layout.device",

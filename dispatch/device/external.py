@@ -50,6 +50,7 @@ class ExternalStream(DeviceStream):
     handle means another stream by now (`identity` differs), that one is ordered behind what the first was given, so
     that both are one stream in order. `blind`: the event is missing, for a capture began before it could be recorded.
     Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
+    One that is `lasting` needs none of that.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class ExternalStream(DeviceStream):
         "blind",
         "event",
         "identity",
+        "lasting",
         "lock",
         "source",
         "waiting",
@@ -72,6 +74,7 @@ class ExternalStream(DeviceStream):
         self.lock = threading.RLock()  # finalizers may come in between
         anew(self, "lock", threading.RLock)
         self.identity = 0
+        self.lasting = False  # whether its library never destroys it
         self.source: Any = None  # the object of the other library that it was named by, if it was
         self._releases = releases
         self.blind = 0
@@ -94,12 +97,17 @@ class ExternalStream(DeviceStream):
         handle = self.c_handle.value or 0
         if handle == PER_THREAD:
             return self._claims > 0 and current.per_thread.get(self.device) is self
-        return self._claims > 0 or handle in LEGACY
+        return self._claims > 0 or handle in LEGACY or self.lasting
 
     @property
     def is_current(self) -> bool:
         """Whether this thread is in a `with` block of it."""
         return bool(current.entered) and current.executor is not None and current.executor.stream is self
+
+    def last(self) -> None:
+        """Its library never destroys it: the handle is good at any time, and no event need stand for it."""
+        with self.lock:
+            self.lasting, self.blind = True, 0
 
     def claim(self) -> None:
         """The caller says that the stream is alive until he calls `unclaim`."""
@@ -136,7 +144,7 @@ class ExternalStream(DeviceStream):
 
         Under a capture it cannot be asked, for that ends it: then it is taken to be another one until it can be.
         """
-        if (self.c_handle.value or 0) in (*LEGACY, PER_THREAD):
+        if self.lasting or (self.c_handle.value or 0) in (*LEGACY, PER_THREAD):
             return
         with self.lock:
             is_captured = self.is_capturing()
@@ -160,7 +168,7 @@ class ExternalStream(DeviceStream):
 
     def _mark(self) -> None:
         """Record the event behind all that is enqueued here."""
-        if (self.c_handle.value or 0) in LEGACY:
+        if self.lasting or (self.c_handle.value or 0) in LEGACY:
             return
         if self.is_capturing():
             if self._free_as is not None:

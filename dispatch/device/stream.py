@@ -48,13 +48,14 @@ class ExecutorLike(Protocol):
 
 
 class Current(threading.local):
-    """What the calling thread enqueues on: `executor`; its own stream on each device; its executors, by stream."""
+    """What the calling thread enqueues on: `executor`; its own stream on each device; its executors."""
 
     def __init__(self) -> None:
         self.executor: ExecutorLike | None = None
         self.own_streams: dict[Device, Stream] = {}
         self.per_thread: dict[Device, Stream] = {}  # handle 2 means this thread's own default stream
         self.executors: dict[Stream, ExecutorLike] = {}
+        self.by_handle: dict[tuple[int, int], ExecutorLike] = {}  # on streams that last, by device and handle
         self.entered: list[ExecutorLike | None] = []
 
 

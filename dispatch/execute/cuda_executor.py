@@ -138,6 +138,18 @@ class CudaExecutor(Executor):
         elif status:
             self.failed(status)
 
+    def enqueue_at(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        """`enqueue` over operands of another library, which keeps the order of their uses, on a stream of its own."""
+        launch = plan.launch
+        if launch is None or (self.target.value and self.captured):  # nobody captures the legacy default stream
+            self._enqueue_by_library(plan, arguments, (), ())
+            return
+        status = launch(arguments)
+        if status == MISFIT:
+            self._enqueue_by_library(plan, arguments, (), ())
+        elif status:
+            self.failed(status)
+
     def _enqueue_by_library(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:

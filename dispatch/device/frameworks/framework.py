@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dispatch.device.device import Device
     from dispatch.device.stream import Stream
     from dispatch.keys import Dtype
 
-__all__ = ["Adopted", "Framework", "beside"]
+__all__ = ["Adopted", "Code", "Framework", "beside"]
 
 Shape = tuple[int, ...]
 
@@ -69,10 +69,27 @@ def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]]) -> Iterator
             other.wait_for_uses(stream)
 
 
+class Code(NamedTuple):
+    """What repeated calls over a library's operands are compiled of (core/framework_calls.py): expressions in `{x}`.
+
+    They name what is in `scope`, and `_ordinal`, the GPU's.
+    """
+
+    kinds: frozenset[type]  # the very types that these expressions are for
+    scope: dict[str, Any]
+    ordinal: str  # of the GPU that x is on; negative for none
+    handle: str  # of the library's current stream there
+    pointer: str
+    layout: str  # all that a layout depends on, but the pointer
+    watching: str = "False"  # whether the library follows calls now,
+    watched: str = "False"  # and that over x: then a request is made, which refuses it
+
+
 class Framework(ABC):
     """One library of arrays."""
 
     name: str
+    code: Code | None = None  # None where no call over its operands is remembered
 
     @abstractmethod
     def owns(self, kind: type) -> bool:
@@ -95,6 +112,18 @@ class Framework(ABC):
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
         """An uninitialized result of this library, as a tensor; None where we are to allocate it, and it wraps that."""
+        return None
+
+    def lasting(self, device: Device) -> int | None:
+        """The handle of the stream that is current in this library and thread, if it lives as long as the process."""
+        return None
+
+    def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
+        """What makes uninitialized results on the library's current stream; None where we are to allocate them."""
+        return None
+
+    def guard(self, dtype: Dtype) -> str | None:
+        """A condition that elements of x are not what lies in memory; None where that cannot be."""
         return None
 
     @abstractmethod

@@ -5,18 +5,21 @@ A tensor that autograd or a transformation of torch's has a say in is refused, f
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.dlpack
 from torch.nn import Buffer, Parameter
 
-from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.frameworks.framework import Adopted, Code, Framework
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, BOOL, C64, C128, E8M0, F4E2M1, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device.device import Device
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
@@ -39,12 +42,32 @@ OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 TYPES = frozenset((torch.Tensor, Parameter, Buffer))
 CPU = torch.device("cpu")
 BYTE = 8  # bits
+UNNAMED = (1, 2)  # handles that mean a stream of whichever thread or context is current
+VIEWS = {
+    **dict.fromkeys((F16, F32, F64), "{x}.is_neg()"),  # the imaginary part of a conjugated view
+    **dict.fromkeys((C64, C128), "{x}.is_conj() or {x}.is_neg()"),
+}
+HAS_STREAMS = hasattr(torch._C, "_cuda_getCurrentRawStream")  # torch was built with CUDA
 
 
 class Torch(Framework):
     """PyTorch."""
 
     name = "torch"
+    # No `int` to look at costs less than 50 ns; `x.device` and `torch.cuda.current_stream()` make objects.
+    code = Code(
+        kinds=TYPES,
+        scope={
+            "_handle": torch._C._cuda_getCurrentRawStream if HAS_STREAMS else None,
+            "_follows": torch.is_grad_enabled,
+        },
+        ordinal="{x}.get_device()",
+        handle="_handle(_ordinal)",
+        pointer="{x}.data_ptr()",
+        layout="{x}.dtype, {x}.shape, {x}.stride(), {x}.get_device()",
+        watching="_follows()",
+        watched="{x}.requires_grad",
+    )
 
     def owns(self, kind: type) -> bool:
         return issubclass(kind, torch.Tensor)
@@ -78,7 +101,30 @@ class Torch(Framework):
     def stream(self, device: Device) -> Stream | None:
         if device.is_host:
             return None
-        return device.external(torch._C._cuda_getCurrentRawStream(device.ordinal))
+        handle = torch._C._cuda_getCurrentRawStream(device.ordinal)
+        named: Any = device.external(handle)
+        if not named.lasting and self.lasting(device) == handle:
+            named.last()
+        stream: Stream = named
+        return stream
+
+    def lasting(self, device: Device) -> int | None:
+        """Torch's own streams are never destroyed; those of others that are current in it have their handle as id."""
+        if device.is_host:
+            return None
+        number, _, _ = torch._C._cuda_getCurrentStream(device.ordinal)
+        handle: int = torch._C._cuda_getCurrentRawStream(device.ordinal)
+        return None if handle in UNNAMED or (number == handle != 0) else handle
+
+    def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
+        theirs = THEIRS.get(dtype)
+        if theirs is None or dtype.bits < BYTE:
+            return None
+        place = CPU if device.is_host else torch.device("cuda", device.ordinal)
+        return partial(torch.empty_strided, shape, strides, dtype=theirs, device=place)
+
+    def guard(self, dtype: Dtype) -> str | None:
+        return VIEWS.get(dtype)
 
     def _used_on(self, device: Device) -> Stream:
         """The stream that a tensor is used on first."""
@@ -86,11 +132,10 @@ class Torch(Framework):
         return device.stream() if stream is None else stream
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
-        theirs = THEIRS.get(dtype)
-        if theirs is None or dtype.bits < BYTE:
+        make = self.maker(device, shape, strides, dtype)
+        if make is None:
             return None
-        place = CPU if device.is_host else torch.device("cuda", device.ordinal)
-        made = torch.empty_strided(shape, strides, dtype=theirs, device=place)
+        made = make()
         return Adopted(self, device, self._used_on(device), made, made.data_ptr()).tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:

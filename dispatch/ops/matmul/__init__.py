@@ -13,17 +13,19 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.framework_calls import Ways, learn
+from dispatch.core.remembered import UNFIT, fields_of
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
+from dispatch.device.tensor import Tensor
 from dispatch.keys import Choice, Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, Scales, aux_shape
-from dispatch.ops.matmul.shortcut import UNFIT, recognize, remember
+from dispatch.ops.matmul.shortcut import recognize, remember
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
-    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.execute.executor import Executor
     from dispatch.libraries.cutlass.config import Config
@@ -41,6 +43,8 @@ __all__ = [
 
 Number = int | float | complex
 NO_OPERANDS: tuple[()] = ()  # the default, by identity; another empty tuple goes the longer way
+FIELDS = fields_of(MatmulRequest)
+WAYS = Ways(MatmulRequest, "a")
 KEYWORDS = tuple(field.name for field in fields(MatmulRequest) if field.kw_only)
 
 
@@ -113,6 +117,15 @@ def _matmul(
 ) -> Any:
     # fmt: on
     """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
+    if type(a) is not Tensor:
+        way = WAYS.get(type(a))
+        if way is not None:
+            result = way(
+                a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
+                workspace, autotune, reduced_precision, operands, config, library,
+            )  # fmt: skip
+            if result is not UNFIT:
+                return result
     executor: Any = current.executor
     try:
         if executor is None or executor.device is not a.layout.device:
@@ -168,6 +181,9 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
         return _matmul(a, b, **named | members)
     request = MatmulRequest(a, b, **named)
     result = run(request)
+    if request.framework is not None:
+        values = {"a": a, "b": b, **named}
+        learn(WAYS, request, *(tuple(values[name] for name in names) for names in FIELDS))
     # A key has neither trees nor operands, and says nothing of libraries.
     keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
     if key is not None and keyed and request.framework is None and not request.device.is_host:

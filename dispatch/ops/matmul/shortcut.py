@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.operand_checks import MAX_EXTENT
 from dispatch.core.overlap import may_overlap
-from dispatch.core.remembered import bounds_of
+from dispatch.core.remembered import UNFIT, bounds_of
 from dispatch.core.row import accepts
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["MAX_SHORTCUTS", "UNFIT", "Shortcut", "recognize", "remember"]
+__all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
 
 MAX_SHORTCUTS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call
@@ -48,7 +48,6 @@ MAX_WHOLE = 2**31 - 1  # numbers that are ints are taken up to here, where every
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
 OPERANDS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 BETA = len(OPERANDS) + 1  # the place in a key of whether beta is 0
-UNFIT = object()  # what a Shortcut's `run` gives back where a request is to be made, which looks closely and explains
 
 
 class Form(NamedTuple):

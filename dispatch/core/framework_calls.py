@@ -1,0 +1,233 @@
+"""Calls over other libraries' operands that were made before: from a library's own tensors to the plan.
+
+As in remembered.py the function of a request class finds the plan of a repeated call without a request; here it makes
+no tensors of ours either. Memory, its lifetime and the order of its uses are the library's, as in functions of its own:
+all operands are its, the call goes on its current stream, outputs come from its allocator on that stream. So nothing is
+noted of who uses what. Anything else goes through a request: an operand of another library beside these, a stream that
+its library may destroy, an operand that has to be refused.
+
+A `way` stands for all calls of a class over one library's tensors: it reads of each what a layout depends on, and finds
+by that the `take` of a plan. Both are compiled, of expressions that the library's `Code` has; nothing here knows a
+library or an op.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import starmap
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.core.remembered import (
+    MAX_CALLS,
+    MAX_FORMS,
+    UNFIT,
+    Pair,
+    bounds_of,
+    fields_of,
+    in_a_row,
+    is_constant,
+    meeting,
+    pairs_of,
+    same,
+    tuple_of,
+)
+from dispatch.device.stream import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Request
+    from dispatch.device.frameworks.framework import Code, Framework
+
+__all__ = ["Ways", "learn"]
+
+ALIGNED = 255  # the bits of an address that a layout says something of
+
+
+class Way(NamedTuple):
+    """The calls of a class over one library's operands, by all its operands and then all its choices, in order."""
+
+    run: Callable[..., Any]  # what the call gives back, or UNFIT
+    key: Callable[..., tuple[Any, Any]]  # the executor that remembers it, None for no such; and what it goes by there
+
+
+class Ways(dict[type, Any]):
+    """The ways of one request class, `run` of each by the type of `first`, an operand that each call has."""
+
+    def __init__(self, kind: Any, first: str) -> None:
+        self.kind, self.first = kind, first
+        self.made: dict[str, Way] = {}  # by a library's name
+
+    def of(self, framework: Framework, code: Code) -> Way:
+        way = self.made.get(framework.name)
+        if way is None:
+            way = self.made[framework.name] = _way(self.kind, self.first, code)
+            self.update(dict.fromkeys(code.kinds, way.run))
+        return way
+
+
+def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]) -> None:
+    """Remember a call that went through a request, where that stands for all calls of its layouts and choices.
+
+    `operands` and `choices` are the call's own, in the order of the class's fields.
+    """
+    framework, bound, addresses = request.framework, request.bound, request.addresses()
+    code = None if framework is None else framework.code
+    if code is None or addresses is None or getattr(bound, "executor", None) is None:
+        return
+    executor, device = bound.executor, request.device
+    if executor.plans is not bound.plans or not all(one is None or type(one) in code.kinds for one in operands):
+        return
+    handle = framework.lasting(device)
+    if handle is None or handle != (executor.stream.c_handle.value or 0) or not all(map(is_constant, choices)):
+        return
+    current.by_handle[device.ordinal, handle] = executor
+    found, key = ways.of(framework, code).key(*operands, *choices)
+    if found is executor:
+        take = _take(framework, request, addresses, choices)
+        if take is not None:
+            if len(executor.calls) >= MAX_CALLS:
+                executor.calls.pop(next(iter(executor.calls)), None)
+            executor.calls[key] = take
+
+
+# -- from operands to a key -------------------------------------------------------------------------------------------
+def _way(kind: Any, first: str, code: Code) -> Way:
+    operands, choices = fields_of(kind)
+    lines = [
+        f"_ordinal = {code.ordinal.format(x=first)}",
+        f"_executor = None if _ordinal < 0 else _current.by_handle.get((_ordinal, {code.handle}))",
+        "if _executor is None:",
+        "    return {none}",
+    ]
+    for name in operands:
+        lines += [
+            f"if {name} is None:",
+            f"    _at_{name} = 0",
+            f"    _layout_{name} = None",
+            "else:",
+            f"    _at_{name} = {code.pointer.format(x=name)}",
+            f"    _layout_{name} = ({code.layout.format(x=name)}, _at_{name} & {ALIGNED})",
+        ]
+    lines += [f"_key = (_kind, {', '.join((*(f'_layout_{name}' for name in operands), *choices))})"]
+    given = (*operands, *(f"_at_{name}" for name in operands), *choices)
+    source = [
+        f"def run({', '.join((*operands, *choices))}):",
+        "    try:",
+        *(f"        {line.format(none='_UNFIT')}" for line in lines),
+        "        _take = _executor.calls.get(_key)",
+        "    except Exception:",  # what the request says more of
+        "        return _UNFIT",
+        f"    return _UNFIT if _take is None else _take(_executor, {', '.join(given)})",
+        f"def key({', '.join((*operands, *choices))}):",
+        *(f"    {line.format(none='None, None')}" for line in lines),
+        "    return _executor, _key",
+    ]
+    scope: dict[str, Any] = {"_current": current, "_kind": kind, "_UNFIT": UNFIT, **code.scope}
+    exec("\n".join(source), scope)
+    return Way(scope["run"], scope["key"])
+
+
+# -- from a key to a plan ---------------------------------------------------------------------------------------------
+class Form(NamedTuple):
+    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+
+    framework: Framework
+    operands: tuple[str, ...]  # all fields that are, in order
+    choices: tuple[str, ...]
+    given: tuple[str, ...]
+    written: tuple[str, ...]  # of those given
+    made: tuple[str, ...]  # the outputs that are allocated
+    addresses: tuple[str | None, ...]  # None for what is the same in each call
+    results: tuple[str, ...]
+    is_tuple: bool
+    pairs: tuple[Pair, ...]
+    unusual: tuple[str, ...]  # conditions of elements that are not as they lie in memory
+
+
+def _take(
+    framework: Framework, request: Request[Any], addresses: tuple[str | None, ...], values: tuple[Any, ...]
+) -> Callable[..., Any] | None:
+    operands, choices = fields_of(type(request))
+    uses = {name: (tensor, written) for name, tensor, written in request.tensors()}
+    made = request.unallocated()
+    makers = [framework.maker(request.device, *output) for output in made.values()]
+    if None in makers or not uses.keys() <= set(operands):
+        return None
+    stand_ins: dict[str, Any] = {name: SimpleNamespace(ptr=0) for name in made}
+    result = request.result(stand_ins)
+    results = result if isinstance(result, tuple) else (result,)
+    names = {id(tensor): name for name, (tensor, _) in uses.items()}
+    names |= {id(tensor): name for name, tensor in stand_ins.items()}
+    if not all(id(one) in names for one in results) or len(names) < len(uses) + len(made):
+        return None  # one tensor twice: the next call may have two
+    guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
+    form = Form(
+        framework=framework,
+        operands=operands,
+        choices=choices,
+        given=tuple(uses),
+        written=tuple(name for name, (_, written) in uses.items() if written),
+        made=tuple(made),
+        addresses=tuple(name if name in uses or name in made else None for name in addresses),
+        results=tuple(names[id(one)] for one in results),
+        is_tuple=isinstance(result, tuple),
+        pairs=pairs_of(request),
+        unusual=tuple(guard.format(x=name) for name, guard in guards.items() if guard),
+    )
+    bounds = [bounds_of(uses[one][0].layout, uses[other][0].layout) for one, other, _ in form.pairs]
+    arguments = request.arguments(stand_ins)
+    return _maker(form)(request.bound.plan, values, arguments, makers, *zip(*bounds, strict=True))
+
+
+@lru_cache(MAX_FORMS)
+def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+    """The function that makes the `take` of a plan, compiled for a form."""
+    code: Any = form.framework.code
+    given, made = form.given, form.made
+    watched = " or ".join(code.watched.format(x=name) for name in given)
+    conditions = [
+        *(f"type({name}) not in _kinds" for name in given),
+        f"({code.watching} and ({watched}))",
+        *form.unusual,
+        *starmap(meeting, enumerate(form.pairs)),
+    ]
+    held = [f"_held_{name}" for name in form.choices]
+    lines = []
+    if held:
+        lines = [
+            f"nonlocal {', '.join(held)}",
+            f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
+            f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
+            "        return _UNFIT",
+            f"    {', '.join(held)}, = {', '.join(form.choices)},",
+        ]
+    lines += [f"if {' or '.join(conditions)}:", "    return _UNFIT"]
+    for name in made:
+        lines += [f"{name} = _make_{name}()", f"_at_{name} = {code.pointer.format(x=name)}"]
+    if made:  # plans expect of what is made for them what our own memory has
+        lines += [f"if ({' | '.join(f'_at_{name}' for name in made)}) & {ALIGNED}:", "    return _UNFIT"]
+    places = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
+    lines += [f"_executor.enqueue_at(_plan, {tuple_of(places)})", *(f"_written({name})" for name in form.written)]
+    lines += [f"return {tuple_of(form.results) if form.is_tuple else form.results[0]}"]
+    parameters = (*form.operands, *(f"_at_{name}" for name in form.operands), *form.choices)
+    source = [
+        "def make(_plan, _choices, _arguments, _makers, _lows=(), _highs=(), _ones=()):",
+        *(f"    {line}" for line in in_a_row("_held", form.choices, "_choices")),
+        *(f"    {line}" for line in in_a_row("_argument", range(len(form.addresses)), "_arguments")),
+        *(f"    {line}" for line in in_a_row("_make", made, "_makers")),
+        *(
+            f"    {line}"
+            for end in ("low", "high", "one")
+            for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")
+        ),
+        f"    def take(_executor, {', '.join(parameters)}):",
+        *(f"        {line}" for line in lines),
+        "    return take",
+    ]
+    scope: dict[str, Any] = {"_UNFIT": UNFIT, "_kinds": code.kinds, "_same": same, "_written": form.framework.written}
+    scope |= code.scope
+    exec("\n".join(source), scope)
+    maker: Callable[..., Callable[..., Any]] = scope["make"]
+    return maker
