@@ -97,6 +97,9 @@ class NotingExecutor(CudaExecutor):
     def release(self):
         Executor.release(self)
 
+    def forget(self):
+        Executor.forget(self)
+
     def close(self):
         Executor.close(self)
 
