@@ -141,3 +141,12 @@ def test_a_transformer_block_is_right_in_16_bits(dtype: str):
     done = run(example, "--dtype", dtype, "--seed", "1")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.count("against slopes") == 7  # x and six weights
+
+
+@pytest.mark.exhaustive
+def test_networks_learn_in_bf16_as_by_torch(tmp_path: Path):
+    pytest.importorskip("torch")
+    (example,) = (path for path in EXAMPLES if path.stem == "15_beside_torch")
+    done = run(example, "--dtype", "bf16", "--out", str(tmp_path / "loss.png"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert re.findall(r"^(\w+): 200 steps, ", done.stdout, re.MULTILINE) == ["digits", "letters"]

@@ -87,9 +87,21 @@ def hammer(place: str, threads: int, calls: int) -> dict[str, int]:
                 stream.synchronize()
         return max(float(one) for one in worst)
 
-    def run(count: int) -> dict[str, int]:
-        errors = list(pool.map(work, range(threads), [count // threads] * threads))
-        assert max(errors) <= NEAR, errors
+    errors: list[float] = []
+    both = threading.Barrier(threads + 1)
+
+    def life(number: int) -> None:
+        """The same thread has the same streams throughout: what is kept for them is there after the first part."""
+        try:
+            for part in (calls // 10, calls):
+                errors.append(work(number, part // threads))
+                both.wait()  # memory is looked at
+                both.wait()
+        except BaseException:
+            both.abort()
+            raise
+
+    def memory() -> dict[str, int]:
         gc.collect()
         found = {"resident": resident()}
         if on_gpu:
@@ -98,9 +110,19 @@ def hammer(place: str, threads: int, calls: int) -> dict[str, int]:
             found["taken"] = -torch.cuda.mem_get_info()[0]
         return found
 
+    looks = []
     with ThreadPoolExecutor(threads) as pool:
-        before = run(calls // 10)
-        after = run(calls)
+        lives = [pool.submit(life, number) for number in range(threads)]
+        with contextlib.suppress(threading.BrokenBarrierError):  # a thread has failed, and says so below
+            for _ in range(2):
+                both.wait()
+                looks.append(memory())
+                both.wait()
+        for failure in [one.exception() for one in lives]:
+            if failure is not None and not isinstance(failure, threading.BrokenBarrierError):
+                raise failure
+    before, after = looks
+    assert max(errors) <= NEAR, errors
     grown = {name: after[name] - before[name] for name in before}
     assert grown.get("allocated", 0) == 0, grown
     assert all(growth <= SLACK for growth in grown.values()), grown

@@ -9,6 +9,9 @@ installed are skipped with that reason; torch's own encoder is always there.
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 TESTS = Path(__file__).parents[1]
+EXAMPLE = TESTS.parent / "examples" / "15_beside_torch.py"
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 sys.path.insert(0, str(TESTS))
@@ -62,3 +66,13 @@ def test_a_hundred_thousand_calls_from_8_threads_leave_memory_as_it_was(record_p
 @pytest.mark.parametrize("kind", ["illegal address", "trap"])
 def test_a_fault_in_a_child_leaves_torch_right(trouble, kind):
     assert torch_load.beside_a_fault(trouble, GPU, GPU, kind, rounds=3) >= 3
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_training_goes_as_by_torch(dtype, tmp_path):
+    command = [sys.executable, str(EXAMPLE), "--device", GPU, "--dtype", dtype, "--out", str(tmp_path / "loss.png")]
+    path = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, cwd="/")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r": 200 steps, ", done.stdout)) == 2
