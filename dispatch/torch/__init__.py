@@ -5,6 +5,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
 
     products      linear with an activation
     mlps          mlp: two linear layers with an activation between
+    grouped       grouped_linear: rows in groups, each by weights of its own
     fp8           fp8_linear
     norms         layer_norm, rms_norm
     attention     scaled_dot_product_attention
@@ -24,6 +25,7 @@ from dispatch.torch.fp8 import fp8_linear as fp8_linear
 from dispatch.torch.fusing import Note as Note
 from dispatch.torch.fusing import Report as Report
 from dispatch.torch.fusing import fuse as fuse
+from dispatch.torch.grouped import grouped_linear as grouped_linear
 from dispatch.torch.mlps import mlp as mlp
 from dispatch.torch.norms import layer_norm as layer_norm
 from dispatch.torch.norms import rms_norm as rms_norm
@@ -35,6 +37,7 @@ __all__ = [
     "conv2d",
     "fp8_linear",
     "fuse",
+    "grouped_linear",
     "layer_norm",
     "linear",
     "mlp",

@@ -74,12 +74,37 @@ def of_rms_norm(self: Any, x: Any) -> Any:
 
 
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Any:
-    """torch.nn.functional.scaled_dot_product_attention without a mask as a tensor and without dropout."""
-    if _fit(attention.DTYPES, query, key, value) and _attends(query, key, value, scale, enable_gqa):
-        return attention.scaled_dot_product_attention(query, key, value, is_causal, scale)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    """torch.nn.functional.scaled_dot_product_attention."""
+    choices = (attn_mask, dropout_p, is_causal)
+    if (
+        _fit(attention.DTYPES, query, key, value)
+        and _attends(query, key, value, scale, enable_gqa)
+        and 0 <= dropout_p < 1
+        and _masks(attn_mask, query, key, is_causal)
+    ):
+        return attention.scaled_dot_product_attention(query, key, value, *choices, scale=scale)
+    return F.scaled_dot_product_attention(query, key, value, *choices, scale=scale, enable_gqa=enable_gqa)
+
+
+def _masks(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:
+    """Whether the op takes a mask; what torch does not take is left to it to refuse."""
+    if mask is None:
+        return True
+    scores = (*query.shape[:3], key.shape[2])
+    fits = 2 <= mask.ndim <= 4 and all(m in (1, s) for m, s in zip(mask.shape[::-1], scores[::-1], strict=False))
+    dtype = autocast(mask)[0].dtype
+    known = type(mask) in (torch.Tensor, torch.nn.Parameter) and mask.device == query.device
+    return fits and known and not is_causal and dtype in (torch.bool, autocast(query)[0].dtype)
 
 
 def _attends(query: Any, key: Any, value: Any, scale: float | None, enable_gqa: bool) -> bool:

@@ -71,7 +71,7 @@ def fuse(model: nn.Module) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 
     Replaced are Linear with ReLU or GELU by tanh behind it and Conv2d with ReLU, as modules or functions; LayerNorm,
-    RMSNorm, and scaled_dot_product_attention without a mask and dropout. At each call torch's own runs instead where
+    RMSNorm, and scaled_dot_product_attention. At each call torch's own runs instead where
     an op does not take the operands, for example f64 in a norm, or f32 in attention. Results are those of before
     within the rounding of the dtype: what is fused is rounded once. Modules with hooks are left as they are.
 
@@ -166,7 +166,7 @@ class _Patterns:
             elif node.op == "call_function" and node.target in FUNCTIONS:
                 self._put(node, FUNCTIONS[node.target], node.args, node.kwargs, node.target.__name__)
             elif node.target is F.scaled_dot_product_attention:
-                self._attention(node)
+                self._put(node, fused.scaled_dot_product_attention, node.args, node.kwargs, node.target.__name__)
         for node in self.graph.nodes:  # what is left
             if self._is_linear(node) and not self._noted(node):
                 self._keep(node, "no ReLU or GELU is right behind it")
@@ -239,18 +239,6 @@ class _Patterns:
             weight = self.graph.create_node("get_attr", f"{node.target}.weight")
             biased = self.module.get_submodule(node.target).bias is not None
             return x, weight, self.graph.create_node("get_attr", f"{node.target}.bias") if biased else None
-
-    def _attention(self, node: Any) -> None:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-        usual = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-        given = usual | dict(zip(names, node.args, strict=False)) | node.kwargs
-        if given["attn_mask"] is not None:
-            self._keep(node, "it has a mask as a tensor")
-        elif given["dropout_p"] != 0.0:
-            self._keep(node, "it has dropout")
-        else:
-            chosen = tuple(given[name] for name in names if name not in ("attn_mask", "dropout_p"))
-            self._put(node, fused.scaled_dot_product_attention, chosen, {}, "scaled_dot_product_attention")
 
     def _put(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
         """Call a function in the place of a node, and of the first one of its pattern where there are two."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function_of_either
+from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
@@ -46,7 +47,7 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
 
 def _grouped_matmul(a: Any, b: Any, ends: Any = None, *, out: Any = None, **choices: Any) -> Any:
     """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
-    if isinstance(a, Tensor):
+    if isinstance(a, Tensor) or framework_of(type(a)) is not None:
         return run(GroupedMatmulRequest(a, b, ends, out=out, **choices))
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
         raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")

@@ -16,7 +16,10 @@ beside = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(beside)
 
 DTYPES = (torch.float16, torch.bfloat16)
-attend = attention.scaled_dot_product_attention
+
+
+def attend(query, key, value, is_causal=False, scale=None):
+    return attention.scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
 
 
 def operands(dtype=torch.float16, queries=6, keys=9, heads=(4, 2), head=(16, 16), batch=2):
@@ -46,6 +49,7 @@ def test_values_and_gradients_against_f64(dtype, causal):
         agree(operands(dtype, heads=(3, 3), head=(24, 8)), causal, scale)
         agree(operands(dtype, queries=1, keys=5, heads=(4, 1)), causal, scale)
         agree(operands(dtype, queries=33, keys=33, batch=1), causal, scale)
+        agree(operands(dtype, queries=9, keys=4), causal, scale)
 
 
 def test_operands_that_lie_otherwise():
@@ -60,15 +64,20 @@ def test_operands_that_lie_otherwise():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_opcheck(dtype):
-    for causal, scale in ((False, None), (True, 0.25)):
-        given = operands(dtype)
-        torch.library.opcheck(attention.ATTENTION.overload, (*given, causal, scale))
+@pytest.mark.parametrize("causal", [False, True])
+def test_opcheck(dtype, causal):
+    given = operands(dtype)
+    bias = torch.randn(1, 4, 6, 9, dtype=dtype, requires_grad=True)
+    for more in ((None, None, 0.0), (bias, None, 0.0), (None, torch.tensor([7]), 0.5)):
+        scale = 0.25 if causal else None
+        torch.library.opcheck(attention.ATTENTION.overload, (*given, *more, causal, scale))
         with torch.no_grad():
-            results = attention.ATTENTION(*given, causal, scale)
-        detached = [t.detach() for t in given]
+            results = attention.ATTENTION(*given, *more, causal, scale)
+        detached = [t if t is None else t.detach() for t in (*given, *more[:2])]
         do = torch.randn_like(results[0])
-        torch.library.opcheck(attention.ATTENTION_BACKWARD.overload, (do, *detached, *results, causal, scale))
+        for of_bias in {False, more[0] is not None}:
+            choices = (more[2], causal, scale, of_bias)
+            torch.library.opcheck(attention.ATTENTION_BACKWARD.overload, (do, *detached, *results, *choices))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

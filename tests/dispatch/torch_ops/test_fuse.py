@@ -87,7 +87,7 @@ def calls(monkeypatch):
         (fused.attention, "scaled_dot_product_attention"),
     ):
         real = getattr(module, op)
-        monkeypatch.setattr(module, op, lambda *a, _real=real, _op=op: (found.append(_op), _real(*a))[1])
+        monkeypatch.setattr(module, op, lambda *a, _real=real, _op=op, **k: (found.append(_op), _real(*a, **k))[1])
     return found
 
 
@@ -207,7 +207,6 @@ class Odd(nn.Module):
         ("twice", "its result is read by others, too"),
         ("branch", "torch.fx cannot trace its forward"),
         ("padding", "its padding is 'same', zeros"),
-        ("mask", "it has a mask as a tensor"),
     ],
 )
 def test_what_is_kept_says_why(way, why):
@@ -223,10 +222,21 @@ def test_training_is_asked_at_each_call():
     model, x = Odd("dropout"), torch.randn(7, 7, dtype=F64)
     report = fuse(model)
     assert whats(report.replaced) == ["scaled_dot_product_attention"]
-    assert [note.why for note in report.kept] == ["it has dropout"]
+    assert report.kept == []
     assert not torch.equal(model(x), model(x))
     model.eval()
     assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.bfloat16], ids=str)
+def test_attention_with_a_mask(dtype, calls):
+    """By the op where it takes the operands, else by torch's own function."""
+    model, x = Odd("mask"), torch.randn(2, 3, 6, 8, dtype=dtype)
+    model.a, model.b = None, None
+    before = model(x)
+    assert whats(fuse(model).replaced) == ["scaled_dot_product_attention"]
+    beside.close([model(x)], [before], 0 if dtype is F64 else 0.05)
+    assert calls == ([] if dtype is F64 else ["scaled_dot_product_attention"])
 
 
 def test_arguments_with_defaults_run_as_before(calls):
