@@ -20,7 +20,7 @@ from dispatch.libraries.cublaslt.launched import NARROW
 if TYPE_CHECKING:
     from dispatch.libraries.cublaslt.problem import Matrix, Problem
 
-__all__ = ["Desc", "Descriptors", "heuristic"]
+__all__ = ["Desc", "Descriptors", "OperationDescriptors", "heuristic", "preference_of", "suggested"]
 
 Desc = lt.cublasLtMatmulDescAttributes_t
 LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
@@ -35,13 +35,37 @@ Scheme = lt.cublasLtReductionScheme_t
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 
-class Descriptors:
-    """The descriptors of a problem, destroyed with this object; they need no GPU."""
+class OperationDescriptors:
+    """The descriptor of an operation and those of its matrices, destroyed with this object; they need no GPU."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, compute: Any, scale: Any) -> None:
         self.matmul = lt.cublasLtMatmulDesc_t()
         self.layouts: dict[str, Any] = {}
-        lt.cublasLtMatmulDescCreate(self.matmul, problem.compute, problem.scale)
+        lt.cublasLtMatmulDescCreate(self.matmul, compute, scale)
+
+    def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
+        """Set one attribute of the operation from a ctypes value of its type."""
+        lt.cublasLtMatmulDescSetAttribute(self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
+    def read_scalars_on_device(self) -> None:
+        """Have alpha and beta be addresses on the device."""
+        device = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
+        self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(device))
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        for layout in {id(layout): layout for layout in self.layouts.values()}.values():
+            lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
+        if self.matmul.value:
+            lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
+
+
+class Descriptors(OperationDescriptors):
+    """The descriptors of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.compute, problem.scale)
         for name in "abd":
             self.layouts[name] = _layout(getattr(problem, name), problem.batch)
         self.layouts["c"] = self.layouts["d"] if problem.c == problem.d else _layout(problem.c, problem.batch)
@@ -52,8 +76,7 @@ class Descriptors:
         if problem.epilogue != Epilogue.NONE:
             self._set_epilogue(problem)
         if problem.device_scalars:
-            device = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
-            self.set(Desc.CUBLASLT_MATMUL_DESC_POINTER_MODE, ctypes.c_int32(device))
+            self.read_scalars_on_device()
         if problem.fast_accum:
             self.set(Desc.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8(1))
         for attribute, mode in (
@@ -74,21 +97,9 @@ class Descriptors:
             if problem.aux_dtype >= 0:
                 self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, ctypes.c_int32(problem.aux_dtype))
 
-    def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
-        """Set one attribute of the operation from a ctypes value of its type."""
-        lt.cublasLtMatmulDescSetAttribute(self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value))
-
     def point(self, attribute: lt.cublasLtMatmulDescAttributes_t, address: int) -> None:
         """Set one pointer of the operation."""
         self.set(attribute, ctypes.c_void_p(address))
-
-    def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        for layout in {id(layout): layout for layout in self.layouts.values()}.values():
-            lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
-        if self.matmul.value:
-            lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
 
 
 def _layout(matrix: Matrix, batch: int) -> Any:
@@ -114,9 +125,8 @@ def reduction_schemes(problem: Problem) -> int:
     return Scheme.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
 
 
-@cache
-def _preference(workspace: int, aligned: tuple[int, int, int, int], schemes: int) -> lt.cublasLtMatmulPreference_t:
-    """What a heuristic may count on; there are few, they are only read, and so they are kept."""
+def preference_of(workspace: int, aligned: tuple[int, int, int, int], schemes: int) -> lt.cublasLtMatmulPreference_t:
+    """What a heuristic may count on; the caller destroys it."""
     preference = lt.cublasLtMatmulPreference_t()
     lt.cublasLtMatmulPreferenceCreate(preference)
     size = ctypes.c_uint64(workspace)
@@ -130,15 +140,27 @@ def _preference(workspace: int, aligned: tuple[int, int, int, int], schemes: int
     return preference
 
 
+_preference = cache(preference_of)  # there are few, they are only read, and so they are kept
+
+
 def heuristic(
     handle: lt.cublasLtHandle_t, descriptors: Descriptors, problem: Problem, workspace: int, count: int = 1
 ) -> list[lt.cublasLtMatmulHeuristicResult_t]:
     """The algorithms that cuBLASLt suggests, best first; Refused with its status where it has none."""
     aligned = (problem.a.alignment, problem.b.alignment, problem.c.alignment, problem.d.alignment)
+    return suggested(handle, descriptors, _preference(workspace, aligned, reduction_schemes(problem)), count)
+
+
+def suggested(
+    handle: lt.cublasLtHandle_t,
+    descriptors: OperationDescriptors,
+    preference: lt.cublasLtMatmulPreference_t,
+    count: int,
+) -> list[lt.cublasLtMatmulHeuristicResult_t]:
+    """The algorithms that cuBLASLt suggests for descriptors, best first; Refused with its status where it has none."""
     results = (lt.cublasLtMatmulHeuristicResult_t * count)()
     found = ctypes.c_int32()
     a, b, c, d = (descriptors.layouts[name] for name in "abcd")
-    preference = _preference(workspace, aligned, reduction_schemes(problem))
     try:
         lt.cublasLtMatmulAlgoGetHeuristic(
             handle, descriptors.matmul, a, b, c, d, preference, count, results, ctypes.byref(found)

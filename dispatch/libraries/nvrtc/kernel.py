@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Kernel", "KernelPlan", "Launch"]
+__all__ = ["Kernel", "KernelPlan", "Launch", "loaded"]
 
 STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for more
 AXES = 3
@@ -146,15 +146,19 @@ _lock = threading.RLock()  # finalizers may come in between
 anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
-def _loaded(kernel: Kernel, device: CudaDevice) -> int:
-    """The function on a device, whose module is loaded once for all plans."""
-    key = kernel.source, kernel.function, kernel.options
+def loaded(source: str, function: str, options: tuple[str, ...], device: CudaDevice) -> int:
+    """A kernel on a device, compiled and loaded once for all plans; Refused without NVRTC."""
+    key = source, function, options
     with _lock:
-        loaded = _functions.setdefault(device, {})
-        if key not in loaded:
-            module = driver.cuModuleLoadData(kernel.cubin(f"{device.arch}"))
-            loaded[key] = module, int(driver.cuModuleGetFunction(module, kernel.function.encode()))
-        return loaded[key][1]
+        known = _functions.setdefault(device, {})
+        if key not in known:
+            module = driver.cuModuleLoadData(_compiled(source, function, (f"-arch={device.arch}", *options)))
+            known[key] = module, int(driver.cuModuleGetFunction(module, function.encode()))
+        return known[key][1]
+
+
+def _loaded(kernel: Kernel, device: CudaDevice) -> int:
+    return loaded(kernel.source, kernel.function, kernel.options, device)
 
 
 @cache

@@ -16,7 +16,8 @@ from dispatch.keys import Arch
 from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, emit
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.config import MEDIUM
-from dispatch.ops.grouped_matmul.cutlass import ARRAYS, chunks, places, spec_of
+from dispatch.ops.grouped_matmul.cutlass import ARRAYS, places, spec_of
+from dispatch.ops.grouped_matmul.plans import chunks
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 

@@ -18,7 +18,7 @@ from dispatch.keys import BF16, F32, Arch, Dtype
 from dispatch.libraries.cutlass import evt, staged
 from dispatch.libraries.cutlass.matrices import poisoned_matrix
 from dispatch.libraries.cutlass.staged import Lines, Staged
-from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
+from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest, plans
 from dispatch.ops.grouped_matmul import cutlass as grouped
 from dispatch.ops.matmul import cutlass as gemm
 from dispatch.ops.matmul import sm100 as blackwell
@@ -186,7 +186,7 @@ def test_blackwells_kernels_write_nothing_beside_an_output_either(host, executor
 def small(monkeypatch):
     """What the small kernels of groups were given last."""
     told = []
-    monkeypatch.setattr(grouped._Plan, "_small", lambda _, arguments: told.append(arguments))
+    monkeypatch.setattr(plans._Plan, "_small", lambda _, arguments: told.append(arguments))
     return told
 
 
@@ -206,7 +206,7 @@ def test_groups_write_their_rows_and_nothing_beside_or_behind_them(n, host, exec
 
     kernels(act)
     row = dp.TABLE.of("grouped_matmul")[0]
-    grouped.GroupedPlan(request, executor, row).enqueue(request.arguments({}))
+    grouped.plan(request, executor, row).enqueue(request.arguments({}))
     assert memory.disturbed() == 0
     got = np.asarray(memory.view)
     assert is_written(got[:10])
@@ -231,7 +231,7 @@ def test_products_of_any_extents_write_nothing_beside_their_outputs(host, execut
 
     kernels(act)
     row = dp.TABLE.of("grouped_matmul")[0]
-    grouped.ListPlan(request, executor, row).enqueue(request.arguments({}))
+    grouped.plan(request, executor, row).enqueue(request.arguments({}))
     check(memories)
     assert len(copies) == 3
 

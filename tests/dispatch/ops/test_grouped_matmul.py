@@ -14,7 +14,8 @@ from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import emit
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest, grouped_matmul
 from dispatch.ops.grouped_matmul.cases import cases
 from dispatch.ops.grouped_matmul.config import CONFIGS, LARGE, MEDIUM, SMALL, choose
-from dispatch.ops.grouped_matmul.cutlass import chunks, spec_of
+from dispatch.ops.grouped_matmul.cutlass import spec_of
+from dispatch.ops.grouped_matmul.plans import chunks
 from dispatch.ops.grouped_matmul.reference import reference
 from dispatch.table.select import select
 
