@@ -111,11 +111,9 @@ def test_work_of_ours_on_a_stream_that_is_gone_is_waited_for(dev, cupy, add, eye
 
 
 def test_a_handle_that_means_another_stream_by_now_is_in_order(dev, cupy, add, eye):
-    reused = turn = 0
-    streams = []  # whose handles are in use, for the driver need not give out the one that went last
-    while reused < 3:
-        turn += 1
-        assert turn < 200, "the driver gives no handle out again"
+    """The driver gives a handle out again once the work of its stream is done, and not always to the next that asks."""
+    reused = 0
+    for turn in range(12):
         source, target = cupy.full((N, N), float(turn), cupy.float32), cupy.zeros((N, N), cupy.float32)
         cupy.cuda.Device().synchronize()
         one = cupy.cuda.Stream(non_blocking=True)
@@ -126,14 +124,18 @@ def test_a_handle_that_means_another_stream_by_now_is_in_order(dev, cupy, add, e
             y = dp.matmul(dp.from_dlpack(target), eye)
         del one
         gc.collect()
-        other = cupy.cuda.Stream(non_blocking=True)
+        others = [cupy.cuda.Stream(non_blocking=True)]
+        if turn % 2:
+            cupy.cuda.Device().synchronize()
+            others += [cupy.cuda.Stream(non_blocking=True) for _ in range(64)]
+        other = next((one for one in others if one.ptr == handle), others[0])
         reused += other.ptr == handle
-        if other.ptr != handle:
-            streams.append(other)
         with other, dp.Stream.from_handle(dev, other.ptr) as named:
             assert (named is kept) == (other.ptr == handle)
             z = dp.matmul(y, eye)  # which is not behind y by their doing
         assert (z.numpy() == turn + 1).all()
+    if not reused:
+        pytest.skip("the driver has given none of twelve handles out again")
 
 
 @pytest.mark.parametrize("give", ["from_dlpack", "asarray"])

@@ -135,6 +135,7 @@ def test_a_capture_of_torch_takes_the_call_in(torch):
         assert near(out, a.double() @ b.double())
 
 
+@pytest.mark.alone
 def test_memory_is_flat(torch):
     a, b = torch.randn(N, N, device="cuda"), torch.randn(N, N, device="cuda")
     for _ in range(200):
