@@ -178,7 +178,7 @@ def test_what_torch_follows_is_refused_after_good_calls(torch):
 
 
 def test_ours_and_theirs_stay_in_order(torch, dev):
-    """A result of torch's stream is read on ours, and what is made there by torch again, with repeated calls between."""
+    """A result of torch is read on our stream, and what is made there by torch again, with repeated calls between."""
     a = torch.randn(256, 256, device="cuda")
     eye = dev.array(np.eye(256, dtype=np.float32))
     for _ in range(50):
