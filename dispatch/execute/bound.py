@@ -18,7 +18,7 @@ __all__ = ["Bound"]
 class Bound:
     """A request's plan on one executor, with what its runs need and nothing that would keep the request alive."""
 
-    __slots__ = ("arguments", "executor", "plan", "plans", "reads", "result", "writes")
+    __slots__ = ("_repeatable", "arguments", "executor", "plan", "plans", "reads", "result", "writes")
 
     def __init__(self, executor: Executor, request: Request, outputs: Operands | None = None) -> None:
         self.executor, self.plans = executor, executor.plans
@@ -28,6 +28,7 @@ class Bound:
         self.writes = tuple(tensor for _, tensor, written in operands if written)
         self.arguments: tuple[Argument, ...] | None = None
         self.result: Any = None
+        self._repeatable: bool | None = None
         if outputs is not None:
             self.writes += tuple(outputs.values())
         if outputs is not None or not request.unallocated():
@@ -45,3 +46,20 @@ class Bound:
         outputs = executor.outputs(request)
         executor.run_into(request, outputs)
         return request.give(outputs)
+
+    def is_repeatable(self, request: Request) -> bool:
+        """Whether a second run of the request would give the same as the first; it is asked once."""
+        if self._repeatable is None:
+            self._repeatable = request.repeatable
+        return self._repeatable
+
+    def launch(self) -> bool:
+        """Launch it from any thread, as its plan has learnt to; False where only the executor's own thread can run it.
+
+        Whoever calls this in that one's place has the device's context current, and keeps it from its executor.
+        """
+        executor, launch = self.executor, self.plan.launch
+        if launch is None or self.arguments is None or executor.closed or executor.plans is not self.plans:
+            return False
+        executor.wait_for_uses(self.reads, self.writes)
+        return launch(self.arguments) == 0

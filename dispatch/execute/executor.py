@@ -165,6 +165,10 @@ class Executor:
         """Run a plan at some addresses, behind all uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 
+    def wait_for_uses(self, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+        """Have the stream wait for the uses of tensors on others."""
+        raise Closed("an executor without a GPU")
+
     def learn(self) -> bool:
         """Learn a little of its plans, for who has nothing else to do; False where nothing is left."""
         return False

@@ -17,11 +17,13 @@ from dispatch.errors import DispatchError
 from dispatch.supervise import trace
 from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import COMPLETIONS
+from dispatch.supervise.deputy import Deputy
 from dispatch.supervise.future import DONE, FAILED, MISSED
 from dispatch.supervise.queue import CANCELLING, clone_error
 from dispatch.supervise.worker import Worker
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable
 
     from dispatch.core.request import Request
@@ -42,7 +44,8 @@ class CudaWorker(Worker):
 
     Guarantees: a future is settled with success only after an event behind its work was seen to be complete; a status
     other than that fails it. The owner's `launch_lock` is held while requests are enqueued: launching gives up the
-    interpreter's lock for a moment, and with several threads that would fetch it back, each launch would wait.
+    interpreter's lock for a moment, and with several threads that would fetch it back, each launch would wait. A lone
+    request may be run by who waits for it (deputy.py), which takes one moment only.
     """
 
     device: CudaDevice
@@ -50,12 +53,13 @@ class CudaWorker(Worker):
     def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
         super().__init__(queue, owner)
         self._stream: Stream | None = None
-        self._batches: deque[Batch] = deque()
-        self._completion: Any = None
+        self.batches: deque[Batch] = deque()
+        self.completion: Any = None
         self._untold: deque[Future] | None = None  # what ends under `launch_lock`; None where it is not held
+        self._deputy = Deputy(self)
 
     def in_flight(self) -> list[Future]:
-        return [future for batch in self._batches for future in batch.futures]
+        return [future for batch in self.batches for future in batch.futures]
 
     def _open(self) -> None:
         self.device.activate()
@@ -64,35 +68,62 @@ class CudaWorker(Worker):
         self._stream = self.device.stream()
         self.executor = self.device.executor(self._stream)
         self._record_event = driver.cuEventRecord.unchecked
-        self._completion = COMPLETIONS[self.owner.completion](self.device, self.queue, self._stream)
+        self.completion = COMPLETIONS[self.owner.completion](self.device, self.queue, self._stream)
 
     def _serve(self) -> None:
-        queue, owner, batches = self.queue, self.owner, self._batches
+        queue, owner, batches, deputy = self.queue, self.owner, self.batches, self._deputy
         while True:
-            moved = False
-            if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
-                self._enqueue_batch()
-                moved = True
-                if owner.blocked and len(queue.pending) <= queue.limit // 2:
-                    owner.make_room()
-            if batches and self._poll():
-                moved = True
+            deputy.enter()
+            try:
+                moved = self._go_on()
+            finally:
+                deputy.leave()
             if moved:
                 continue
             if batches:
                 self._pause()
             elif owner.state and (owner.state >= CANCELLING or not len(queue.pending)):
                 return
-            elif not self.executor.learn():
+            else:
                 queue.wait(-1)
+
+    def _go_on(self) -> bool:
+        """Enqueue what is queued and settle what has ended, or learn where there is neither; whether anything was."""
+        queue, owner, moved = self.queue, self.owner, False
+        if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
+            self._enqueue_batch()
+            moved = True
+            if owner.blocked and len(queue.pending) <= queue.limit // 2:
+                owner.make_room()
+        if self.batches:
+            return self._poll() or moved
+        return moved or (not owner.state and bool(self.executor.learn()))
+
+    def help(self, future: Future) -> None:
+        self._deputy.run(future)
+
+    @property
+    def is_here(self) -> bool:
+        return super().is_here or self._deputy.is_here
+
+    def record_event(self, event: ctypes.c_void_p) -> int:
+        """Record an event behind all that is enqueued; the driver's status."""
+        record = driver.cuEventRecord  # who lets go of the interpreter's lock here may wait for it as for a request
+        record_now = record.unchecked_holding_gil if self.executor.has_room else record.unchecked
+        status: int = record_now(event, self.executor.stream.c_handle)
+        return status
+
+    def tell(self, future: Future) -> None:
+        """Tell those who wait for a future that has ended."""
+        self._tell(future)
 
     def _enqueue_batch(self) -> None:
         """Enqueue what is queued, up to a batch, and record an event behind it."""
         pending, run = self.queue.pending, self.executor.run
         if trace.hooks:
             run = partial(trace.hooked, self.executor, run)
-        batch = Batch(self._completion.event())
-        self._batches.append(batch)
+        batch = Batch(self.completion.event())
+        self.batches.append(batch)
         untold = self._untold = deque()
         try:
             self._enqueue(batch, pending, run)
@@ -169,23 +200,23 @@ class CudaWorker(Worker):
 
     def _record(self, batch: Batch) -> None:
         if not batch.futures:
-            self._batches.pop()
-            self._completion.recycle(batch.event)
+            self.batches.pop()
+            self.completion.recycle(batch.event)
             return
         status = self._record_event(batch.event, self.executor.stream.c_handle)
         if status:
             self.device.fail(status, "cuEventRecord")
         batch.recorded = True
         self.queue.busy += len(batch.futures)
-        self._completion.watch(batch)
+        self.completion.watch(batch)
 
     def _poll(self) -> bool:
         """Settle the oldest batch if the GPU is past it."""
-        batch = self._batches[0]
-        if not self._completion.ended(batch):
+        batch = self.batches[0]
+        if not self.completion.ended(batch):
             return False
-        self._batches.popleft()
-        self._completion.recycle(batch.event)
+        self.batches.popleft()
+        self.completion.recycle(batch.event)
         self._succeed(batch)
         return True
 
@@ -201,31 +232,32 @@ class CudaWorker(Worker):
 
     def _pause(self) -> None:
         """Wait for what is in flight, and for what is queued if there is room for it."""
-        self._completion.pause(self._batches, full=self.queue.busy >= IN_FLIGHT)
+        self.completion.pause(self.batches, full=self.queue.busy >= IN_FLIGHT)
 
     def _settle_batches(self) -> None:
-        if self._stream is None or not self._batches:
+        if self._stream is None or not self.batches:
             return
         self._stream.synchronize()
-        for batch in self._batches:
+        for batch in self.batches:
             self._succeed(batch)
             batch.futures.clear()
             batch.requests.clear()
-        while self._batches and self._batches[0].recorded:  # one that is not is being filled, and goes on empty
-            self._completion.recycle(self._batches.popleft().event)
+        while self.batches and self.batches[0].recorded:  # one that is not is being filled, and goes on empty
+            self.completion.recycle(self.batches.popleft().event)
 
     def _close(self) -> None:
+        self._deputy.enter()  # for good
         try:
             self._settle_batches()
         finally:
             fault = self.device.fault
-            for batch in self._batches:  # there are any left only if the stream's status is not known to be good
+            for batch in self.batches:  # there are any left only if the stream's status is not known to be good
                 for future in batch.futures:
                     self._fail(future, clone_error(fault or self.owner.reason()))
-            self._batches.clear()
+            self.batches.clear()
             self.queue.busy = 0
-            if self._completion is not None:
-                self._completion.close()
+            if self.completion is not None:
+                self.completion.close()
             super()._close()
         if self._stream is not None and self.device.fault is None:
             self._stream.close()

@@ -13,7 +13,8 @@ blocks. The threads of the project are never interrupted; a system call of their
     submit, submit_many     what nobody was given a future of is withdrawn, or ends as it would have; others go on
     a full queue            who waits for room leaves; what was about to be dropped is dropped, or stays
     sending (processes)     the next who sends goes on where that was, the monitor thread at its next tick (sending.py)
-    result, exception       the request goes on; who reads for it leaves the rest to the monitor thread
+    result, exception       the request goes on; who reads for it leaves the rest to the monitor thread, who runs it for
+                            its worker to that one (deputy.py)
     await                   as asyncio has it: the task is cancelled, and with it what has not started
     cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it
     a callback, here        the others are called, then the interrupt goes on
@@ -272,8 +273,7 @@ class WorkerPool(Admission, Circuit):
         self.join()
 
     def is_own_thread(self) -> bool:
-        current = threading.current_thread()
-        return any(queue.worker is not None and queue.worker.thread is current for queue in self.queues)
+        return any(queue.worker is not None and queue.worker.is_here for queue in self.queues)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for all workers, their successors included; one of them cannot, and does not."""

@@ -37,6 +37,9 @@ class WorkerLike(Protocol):
 
     def start(self) -> None: ...
     def in_flight(self) -> list[Future]: ...
+    def help(self, future: Future) -> None: ...
+    @property
+    def is_here(self) -> bool: ...
 
 
 class WorkerOwner(Protocol):
@@ -127,6 +130,8 @@ class WorkerQueue:
     def help_wait(self, future: Future, timeout: float | None) -> float | None:
         """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
         the time."""
+        if self.worker is not None:
+            self.worker.help(future)
         return timeout
 
     def in_flight(self) -> list[Future]:

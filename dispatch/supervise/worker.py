@@ -30,7 +30,8 @@ class Worker:
     """What is common to workers on a GPU and on the host.
 
     Guarantees: what a worker takes from its queue it settles, also when it breaks; the future in hand then fails with
-    WorkerFailed. Its executor, stream and handles are made, used and closed on its own thread.
+    WorkerFailed. Its executor, stream and handles are made, used and closed on its own thread, but that others may
+    launch there what has run before, while that thread keeps away (deputy.py).
     """
 
     def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
@@ -46,6 +47,14 @@ class Worker:
     def in_flight(self) -> list[Future]:
         """What has been taken from the queue and not been settled."""
         return []
+
+    def help(self, future: Future) -> None:
+        """Whoever waits for a future may do some of the worker's work for it in here."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the worker's, or does its work."""
+        return self.thread is threading.current_thread()
 
     # -- what differs ---------------------------------------------------------------------------------------------
     def _open(self) -> None:

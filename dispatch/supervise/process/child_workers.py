@@ -112,7 +112,7 @@ class CudaChild(JobRunner, CudaWorker):
         return [self._running, *self.in_flight()]  # type: ignore[list-item]  # numbers, see `_enqueue_batch`
 
     def _serve(self) -> None:
-        queue, batches = self.queue, self._batches
+        queue, batches = self.queue, self.batches
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
@@ -126,14 +126,14 @@ class CudaChild(JobRunner, CudaWorker):
             if moved:
                 continue
             if batches:
-                self._completion.pause(batches, full=queue.busy >= IN_FLIGHT or bool(self.jobs))
+                self.completion.pause(batches, full=queue.busy >= IN_FLIGHT or bool(self.jobs))
             elif self.is_held:
                 queue.wait_for_wakeup(-1)
 
     def _enqueue_batch(self) -> None:
         """Enqueue what has come, and record an event behind it; `futures` of the batch are numbers here."""
-        batch = ChildBatch(self._completion.event())
-        self._batches.append(batch)
+        batch = ChildBatch(self.completion.event())
+        self.batches.append(batch)
         self._last = 0
         with self.owner.launch_lock:
             while self.jobs:
@@ -189,14 +189,14 @@ class CudaChild(JobRunner, CudaWorker):
         report = batch.report  # type: ignore[attr-defined]
         super()._record(batch)
         if not batch.recorded and report:  # all failed; what was enqueued before is reported first
-            if self._batches:
-                self._batches[-1].report += report  # type: ignore[attr-defined]
+            if self.batches:
+                self.batches[-1].report += report  # type: ignore[attr-defined]
             else:
                 self.queue.link.send(report)
 
     def _fail(self, future: Any, error: BaseException) -> None:
         self._note(future.number, error)
-        batch: Any = self._batches[-1]  # `_enqueue_batch` has put it there
+        batch: Any = self.batches[-1]  # `_enqueue_batch` has put it there
         batch.report.append((future.number, messages.pack_error(error)))
 
     def _succeed(self, batch: Batch) -> None:
@@ -214,6 +214,6 @@ class CudaChild(JobRunner, CudaWorker):
 
     def _settle(self) -> None:
         self._settle_batches()
-        while self._batches:  # the one that was being filled
-            self._completion.recycle(self._batches.popleft().event)
+        while self.batches:  # the one that was being filled
+            self.completion.recycle(self.batches.popleft().event)
         self.queue.busy = 0
