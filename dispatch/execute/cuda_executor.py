@@ -63,7 +63,7 @@ class CudaExecutor(Executor):
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
         self._calling: set[Plan] = set()
-        self._launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
+        self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
         self._outgrown: list[Tensor] = []
@@ -197,7 +197,7 @@ class CudaExecutor(Executor):
             refuse_reentry(plan, CudaExecutor.call.__code__)
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
-        self._launches.left -= KERNELS
+        self.launches.left -= KERNELS
         context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
         if status := context.push():
             self.device.fail(status, "cuCtxPushCurrent")
@@ -309,12 +309,7 @@ class CudaExecutor(Executor):
 
     def launcher(self, executable: ctypes.c_void_p, nodes: int) -> Callable[[], int]:
         """The launch of an executable graph of so many nodes on this executor's stream."""
-        return self._launches.of(executable, nodes, holds_gil=self.holds_gil)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the stream surely has room, so that who enqueues need not wait."""
-        return self._launches.left > 0
+        return self.launches.of(executable, nodes, holds_gil=self.holds_gil)
 
     def lasting(self) -> tuple[Any, ...]:
         """The memory whose addresses a recorded call may have; more numbers may come to their pages."""
@@ -396,7 +391,7 @@ class CudaExecutor(Executor):
 
     def close(self) -> None:
         super().close()
-        self._launches.close()
+        self.launches.close()
         self._workspace = None
 
     def __del__(self) -> None:

@@ -58,6 +58,11 @@ class Launches:
 
         return launch_in_room
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the stream surely has room, so that who enqueues there need not wait."""
+        return self.left > 0
+
     def _begins_anew(self) -> bool:
         """Whether there is room again: False, too, after a fault, which the launch will tell of."""
         with relaxed():  # or a capture of another thread would end by the look at an event

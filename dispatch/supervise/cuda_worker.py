@@ -109,7 +109,7 @@ class CudaWorker(Worker):
     def record_event(self, event: ctypes.c_void_p) -> int:
         """Record an event behind all that is enqueued; the driver's status."""
         record = driver.cuEventRecord  # who lets go of the interpreter's lock here may wait for it as for a request
-        record_now = record.unchecked_holding_gil if self.executor.has_room else record.unchecked
+        record_now = record.unchecked_holding_gil if self.executor.launches.has_room else record.unchecked
         status: int = record_now(event, self.executor.stream.c_handle)
         return status
 

@@ -64,7 +64,7 @@ class Track:
 
 
 class Executor:
-    has_room = True
+    launches = SimpleNamespace(has_room=True)
 
     def __init__(self, gpu, stream):
         self.device, self.stream, self.closed, self.plans = gpu, stream, False, {}

@@ -214,7 +214,7 @@ class CapturedExecutor(NotingExecutor):
 
     def __init__(self, stream):
         super().__init__(stream)
-        self._launches, self._calling = Launches(stream, None), set()
+        self.launches, self._calling = Launches(stream, None), set()
 
     def preparing(self):
         return nullcontext()
