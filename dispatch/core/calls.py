@@ -6,7 +6,7 @@ A call over tensors of ours goes by remembered.py, one over another library's by
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dispatch.core.framework_calls import Ways, learn
 from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tuple_of
@@ -14,13 +14,17 @@ from dispatch.core.request import run
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 
+if TYPE_CHECKING:
+    from dispatch.core.remembered_operands import OperandCalls
+
 __all__ = ["call_of"]
 
 
-def call_of(kind: Any, name: str) -> Any:
+def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
     """`def name(parameters of the class)`: the way through what is remembered, else through a request.
 
-    Compiled, as `dataclass` makes its `__init__`.
+    Compiled, as `dataclass` makes its `__init__`. `unpacked` is the way of a class that has one of its own, for calls
+    that the way of operands that are fields does not find.
     """
     given = fields(kind)
     parameters, passed = [], []
@@ -31,17 +35,23 @@ def call_of(kind: Any, name: str) -> Any:
         passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
     made = f"_kind({', '.join(passed)})"
     scope: dict[str, Any] = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
+    values = ", ".join(field.name for field in given)
+    if unpacked is not None:
+        scope["_unpacked"] = unpacked
     if (reads := kind.plain_reads()) is None:
-        lines = [f"return _run({made})"]
+        lines = [f"return _run({made})" if unpacked is None else f"return _unpacked({values})"]
     else:
+        by_request = [f"_request = {made}", "_result = _run(_request)"]
+        if unpacked is not None:
+            by_request = [f"_result, _request = _unpacked.found({values})"]
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
         scope |= {"_Tensor": Tensor, "_ways": Ways(kind, reads[0]), "_learn": learn}
-        lines = _lines_of_call(kind, reads[0], made)
+        lines = _lines_of_call(kind, reads[0], made, by_request)
     exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
     return scope[name]
 
 
-def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
+def _lines_of_call(kind: Any, first: str, made: str, by_request: list[str]) -> list[str]:
     operands, choices = fields_of(kind)
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
@@ -70,9 +80,8 @@ def _lines_of_call(kind: Any, first: str, made: str) -> list[str]:
         f"    _result = _take(_executor, {', '.join((*operands, *choices))})",
         "    if _result is not _UNFIT:",
         "        return _result",
-        f"_request = {made}",
-        "_result = _run(_request)",
-        "if _key is not None:",
+        *by_request,
+        "if _key is not None and _request is not None:",
         "    _remember(_executor, _calls, _key, _request)",
         "return _result",
     ]

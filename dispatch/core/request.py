@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from dispatch.core.showing import text_of
 from dispatch.device.frameworks.framework import Adopted, beside
@@ -30,7 +30,19 @@ else:
 
     R_co = TypeVar("R_co", covariant=True)
 
-__all__ = ["Argument", "Operands", "Plan", "Request", "Signature", "as_requests", "check_request", "run"]
+__all__ = [
+    "Argument",
+    "NamedArguments",
+    "Number",
+    "Operands",
+    "Plan",
+    "Request",
+    "Signature",
+    "Unpacked",
+    "as_requests",
+    "check_request",
+    "run",
+]
 
 Argument = int | float | complex  # an address, or a number given by value
 Use = tuple[str, Tensor, bool]  # a field's name, its tensor, whether it is written
@@ -59,6 +71,45 @@ class Signature:
         self.library = library
 
 
+class Unpacked(NamedTuple):
+    """Which fields of a request hold several operands, as a list or by their names, and which a number or an operand.
+
+    `device` is the field that says where the request is to run, where no operand does.
+    """
+
+    several: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    device: str | None = None
+
+
+class Number(NamedTuple):
+    """What a number given by value may be, and it is all one to the plan which; NaN is out of every range."""
+
+    low: float
+    high: float
+    is_whole: bool = False  # it goes to the plan as the int that it is, others as a float
+
+    def has(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+    def argument(self, value: Any) -> Argument:
+        """The number as a plan takes it; -0.0 is 0."""
+        return value if self.is_whole else float(value) + 0.0
+
+
+class NamedArguments(NamedTuple):
+    """What a run follows from: the operand or number that each of `arguments` is, in their order.
+
+    Names are those of `tensors` and `unallocated`, of number fields and in mappings, and field[0], field[1] in lists.
+    `numbers` are those that may be any of a range; all others are to be what they are. Outputs and inputs that may be
+    one view are in `in_place`.
+    """
+
+    order: tuple[str, ...]
+    numbers: dict[str, Number] = {}  # noqa: RUF012  # nobody adds to it
+    in_place: frozenset[tuple[str, str]] = frozenset()
+
+
 class Request(ABC, Generic[R_co]):
     """A frozen description of one operation on tensors; making one validates it and raises BadRequest.
 
@@ -73,6 +124,8 @@ class Request(ABC, Generic[R_co]):
     # The library whose operands it was given, if any is another library's: it runs on that one's current stream, and
     # gives back its tensors. `adopt` puts it in.
     framework: Any = None
+    # Of classes whose calls are remembered though their operands are no fields of their own (remembered_operands.py).
+    unpacked: ClassVar[Unpacked | None] = None
     # Whether all rows that take the request are timed, and the fastest carries it out; a field of some classes.
     autotune: Any = False
 
@@ -112,6 +165,10 @@ class Request(ABC, Generic[R_co]):
         A run over other operands of the same layouts has their addresses in these places, and all else as it is; where
         it does not, there is nothing.
         """
+        return None
+
+    def named_arguments(self) -> NamedArguments | None:
+        """What a run follows from, where `unpacked` is said; None where each such call is to make a request."""
         return None
 
     @abstractmethod

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from dispatch.core.calls import call_of
+from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request_class import check_request_class
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def request_function(
     """
     kind: Any = request_class
     check_request_class(kind)
-    function: Any = call_of(kind, name) if call is None else call
+    unpacked = None if kind.unpacked is None else OperandCalls(kind)
+    function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name
     function.__module__ = kind.__module__
     function.__annotations__ = {field.name: field.type for field in fields(kind)} | {"return": _result(kind)}

@@ -190,7 +190,7 @@ class Drawn:
 
     def fresh(self, layout, shift=0):
         """A tensor of a layout in memory of its own; where it is shifted, the alignment may be another one."""
-        storage = self.dev.allocate(layout.high - layout.low + 2048, self.dev.executor().stream)
+        storage = self.dev.allocate(layout.high - layout.low + 8192, self.dev.executor().stream)
         ptr = storage.base + 512 - layout.low // 256 * 256 + 16 * shift
         return Tensor(storage, ptr, self.dev.layout(layout.dtype, layout.shape, layout.strides, ptr, layout.readonly))
 

@@ -7,9 +7,10 @@ holds a pointer or calls a library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
+from cudabind._cached import cached_property
 from dispatch.checks import check_int
 from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
@@ -71,6 +72,17 @@ class Graph:
     nodes: tuple[Node, ...]
     compute: Dtype
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.wires, self.nodes, self.compute))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields alone, for names have another hash in each process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def wire(self, uid: int) -> Wire:
         """A wire by its unique id."""
         return self.wires[uid - 1]
@@ -102,10 +114,15 @@ class Builder:
         self.compute = compute
         self._wires: list[Wire] = []
         self._nodes: list[Node] = []
+        self._changes = 0
+        self._built: tuple[int, Graph] | None = None  # after how many changes, and what it was then
 
     def build(self) -> Graph:
-        """The graph so far."""
-        return Graph(tuple(self._wires), tuple(self._nodes), self.compute)
+        """The graph so far; the very same one until something is added or becomes an output."""
+        built, changes = self._built, self._changes
+        if built is None or built[0] != changes:
+            built = self._built = changes, Graph(tuple(self._wires), tuple(self._nodes), self.compute)
+        return built[1]
 
     # -- wires ----------------------------------------------------------------------------------------------------
     def tensor(
@@ -148,6 +165,7 @@ class Builder:
     ) -> Wire:
         wire = Wire(len(self._wires) + 1, dims, strides, dtype, virtual, value, by_value, alignment, ragged, scratch)
         self._wires.append(wire)
+        self._changes += 1
         return wire
 
     # -- nodes ----------------------------------------------------------------------------------------------------
@@ -158,6 +176,7 @@ class Builder:
         given = tuple((name, wire.uid) for name, wire in ins.items() if wire is not None)
         made = tuple((name, wire.uid) for name, wire in outs.items() if wire is not None)
         self._nodes.append(Node(kind, given, made, tuple(sorted(attributes.items()))))
+        self._changes += 1
 
     def pointwise(self, mode: str, x: Wire, *others: Wire, out: Wire | None = None, **attributes: Value) -> Wire:
         """One of cuDNN's pointwise modes, with NumPy's broadcasting of axes of extent 1.
@@ -225,6 +244,7 @@ class Builder:
         steps = strides or c_strides(wire.dims)
         real = replace(wire, virtual=False, dtype=dtype, strides=steps, alignment=min(alignment, MAX_ALIGNMENT))
         self._wires[wire.uid - 1] = real
+        self._changes += 1
         return real
 
 

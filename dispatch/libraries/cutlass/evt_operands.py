@@ -13,6 +13,7 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_number, shown
+from dispatch.core.request import Number
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F64, I8
@@ -21,12 +22,15 @@ from dispatch.libraries.cutlass.evt import Node, linear_combination
 from dispatch.libraries.cutlass.visitors import operands_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from dispatch.keys import Dtype
 
-__all__ = ["Given", "Treed", "check_tree", "pairs_of"]
+__all__ = ["Given", "Treed", "check_tree", "numbers_of", "pairs_of"]
 
 Given = Tensor | float | int
 F32_MAX = (2 - 2.0**-23) * 2.0**127
+F32_NUMBER = Number(-F32_MAX, F32_MAX)
 
 
 class Treed:
@@ -92,6 +96,11 @@ class Treed:
             check_number(place, value)
             if top < abs(float(value)) < math.inf:
                 raise BadRequest(place, shown(value), f"a number that f32 holds, up to {top:.4g}")
+
+
+def numbers_of(kinds: dict[str, str], held: Collection[str] = ()) -> dict[str, Number]:
+    """What the numbers of a tree's scalars may be without a look by a request; not of those that are `held`."""
+    return {name: F32_NUMBER for name, kind in kinds.items() if kind == "scalar" and name not in held}
 
 
 def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:

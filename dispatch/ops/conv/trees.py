@@ -14,14 +14,14 @@ from cudabind._cached import cached_property
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output
-from dispatch.core.request import R_co
+from dispatch.core.request import NamedArguments, R_co, Unpacked
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk
-from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, pairs_of
+from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, numbers_of, pairs_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,6 +51,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         library: the one whose rows alone are asked, such as "cudnn" or "cutlass"; None asks all in the table's order.
     """
 
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",), numbers=("alpha", "beta"))
     mode: ClassVar[str]  # as in ConvSpec
     operand_names: ClassVar[tuple[str, ...]]  # what is convolved, by name
     z: Tensor | None
@@ -163,6 +164,12 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
         rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*super().arguments(outputs), *rest)
+
+    def named_arguments(self) -> NamedArguments | None:
+        if not self.treed:
+            return None  # the way of operands that are fields finds it
+        held = () if self.z is not None else ("beta",)  # without z it says whether there is a source
+        return NamedArguments((*self.reads, "out", *self.kinds), numbers_of(self.kinds, held), self.in_place)
 
     @cached_property
     def _uses(self) -> tuple[Use, ...]:

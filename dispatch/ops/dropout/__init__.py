@@ -21,6 +21,7 @@ from dispatch.core.axes import describable, merge
 from dispatch.core.host_plan import Results, draw, exactly, numpy_call, values
 from dispatch.core.operand_checks import check_opaque, check_probability
 from dispatch.core.operands import OperandRequest, Output, dense, like, unsized
+from dispatch.core.request import NamedArguments, Number, Unpacked
 from dispatch.core.request_function import request_function
 from dispatch.device.device import Device
 from dispatch.errors import BadRequest, Refused
@@ -68,6 +69,7 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "dropout_states"
     reads: ClassVar[tuple[str, ...]] = ()
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("seed",), device="on")
 
     on: Device
     seed: int
@@ -105,6 +107,9 @@ class DropoutStatesRequest(OperandRequest["Tensor"]):
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*super().arguments(outputs), self.seed)
+
+    def named_arguments(self) -> NamedArguments:
+        return NamedArguments(("out", "seed"), {"seed": Number(0, MAX_SEED, is_whole=True)})
 
 
 @dataclass(frozen=True, eq=False)

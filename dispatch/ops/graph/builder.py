@@ -18,7 +18,7 @@ import numpy as np
 from dispatch.checks import check_int, whole
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import each
-from dispatch.core.request import run
+from dispatch.core.remembered_operands import OperandCalls
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
@@ -29,6 +29,7 @@ from dispatch.ops.graph.request import GraphRequest
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
+    from dispatch.libraries.cudnn.graph import Graph as Drawn
     from dispatch.libraries.cudnn.graph import Wire
 
 __all__ = ["Graph", "Node"]
@@ -158,17 +159,15 @@ class Graph:
         self, *, tf32: bool = False, deterministic: bool = False, autotune: bool = False, **operands: Tensor
     ) -> GraphRequest:
         """The request that runs this drawing on operands; outputs may be given by name as well."""
-        graph = self._builder.build()
-        for name in operands:
-            if name not in self._names:
-                raise BadRequest(name, "an operand", f"one of {', '.join(self._names)}")
         named = tuple(self._names.items())
-        return GraphRequest(graph, named, tuple(operands.get(name) for name, _ in named), tf32, deterministic, autotune)
+        return _request_of(self._builder.build(), named, operands, tf32, deterministic, autotune)
 
-    def __call__(self, **operands: Tensor) -> Any:
+    def __call__(
+        self, *, tf32: bool = False, deterministic: bool = False, autotune: bool = False, **operands: Tensor
+    ) -> Any:
         """Run it on the current stream; returns the output, or a tuple in the order in which they were named."""
-        given: dict[str, Any] = operands
-        return run(self.request(**given))
+        named = tuple(self._names.items())
+        return _calls(self._builder.build(), named, operands, tf32, deterministic, autotune)
 
     def reference(self, **operands: Any) -> dict[str, Array]:
         """The outputs in float64, by name, from arrays."""
@@ -176,6 +175,24 @@ class Graph:
         feeds = {self._names[name]: np.asarray(array) for name, array in operands.items()}
         found = evaluate(graph, feeds)
         return {name: found[uid] for name, uid in self._names.items() if uid in found}
+
+
+def _request_of(
+    graph: Drawn,
+    named: tuple[tuple[str, int], ...],
+    operands: dict[str, Tensor],
+    tf32: bool,
+    deterministic: bool,
+    autotune: bool,
+) -> GraphRequest:
+    known = [name for name, _ in named]
+    for name in operands:
+        if name not in known:
+            raise BadRequest(name, "an operand", f"one of {', '.join(known)}")
+    return GraphRequest(graph, named, tuple(operands.get(name) for name in known), tf32, deterministic, autotune)
+
+
+_calls = OperandCalls(GraphRequest, _request_of, ("graph", "named", "operands", "tf32", "deterministic", "autotune"))
 
 
 def _check_strides(strides: Shape | None, shape: Shape) -> None:

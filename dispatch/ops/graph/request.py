@@ -13,7 +13,7 @@ import numpy as np
 from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, check_type, shown
 from dispatch.core.overlap import overlap
-from dispatch.core.request import Argument, Operands, Request, Signature, Use
+from dispatch.core.request import Argument, NamedArguments, Operands, Request, Signature, Unpacked, Use
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -41,6 +41,7 @@ class GraphRequest(Request):
     """
 
     op: ClassVar[str] = "cudnn_graph"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))  # of the board's call
     advice: ClassVar[str] = "fewer operations: one product or convolution, pointwise modes behind it, a reduction last"
     graph: Graph
     named: tuple[tuple[str, int], ...]
@@ -131,6 +132,9 @@ class GraphRequest(Request):
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         tensors = (outputs.get(name, given) for (name, _), given in zip(self.named, self.given, strict=True))
         return tuple(0 if tensor is None else tensor.ptr for tensor in tensors)
+
+    def named_arguments(self) -> NamedArguments:
+        return NamedArguments(tuple(name for name, _ in self.named))
 
     def tensors(self) -> tuple[Use, ...]:
         pairs = zip(self.named, self.given, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.request import run
+from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request_function import request_function_of_either
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
@@ -45,13 +45,30 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     return host.plan(request, row)
 
 
-def _grouped_matmul(a: Any, b: Any, ends: Any = None, *, out: Any = None, **choices: Any) -> Any:
+CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "library")
+_of_rows = OperandCalls(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
+_of_lists = OperandCalls(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
+
+
+def _grouped_matmul(
+    a: Any,
+    b: Any,
+    ends: Any = None,
+    *,
+    out: Any = None,
+    epilogue: Any = None,
+    alpha: Any = 1.0,
+    out_dtype: Any = None,
+    fast_accum: Any = False,
+    config: Any = None,
+    library: Any = None,
+) -> Any:
     """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
-        return run(GroupedMatmulRequest(a, b, ends, out=out, **choices))
+        return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, library)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
         raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
-    return run(GroupedMatmulListRequest(a, b, out=out, **choices))
+    return _of_lists(a, b, out, epilogue, alpha, out_dtype, fast_accum, config, library)
 
 
 grouped_matmul = request_function_of_either(

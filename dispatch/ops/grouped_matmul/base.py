@@ -17,7 +17,7 @@ from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_kinds, shown
 from dispatch.core.operand_checks import check_library
 from dispatch.core.overlap import overlap
-from dispatch.core.request import R_co, Request, Signature
+from dispatch.core.request import NamedArguments, Number, R_co, Request, Signature, Unpacked
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, Dtype
@@ -37,6 +37,7 @@ __all__ = ["GroupedBase"]
 
 Shape = tuple[int, ...]
 F32_MAX = (2 - 2.0**-23) * 2.0**127
+F32_NUMBER = Number(-F32_MAX, F32_MAX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,7 @@ class GroupedBase(Request[R_co]):
     """
 
     op: ClassVar[str] = "grouped_matmul"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))  # ends of the host are copied in each call
     _: KW_ONLY
     epilogue: Node | None = None
     alpha: Tensor | float = 1.0
@@ -135,6 +137,11 @@ class GroupedBase(Request[R_co]):
     def alpha_argument(self) -> Argument:
         """Alpha as a plan takes it: its address, or the number."""
         return self.alpha.ptr if isinstance(self.alpha, Tensor) else float(self.alpha) + 0.0  # of -0.0, too
+
+    def named_arguments(self) -> NamedArguments:
+        given = {name: None for name, _ in self.operands} | dict.fromkeys(self.shapes)
+        numbers = {"alpha": F32_NUMBER} if "alpha" in operands_of(self.tree) else {}
+        return NamedArguments((*given, "alpha"), numbers)
 
     def tensors(self) -> tuple[Use, ...]:
         uses = tuple((name, tensor, name in self.given_out) for name, tensor in self.operands)

@@ -7,10 +7,11 @@ that they are validated here. This file calls nothing.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import shown
 from dispatch.core.operand_checks import check_extents
+from dispatch.core.request import Unpacked
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -38,6 +39,7 @@ class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
         out: D of each, (m, n) of `out_dtype`, rows dense; None for memory of their own.
     """
 
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=MATRICES, numbers=("alpha",))
     a: Sequence[Tensor]
     b: Sequence[Tensor]
     _: KW_ONLY

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.framework_calls import Ways, learn
 from dispatch.core.remembered import UNFIT, fields_of
+from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
@@ -126,6 +127,16 @@ def _matmul(
             )  # fmt: skip
             if result is not UNFIT:
                 return result
+        return _by_request(
+            None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
+            workspace, autotune, reduced_precision, operands, config, library,
+        )  # fmt: skip
+    if epilogue.__class__ is not Epilogue or operands is not NO_OPERANDS or config is not None or library is not None:
+        by = _unpacked if epilogue.__class__ is not str else _by_name
+        return by(
+            a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum, workspace,
+            autotune, reduced_precision, operands, config, library,
+        )  # fmt: skip
     executor: Any = current.executor
     try:
         if executor is None or executor.device is not a.layout.device:
@@ -150,11 +161,7 @@ def _matmul(
     if (
         shortcut is None
         or not shortcut.takes(alpha, beta)
-        # In a key, 1 is True and an Epilogue: a request tells them apart.
-        or epilogue.__class__ is not Epilogue
-        or library is not None
-        or config is not None
-        or operands is not NO_OPERANDS
+        # In a key, 1 is True: a request tells them apart.
         or (fast_accum is not False and fast_accum is not True)  # type: ignore[redundant-expr]
         or (autotune is not False and autotune is not True)  # type: ignore[redundant-expr]
         or (reduced_precision is not False and reduced_precision is not True)  # type: ignore[redundant-expr]
@@ -172,6 +179,14 @@ def _matmul(
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     return result
+
+
+def _by_name(*given: Any) -> Any:
+    """Run with an Epilogue that was given by its name."""
+    return _by_request(None, *given)
+
+
+_unpacked = OperandCalls(MatmulRequest)  # calls with trees, or for a library or a kernel by its name
 
 
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:

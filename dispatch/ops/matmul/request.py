@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.checks import read_choices
 from dispatch.core.overlap import broadcast
-from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
+from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Request, Signature, Unpacked, Use
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
@@ -73,6 +73,7 @@ class MatmulRequest(Request[R_co]):
     """
 
     op: ClassVar[str] = "matmul"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",), numbers=("alpha", "beta"))
     advice: ClassVar[str] = "a row-major and b column-major, or extents that are multiples of 16"  # both dense along k
     a: Tensor
     b: Tensor
@@ -263,6 +264,14 @@ class MatmulRequest(Request[R_co]):
         c = "c" if self.c is not None else "out" if self.has_beta else None
         numbers = (name if isinstance(getattr(self, name), Tensor) else None for name in ("alpha", "beta"))
         return ("a", "b", c, "bias", "aux", "bgrad", "out", *numbers, *(None for _ in self.scale_arguments()))
+
+    def named_arguments(self) -> NamedArguments | None:
+        if self.treed:
+            return self.form.named_arguments()
+        addresses = self.addresses()
+        if addresses is None or self.scales is not NO_SCALES:
+            return None  # D is C, or factors are held in a place of their own
+        return NamedArguments((*(name or "" for name in addresses[:-2]), "alpha", "beta"))
 
     def scale_arguments(self) -> tuple[Argument, ...]:
         """The part of `arguments` that comes from `scales`; nothing without any."""

@@ -14,13 +14,14 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_number
 from dispatch.core.operands import Output
 from dispatch.core.overlap import overlap, same_view
+from dispatch.core.request import NamedArguments
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, Dtype, Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.evt import Binary, Node, Reduce, Store, Unary, linear_combination, walk
-from dispatch.libraries.cutlass.evt_operands import Given, Treed, check_tree, pairs_of
+from dispatch.libraries.cutlass.evt_operands import Given, Treed, check_tree, numbers_of, pairs_of
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = ["TreeForm", "prepare", "validate"]
 
 Shape = tuple[int, ...]
 MATRICES = ("a", "b", "c", "out")
+IN_PLACE = frozenset({("out", "c")})
 # cuBLASLt's GELU is the one by tanh.
 SPELLED = {
     Epilogue.NONE: "",
@@ -149,6 +151,11 @@ class TreeForm(Treed):
         choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, request.library)
         # Numbers are no part of it, but those that a row refuses: else they would find the plan of others.
         return (*layouts, given, *choices, request.autotune, self.not_whole)
+
+    def named_arguments(self) -> NamedArguments:
+        # Rows may refuse numbers of an i32 D; they are part of the key.
+        numbers = {} if self.d_dtype is I32 else numbers_of(self.kinds)
+        return NamedArguments((*MATRICES, *self.kinds), numbers, IN_PLACE)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         c = 0 if self.c is None else self.c.ptr
