@@ -207,7 +207,7 @@ def is_constant(value: Any) -> bool:
     kind = type(value)
     if kind is float or kind in NUMBERS:
         return bool(value == value)  # no NaN
-    if kind is tuple or (kind.__bases__ == (tuple,) and kind.__eq__ is tuple.__eq__):  # a NamedTuple is both
+    if kind is tuple or (kind.__bases__ == (tuple,) and "__eq__" not in vars(kind)):  # a NamedTuple
         return all(map(is_constant, value))
     if kind is type:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
