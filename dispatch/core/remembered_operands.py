@@ -177,13 +177,6 @@ class Course(NamedTuple):
     spans: tuple[tuple[int, int, int, bool], ...]  # place, low, high, whether it is written; instead of pairs
 
 
-class Memory:
-    """Stands for an output that is still to be made."""
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-
-
 def take_of(
     request: Request, flat: Flat, tensor_names: list[str], number_names: list[str]
 ) -> Callable[..., Any] | None:
@@ -212,9 +205,9 @@ def _course(
     given = dict(zip(tensor_names, map(id, flat.tensors), strict=True))
     if len(set(names)) < len(names) or len(uses) != len(given) or given != {name: id(one) for name, one, _ in uses}:
         return None
-    made = {name: Memory(-16 * (place + 1)) for place, name in enumerate(request.unallocated())}
-    outputs: Any = made
-    memory: dict[str, Any] = {**dict(zip(tensor_names, flat.tensors, strict=True)), **made}
+    nothing: Any = None  # outputs that are still to be made have addresses here, and no memory
+    made = {name: Tensor(nothing, -1 - place, nothing) for place, name in enumerate(request.unallocated())}
+    memory = {**dict(zip(tensor_names, flat.tensors, strict=True)), **made}
     places = {name: place for place, name in enumerate(memory)}
     free = [
         (place, named.numbers[name])
@@ -224,7 +217,7 @@ def _course(
     behind = {number_names[place]: len(places) + count for count, (place, _) in enumerate(free)}
     constants: list[Argument] = []
     order = []
-    for name, argument in zip(named.order, request.arguments(outputs), strict=True):
+    for name, argument in zip(named.order, request.arguments(made), strict=True):
         if name in places:
             order.append(places[name])
             wanted: Argument = memory[name].ptr
@@ -238,7 +231,7 @@ def _course(
             wanted = argument if type(argument) is not int else 0  # an address that is none of the operands'
         if type(argument) is not type(wanted) or argument != wanted:
             return None
-    found = request.result(outputs)
+    found = request.result(made)
     results = found if isinstance(found, tuple) else (found,)
     written = {id(memory[name]): places[name] for name in (*(use[0] for use in uses if use[2]), *made)}
     if len(written) < len(made) + sum(use[2] for use in uses) or not all(id(one) in written for one in results):
