@@ -31,7 +31,6 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, Refused, StaleTensor
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
-from dispatch.execute.relocations import Relocations
 from dispatch.keys import Arch
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
@@ -79,7 +78,7 @@ class NotingExecutor(CudaExecutor):
 
     def __init__(self, stream):
         Executor.__init__(self, stream)
-        self.runs, self.made, self.relocations = [], 0, Relocations()
+        self.runs, self.made = [], 0
 
     def _make(self, request):
         if any(tensor.shape[:1] == (REFUSED,) for _, tensor, _ in request.tensors()):

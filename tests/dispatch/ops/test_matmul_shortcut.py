@@ -21,7 +21,6 @@ from dispatch.errors import BadRequest
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
 from dispatch.execute.launches import Launches
-from dispatch.execute.relocations import Relocations
 from dispatch.keys import Arch, Compute, Epilogue
 from dispatch.ops import matmul
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
@@ -59,7 +58,7 @@ class NotingExecutor(CudaExecutor):
     def __init__(self, stream):
         Executor.__init__(self, stream)
         self.handles["cublasLt"] = lt.cublasLtHandle_t()
-        self.target, self.runs, self.relocations = None, [], Relocations()
+        self.target, self.runs = None, []
 
     def enqueue(self, plan, arguments, reads, writes):
         self.runs.append((arguments, reads, writes))
