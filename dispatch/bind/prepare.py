@@ -45,7 +45,8 @@ class BoundCall(Generic[R_co]):
     That of a Request[R] is a BoundCall[R], and gives an R.
 
     It belongs to the stream that was current when it was prepared, and has a recorded call of its own. Other operands
-    of the same layouts take the same plan, as calls that are not prepared do.
+    of the same layouts take the same plan, as calls that are not prepared do. Threads may share it: what each call
+    enqueues is its own.
     """
 
     __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "request")

@@ -228,8 +228,8 @@ def _lend(tensor: Tensor, handle: int) -> None:
         for user in tensor.storage.users():
             stream.wait_for_uses(user)
     if stream.waiting and stream.identity >= 0:  # memory that it was given before, and that has been let go of since
-        stream.claim()  # which lets go of that
-        stream.unclaim()
+        with stream.claimed():  # which lets go of that
+            pass
     tensor.storage.lend(stream)
 
 

@@ -78,7 +78,7 @@ class ExternalStream(DeviceStream):
         self.source: Any = None  # the object of the other library that it was named by, if it was
         self._releases = releases
         self.blind = 0
-        self._claims = 0
+        self._claims: dict[object, None] = {}  # by what each was made for
         self.event: ctypes.c_void_p | None = None
         self._free_as: int | None = None  # its identity when it was claimed; None under a capture
         self._blind_as: int | None = None  # and what that was when the event was missed
@@ -96,8 +96,8 @@ class ExternalStream(DeviceStream):
         """Whether its handle may be given to the driver, in this thread; hold `lock` as long as you rely on it."""
         handle = self.c_handle.value or 0
         if handle == PER_THREAD:
-            return self._claims > 0 and current.per_thread.get(self.device) is self
-        return self._claims > 0 or handle in LEGACY or self.lasting
+            return bool(self._claims) and current.per_thread.get(self.device) is self
+        return bool(self._claims) or handle in LEGACY or self.lasting
 
     @property
     def is_current(self) -> bool:
@@ -109,35 +109,42 @@ class ExternalStream(DeviceStream):
         with self.lock:
             self.lasting, self.blind = True, 0
 
-    def claim(self) -> None:
-        """The caller says that the stream is alive until he calls `unclaim`."""
+    def claim(self, block: object) -> None:
+        """The caller says that the stream is alive until he calls `unclaim` for the same block."""
         with self.lock:
             self.recognize()
             if not self._claims:
                 self._free_as = None if self.is_capturing() else self.identity
                 if self.blind and self._free_as is not None:
                     self._mark()
-            self._claims += 1
+            self._claims[block] = None
         if self.waiting and self.identity >= 0:
             self._releases.settle(self)
 
-    def unclaim(self) -> None:
-        """It may be destroyed from here on."""
+    def unclaim(self, block: object) -> None:
+        """It may be destroyed from here on. Where Ctrl-C comes in between, it is to be called once more."""
         with self.lock:
             try:
-                if self._claims == 1:
+                if [*self._claims] == [block]:
                     self._mark()
-            finally:
-                self._claims -= 1
+            except Exception:
+                self._claims.pop(block, None)
+                raise
+            self._claims.pop(block, None)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """`claim`, and then `unclaim`."""
-        self.claim()
+        block = object()
         try:
+            self.claim(block)
             yield
         finally:
-            self.unclaim()
+            try:
+                self.unclaim(block)
+            except BaseException:  # Ctrl-C, before it has begun, too
+                self.unclaim(block)
+                raise
 
     def recognize(self) -> None:
         """Ask which stream the handle means now, which is alive; a new one is ordered behind the work of the last.
@@ -148,7 +155,7 @@ class ExternalStream(DeviceStream):
             return
         with self.lock:
             is_captured = self.is_capturing()
-            if is_captured and self.identity < 0 < self._claims:
+            if is_captured and self.identity < 0 and self._claims:
                 return
             identity = -next(_numbers) if is_captured else _identity(self.c_handle)
             if identity == self.identity != 0:
@@ -231,16 +238,30 @@ class ExternalStream(DeviceStream):
         self.synchronize()
 
     def __enter__(self) -> Self:
-        self.claim()
+        block = threading.get_ident(), object()
         try:
+            self.claim(block)
             return super().__enter__()
         except BaseException:
-            self.unclaim()
+            self.unclaim(block)
             raise
 
     def __exit__(self, *given: object) -> None:
-        super().__exit__(*given)
-        self.unclaim()
+        try:
+            super().__exit__(*given)
+        finally:
+            block: object = None
+            try:
+                block = self._latest_block()
+                self.unclaim(block)
+            except BaseException:
+                self.unclaim(block or self._latest_block())
+                raise
+
+    def _latest_block(self) -> object:
+        """What this thread claims the stream for by the latest of its `with` blocks that has not ended."""
+        me = threading.get_ident()
+        return next((block for block in reversed([*self._claims]) if type(block) is tuple and block[0] == me), None)
 
     def __del__(self) -> None:
         event, waiting = getattr(self, "event", None), getattr(self, "waiting", None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from cudabind import driver
+from cudabind._fork import anew
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, QuietStream, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
@@ -59,6 +61,10 @@ class CudaExecutor(Executor):
         super().__init__(stream)
         # Plans enqueue on the stream that this names: the executor's own, and during a recording the recorder's.
         self.target = ctypes.c_void_p(stream.c_handle.value)
+        # Held while a plan is called, by its library or into a recording: it keeps the addresses of one call at a time,
+        # and `target` is another stream meanwhile. Other threads may come, with a bound call; and finalizers.
+        self._calls = threading.RLock()
+        anew(self, "_calls", threading.RLock)
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
@@ -153,6 +159,12 @@ class CudaExecutor(Executor):
     def _enqueue_by_library(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
+        with self._calls:
+            self._enqueue_alone(plan, arguments, reads, writes)
+
+    def _enqueue_alone(
+        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
+    ) -> None:
         if self.captured:
             self._enqueue_captured(plan, arguments, reads, writes)
             return
@@ -179,13 +191,13 @@ class CudaExecutor(Executor):
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""
-        relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
-        with self.device.context:
+        with self._calls, self.device.context:
+            relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
             plan.relocation = relocation
             return relocation.learn_now(self, plan, arguments)
 
     def learn(self) -> bool:
-        with self.device.context:
+        with self._calls, self.device.context:
             return self.relocations.learn(self)
 
     def relocation_stats(self) -> dict[str, int]:
@@ -284,7 +296,7 @@ class CudaExecutor(Executor):
 
     def _recorded(self, record: Callable[..., R | None]) -> R | None:
         """What a function of cuda_graph.py records on a stream of its own; another the next time, if that is lost."""
-        with self.device.context, relaxed():
+        with self._calls, self.device.context, relaxed():
             recorder = self._recorder or self.device.stream()
             self._recorder = None  # unless it ends well
             found = record(self.target, recorder.c_handle, self.device.recordings)

@@ -218,9 +218,10 @@ class PlanRelocation:
         if graph.counts.status:
             return f"its graph takes no other parameters: status {graph.counts.status}"
         captured = _captured(executor, plan, given, {})
-        if captured is None or not graph.write(given):
+        written = b"" if captured is None else graph.write(given)
+        if captured is None or not written:
             return ""
-        predicted = graph.images()
+        predicted = graph.images(written)
         executor.relocations.checked += 1
         nodes = captured.nodes
         if [(n.kind, n.form, n.image) for n in nodes] == [

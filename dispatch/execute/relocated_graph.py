@@ -102,7 +102,8 @@ class RelocatedGraph:
 
     launch: Callable[[tuple[Argument, ...]], int]
     fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
-    write: Callable[[tuple[Argument, ...]], bool]  # the parameters of some arguments into its images, and no further
+    # The parameters of some arguments into its images, and no further: these; b"" where it is in use.
+    write: Callable[[tuple[Argument, ...]], bytes]
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class RelocatedGraph:
         scope: dict[str, Any] = {
             **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
             **{f"put_{n}": put for n, (put, _) in zip(changed, made, strict=True)},
+            "raw": raw,
             "Qs": raw.cast("Q"),
             "ds": raw.cast("d"),
             "Is": raw.cast("I"),
@@ -151,9 +153,9 @@ class RelocatedGraph:
         exec(code_of(self.nodes, self.words, form), scope)
         self.launch, self.fits, self.write = scope.pop("make")(executable)
 
-    def images(self) -> list[bytes]:
-        """The images of the nodes as they were written last."""
-        raw = self._buffer.raw
+    def images(self, written: bytes = b"") -> list[bytes]:
+        """The images of the nodes as `write` gave them, or as they were written last."""
+        raw = written or self._buffer.raw
         return [raw[place : place + len(node.image)] for place, node in zip(self._places, self.nodes, strict=False)]
 
     def compared(self) -> None:
@@ -213,17 +215,17 @@ def make(counts):
     def write(arguments):
         nonlocal at, busy
         if busy:
-            return False
+            return b""
         try:
             busy = True
             at = {nothing} = None
             {new}, = arguments
 {writing}
+            return bytes(raw)
         except (TypeError, ValueError, OverflowError):
-            return False
+            return b""
         finally:
             busy = False
-        return True
 
     return launch, fits, write
 """

@@ -11,6 +11,7 @@ import ctypes
 import inspect
 import itertools
 import random
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -308,11 +309,13 @@ class GraphExecutor:
     """The executor's own way to launch or to call, without a device: what is asked of it stands below."""
 
     enqueue, _enqueue_by_library = CudaExecutor.enqueue, CudaExecutor._enqueue_by_library
+    _enqueue_alone = CudaExecutor._enqueue_alone
     relocate, relocation_stats = CudaExecutor.relocate, CudaExecutor.relocation_stats
     captured = False
 
     def __init__(self, driver):
         self.driver, self.relocations, self.stream = driver, Relocations(), SimpleNamespace(external=False)
+        self._calls = threading.RLock()
         self.numbers_in_memory = 0
         self.lost = 0  # recordings that end in nothing
         self.seen = []  # arguments of recordings

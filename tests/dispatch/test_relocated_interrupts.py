@@ -245,7 +245,7 @@ TEMPLATES = {
     "never busy": ("            busy = True\n            if arg", "            busy = False\n            if arg"),
     "always busy": ("busy = False\n\n    def fits", "pass\n\n    def fits"),
     "write forgets nothing": ("            at = {nothing} = None", "            {nothing} = None"),
-    "write does not look whether it may": ("            return False\n        try", "            pass\n        try"),
+    "write does not look whether it may": ('            return b""\n        try', "            pass\n        try"),
     "forms are not looked at": (" or {misfit}:", ":"),
     "equal is the same": ("arguments != at{other_numbers}", "arguments != at"),
     "nothing is new": ("if arguments != at{other_numbers}", "if at is None"),
