@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -17,12 +16,13 @@ import numpy as np
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.device.storage import NOBODY, Storage
-from dispatch.device.stream import NULL_CONTEXT, RELAXED, QuietStream, exchange_mode, order, relaxed
+from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.execute.bound import Bound
+from dispatch.execute.capturable import CapturableExecutor
 from dispatch.execute.cuda_graph import GraphExec, capture, recorded
-from dispatch.execute.executor import APART, Executor
+from dispatch.execute.executor import APART
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
 from dispatch.execute.plan_relocation import AGAIN, PlanRelocation
@@ -33,7 +33,7 @@ from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from dispatch.core.request import Argument, Operands, Plan, Request
     from dispatch.device.cuda import CudaDevice
@@ -50,12 +50,11 @@ SCALARS_PER_PAGE = 1024
 MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
 
 
-class CudaExecutor(Executor):
+class CudaExecutor(CapturableExecutor):
     """Runs requests on a stream of a GPU."""
 
     device: CudaDevice
     holds_gil = False  # whether launches keep the interpreter's lock
-    _is_preparing = False  # for a call that the caller captures
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -254,38 +253,6 @@ class CudaExecutor(Executor):
         What is enqueued reads the old ones first, what was recorded keeps them, a finalizer's call may hold the last.
         """
         self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
-
-    @property
-    def captured(self) -> bool:
-        """Whether the caller records this stream into a graph of its own: then only plain calls may go on it."""
-        return self.stream.external and self.stream.is_capturing()
-
-    def refuse_capture(self, what: str) -> None:
-        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph."""
-        if self._is_preparing or self.captured:
-            hint = "run the request once before the capture"
-            raise BadRequest("stream", "a stream under capture", f"none for the first run of {what}", hint)
-
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Prepare a call in here: on another stream where the caller captures the executor's, and wait for it then.
-
-        What is written in here is there before his graph runs, and is no part of it.
-        """
-        if self._is_preparing or not self.captured:
-            yield
-            return
-        stream, target = self.stream, self.target.value
-        quiet = QuietStream(self.device, self.device.quiet.c_handle.value or 0, stream)
-        self._is_preparing = True
-        self.stream, self.target.value = quiet, quiet.c_handle.value
-        try:
-            with relaxed():
-                yield
-                quiet.synchronize()
-        finally:
-            self.stream, self.target.value = stream, target
-            self._is_preparing = False
 
     def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
         """Record what plans of this executor enqueue; None where others ended each recording of it."""
