@@ -324,7 +324,7 @@ class GraphExecutor:
         self.device = SimpleNamespace(context=Context(driver))
         self.on_recorded = lambda: None
 
-    def _order(self, reads, writes):
+    def wait_for_uses(self, reads, writes):
         pass
 
     def call(self, plan, arguments):
