@@ -35,12 +35,13 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_one_shot.py", "one-shot"),
         ("bench_streams.py", "streams"),
         ("bench_frameworks.py", "frameworks"),
+        ("bench_models.py", "models"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     printed = run(script, "--device", "host", "--quick", "--json", str(target))
-    for peer in ("ray_actors", "torch"):  # which few have
+    for peer in ("ray_actors", "torch", "transformers"):  # which few have
         printed = printed.replace(f"missing: {peer}:", "")
     assert "missing" not in printed
     assert figures in json.loads(target.read_text())
@@ -68,6 +69,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_precision.py",
         "bench_one_shot.py",
         "bench_streams.py",
+        "bench_models.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
