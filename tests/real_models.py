@@ -316,8 +316,8 @@ class Outcome:
 def shaken(model: nn.Module, seed: int) -> nn.Module:
     """The model in f64, with weights off by up to 64 roundings of f32, by chance: enough for some ReLUs to turn.
 
-    One that turns is a thousandth of a gradient, a thousand times all that is rounded, and every fifth run has one: torch
-    or ours, as it happens. What some of them come to is the bound, then, for the gradients alone.
+    One that turns is a thousandth of a gradient, a thousand times all that is rounded, and every fifth run has one:
+    torch's or ours, as it happens. What some of them come to is the bound, then, for the gradients alone.
     """
     torch.manual_seed(200 + seed)
     found = copy.deepcopy(model).double()
