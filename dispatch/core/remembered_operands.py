@@ -13,7 +13,7 @@ tensor or a request, and nothing here knows an op.
 from __future__ import annotations
 
 from dataclasses import fields
-from operator import is_, itemgetter
+from operator import add, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,15 @@ def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
 
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
+class Spans(NamedTuple):
+    """Where the bytes of operands lie around their addresses, none of them without any."""
+
+    places: tuple[int, ...]
+    lows: tuple[int, ...]
+    highs: tuple[int, ...]
+    written: tuple[bool, ...]
+
+
 class Course(NamedTuple):
     """What becomes of the operands of a call, by their places: tensors given, outputs made, numbers, and the rest."""
 
@@ -174,7 +183,7 @@ class Course(NamedTuple):
     results: tuple[int, ...]
     is_tuple: bool
     pairs: tuple[tuple[int, int, int, int, int | None], ...]
-    spans: tuple[tuple[int, int, int, bool], ...]  # place, low, high, whether it is written; instead of pairs
+    spans: Spans | None  # instead of pairs
 
 
 def take_of(
@@ -254,7 +263,7 @@ def _course(
 
 def _apart(
     uses: Iterable[tuple[str, Tensor, bool]], places: dict[str, int], in_place: frozenset[tuple[str, str]]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[tuple[Any, ...], Spans | None]:
     """The pairs of operands whose memory must be apart, or the spans of all where there are many."""
     sized = [(name, tensor.layout, written) for name, tensor, written in uses if tensor.layout.size]
     pairs = []
@@ -265,8 +274,9 @@ def _apart(
                 one = None if in_place.isdisjoint(((name, other_name), (other_name, name))) else one
                 pairs.append((places[name], places[other_name], low, high, one))
     if len(pairs) <= MOST_PAIRS or in_place:
-        return tuple(pairs), ()
-    return (), tuple((places[name], layout.low, layout.high, written) for name, layout, written in sized)
+        return tuple(pairs), None
+    lines = [(places[name], layout.low, layout.high, written) for name, layout, written in sized]
+    return (), Spans(*zip(*lines, strict=True))
 
 
 def _taking(plan: Any, course: Course, held: tuple[Any, ...]) -> Callable[..., Any]:
@@ -292,7 +302,7 @@ def _taking(plan: Any, course: Course, held: tuple[Any, ...]) -> Callable[..., A
             distance = arguments[other] - arguments[one]
             if low < distance < high and distance != view:
                 return UNFIT
-        if spans and _meet(arguments, spans):
+        if spans is not None and _meet(arguments, spans):
             return UNFIT
         for place, number in numbers:
             if not number.has(given[place]):
@@ -320,14 +330,16 @@ def _at(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda items: (items[place],)
 
 
-def _meet(addresses: Sequence[int], spans: Iterable[tuple[int, int, int, bool]]) -> bool:
+def _meet(addresses: Sequence[int], spans: Spans) -> bool:
     """Whether the bytes between the ends of one that is written and of another may be the same."""
-    ends = sorted([(addresses[place] + low, addresses[place] + high, written) for place, low, high, written in spans])
-    reach = written_reach = -1
-    for low, high, written in ends:
+    here = [addresses[place] for place in spans.places]
+    reach = written_reach = -1  # how far those go that begin before
+    ends = zip(map(add, here, spans.lows), map(add, here, spans.highs), spans.written, strict=True)
+    for low, high, written in sorted(ends):
         if low < (reach if written else written_reach):
             return True
-        reach = max(reach, high)
+        if high > reach:
+            reach = high
         if written:
-            written_reach = max(written_reach, high)
+            written_reach = high
     return False

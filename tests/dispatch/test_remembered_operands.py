@@ -342,7 +342,7 @@ MUTATIONS = {
     "never a tuple": coursed(lambda course: course._replace(is_tuple=False)),
     "always a tuple": coursed(lambda course: course._replace(is_tuple=True)),
     "no pair is looked at": coursed(lambda course: course._replace(pairs=())),
-    "no span is looked at": coursed(lambda course: course._replace(spans=())),
+    "no span is looked at": coursed(lambda course: course._replace(spans=None)),
     "numbers are not held": coursed(lambda course: course._replace(held=())),
     "numbers stay as they were": coursed(lambda course: course._replace(numbers=course.numbers[1:])),
     "equal choices are the same": replaced(remembered_operands, "same", lambda *_: True),
