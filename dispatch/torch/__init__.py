@@ -10,6 +10,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     norms         layer_norm, rms_norm
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
+    trees         tree_linear: a product with an epilogue tree, forward alone
     fusing        fuse: has a model call these where it does the same in several
     fused         what a fused model calls
     shared        what the ops share
@@ -30,6 +31,7 @@ from dispatch.torch.mlps import mlp as mlp
 from dispatch.torch.norms import layer_norm as layer_norm
 from dispatch.torch.norms import rms_norm as rms_norm
 from dispatch.torch.products import linear as linear
+from dispatch.torch.trees import tree_linear as tree_linear
 
 __all__ = [
     "Note",
@@ -43,4 +45,5 @@ __all__ = [
     "mlp",
     "rms_norm",
     "scaled_dot_product_attention",
+    "tree_linear",
 ]

@@ -10,7 +10,7 @@ import torch
 
 from dispatch.errors import BadRequest
 from dispatch.ops.grouped_matmul import grouped_matmul as _grouped_matmul
-from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, nothing
+from dispatch.torch.shared import autocast, check_tensors, define, lines_at_16, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,20 +76,9 @@ def _product(a: Any, b: Any, ends: Any) -> Any:
     out = a.new_zeros((total, math.ceil(n / STEP) * STEP))[:, :n]
     if out.numel() and b.numel():
         by_column = b.stride(1) == 1 and b.stride(2) != 1
-        b = _lines(b.transpose(1, 2)).transpose(1, 2) if by_column else _lines(b)
-        grouped_matmul(_lines(a), b, ends.contiguous(), out=out)
+        b = lines_at_16(b.transpose(1, 2)).transpose(1, 2) if by_column else lines_at_16(b)
+        grouped_matmul(lines_at_16(a), b, ends.contiguous(), out=out)
     return out.contiguous()
-
-
-def _lines(x: Any) -> Any:
-    """The tensor with lines that a tensor map steps through; a copy where it has others."""
-    outer, (lines, along) = x.stride()[:-2], x.stride()[-2:]
-    apart = [step for step, extent in zip((*outer, lines), x.shape[:-1], strict=True) if extent > 1]
-    in_order = along == 1 and (lines >= x.shape[-1] or x.shape[-2] == 1) and x.data_ptr() % ALIGNED == 0
-    if in_order and all(step % STEP == 0 for step in apart) and (x.shape[-1] > 1 or lines > 1):
-        return x
-    k = x.shape[-1]
-    return x.new_empty((*x.shape[:-1], math.ceil(k / STEP) * STEP))[..., :k].copy_(x)
 
 
 def _forward(x: Any, weight: Any, ends: Any, known: list[int]) -> Any:

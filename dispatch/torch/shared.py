@@ -13,7 +13,18 @@ from dispatch.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ALIGNED", "Op", "autocast", "check_tensors", "define", "dense", "leading", "nothing", "rows_of"]
+__all__ = [
+    "ALIGNED",
+    "Op",
+    "autocast",
+    "check_tensors",
+    "define",
+    "dense",
+    "leading",
+    "lines_at_16",
+    "nothing",
+    "rows_of",
+]
 
 ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
 
@@ -54,21 +65,28 @@ class Op:
         overload: the op as torch.compile, torch.export, transformations and modes see it.
     """
 
-    __slots__ = ("_forward", "_function", "overload")
+    __slots__ = ("_forward", "_function", "_lists", "overload")
 
-    def __init__(self, overload: Any, forward: Callable[..., Any], save: Any, backward: Any) -> None:
+    def __init__(self, overload: Any, forward: Callable[..., Any], save: Any, backward: Any, lists: bool) -> None:
         self.overload = overload
+        self._lists = lists  # there are lists of tensors, whose gradients torch.autograd.Function does not follow
         self._forward = forward
-        self._function = None if backward is None else _function(forward, save, backward)
+        self._function = None if backward is None or lists else _function(forward, save, backward)
 
     def __call__(self, *operands: Any) -> Any:
-        if not _alone(operands):
+        tensors = _flat(operands) if self._lists else operands
+        if not _alone(tensors):
             return self.overload(*operands)
         if torch.is_grad_enabled():
-            for x in operands:
+            for x in tensors:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return self.overload(*operands) if self._function is None else self._function.apply(*operands)
         return self._forward(*operands)
+
+
+def _flat(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands, those in lists one by one."""
+    return tuple(one for x in operands for one in (x if isinstance(x, list) else (x,)))
 
 
 def _function(forward: Callable[..., Any], save: Callable[..., None], backward: Callable[..., Any]) -> Any:
@@ -107,7 +125,7 @@ def define(
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
     op.register_vmap(_refuse_vmap(name) if vmap is None else vmap)
-    return Op(getattr(torch.ops.dispatch, name).default, forward, save, backward)
+    return Op(getattr(torch.ops.dispatch, name).default, forward, save, backward, "Tensor[] " in schema)
 
 
 def _refuse_vmap(name: str) -> Callable[..., Any]:
@@ -168,6 +186,17 @@ def rows_of(x: Any) -> Any:
     if (within == 1 or k <= 1) and (between >= k or rows <= 1):
         return x
     return x.contiguous()
+
+
+def lines_at_16(x: Any) -> Any:
+    """The tensor with lines along the last axis that a tensor map steps through; a copy where it has others."""
+    step, k = ALIGNED // x.element_size(), x.shape[-1]
+    between, along = x.stride()[-2:]
+    in_order = along == 1 and (between >= k or x.shape[-2] == 1) and x.data_ptr() % ALIGNED == 0
+    apart = (own for own, extent in zip(x.stride()[:-1], x.shape[:-1], strict=True) if extent > 1)
+    if in_order and (k > 1 or between > 1) and all(own % step == 0 for own in apart):
+        return x
+    return x.new_empty((*x.shape[:-1], -(-k // step) * step))[..., :k].copy_(x)
 
 
 def nothing(like: Any) -> Any:
