@@ -13,6 +13,7 @@ library or an op.
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from itertools import starmap
 from types import SimpleNamespace
@@ -101,16 +102,23 @@ def _way(kind: Any, first: str, code: Code) -> Way:
         "if _executor is None:",
         "    return {none}",
     ]
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    layouts = []
     for name in operands:
-        lines += [
-            f"if {name} is None:",
-            f"    _at_{name} = 0",
-            f"    _layout_{name} = None",
-            "else:",
-            f"    _at_{name} = {code.pointer.format(x=name)}",
-            f"    _layout_{name} = ({code.layout.format(x=name)}, _at_{name} & {ALIGNED})",
-        ]
-    lines += [f"_key = (_kind, {', '.join((*(f'_layout_{name}' for name in operands), *choices))})"]
+        pointer, layout = f"_at_{name} = {code.pointer.format(x=name)}", code.layout.format(x=name)
+        if name in needed:  # a tuple within the key would cost 0.1 us more
+            lines += [pointer]
+            layouts += [f"{layout}, _at_{name} & {ALIGNED}"]
+        else:
+            lines += [
+                f"if {name} is None:",
+                f"    _at_{name} = _layout_{name} = None",
+                "else:",
+                f"    {pointer}",
+                f"    _layout_{name} = ({layout}, _at_{name} & {ALIGNED})",
+            ]
+            layouts += [f"_layout_{name}"]
+    lines += [f"_key = (_kind, {', '.join((*layouts, *choices))})"]
     given = (*operands, *(f"_at_{name}" for name in operands), *choices)
     source = [
         f"def run({', '.join((*operands, *choices))}):",

@@ -1,8 +1,9 @@
 """Host time of calls with torch's tensors: the way in, the way out, and a call with them beside torch's own.
 
-Small products in bf16 (f32 on the host), plain and with bias and GELU. `in` is one operand made ready, `out` one
-result made; a call has both, and torch's tensors come back. Each candidate is verified against NumPy, then called 300
-times off the clock; then bursts of all candidates alternate, and the median of the bursts counts.
+Small products in bf16 (f32 on the host), plain and with bias and GELU. `in` is what a repeated call reads of one
+operand, `out` what it does for one result; a call has both, and torch's tensors come back. A call that is new makes an
+operand a tensor of ours, and a result as well; so does one over several libraries' operands. Each candidate is verified
+against NumPy, then called 300 times off the clock; then bursts of all alternate, and the median of the bursts counts.
 Repeat: `python tests/benchmarks/bench_frameworks.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
 On `host` it shows whether they run, not how fast.
 """
@@ -27,6 +28,7 @@ N = 64
 WARM = 300  # calls of each candidate before the clock
 TOLERANCE = 1e-2  # of |result - reference| / |reference|: bf16 rounding is about 3e-3
 IN, OUT = "one tensor in", "one tensor out"
+NEW_IN, NEW_OUT = "one tensor in, new call", "one tensor out, new call"
 MM, TORCH_MM = "matmul, torch's tensors", "torch.mm"
 GELU, TORCH_GELU = "linear + GELU, torch's tensors", "F.linear + F.gelu"
 FUSED = "torch._addmm_activation"
@@ -38,8 +40,8 @@ TARGETS = (
 )
 
 
-def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any]]:
-    """The calls, and what each must give."""
+def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any], list[Candidate]]:
+    """The calls, and what each must give; and the parts of a call, which give nothing that could be compared."""
     import torch
     from torch.nn import functional
 
@@ -58,7 +60,7 @@ def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any]]:
         return functional.gelu(functional.linear(x, w, bias), approximate="tanh")
 
     calls: dict[str, tuple[Callable[[], Any], Any]] = {
-        IN: (lambda: framework.tensor("x", x), x.double()),
+        NEW_IN: (lambda: framework.tensor("x", x), x.double()),
         MM: (lambda: dp.matmul(x, w.t()), product),
         TORCH_MM: (lambda: torch.mm(x, w.t()), product),
         GELU: (lambda: dp.matmul(x, w.t(), bias=bias, epilogue=dp.Epilogue.GELU_BIAS), fused),
@@ -66,10 +68,27 @@ def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any]]:
         FUSED: (lambda: torch._addmm_activation(bias, x, w.t(), use_gelu=True), fused),
     }
     found = [timed(name, call) for name, (call, _) in calls.items()]
-    made = framework.allocate(device, (N, N), (N, 1), dp.Dtype.of(short))
-    if made is not None:
-        found.append(timed(OUT, lambda: framework.allocate(device, (N, N), (N, 1), made.dtype)))
-    return found, {name: want.cpu().numpy() for name, (_, want) in calls.items()}
+    make, read = framework.maker(device, (N, N), (N, 1), dp.Dtype.of(short)), reader(framework.code)
+    parts = [
+        timed(IN, lambda: read(x)),
+        timed(OUT, lambda: make().data_ptr()),
+        timed(NEW_OUT, lambda: framework.allocate(device, (N, N), (N, 1), dp.Dtype.of(short))),
+    ]
+    return found, {name: want.cpu().numpy() for name, (_, want) in calls.items()}, parts
+
+
+def reader(code: Any) -> Callable[[Any], Any]:
+    """What a repeated call does for one operand that it is given (core/framework_calls.py)."""
+    scope = {"kinds": code.kinds, **code.scope}
+    checks = f"type(x) not in kinds or ({code.watching} and {code.watched.format(x='x')})"
+    lines = [
+        "def read(x):",
+        f"    at = {code.pointer.format(x='x')}",
+        f"    key = ({code.layout.format(x='x')}, at & 255)",
+        f"    return None if {checks} else key",
+    ]
+    exec("\n".join(lines), scope)
+    return scope["read"]
 
 
 def timed(name: str, call: Callable[[], Any]) -> Candidate:
@@ -102,8 +121,8 @@ def main(device: dp.Device, quick: bool, report: Report) -> None:
     """Measure everything and print it with the targets."""
     missing: dict[str, str] = {}
     bursts, calls = (3, 5) if device.is_host else (20, 200) if quick else (100, 200)
-    found, wants = attempt("torch", lambda: candidates_of(device), missing) or ([], {})
-    found = verified(found, wants, missing)
+    found, wants, parts = attempt("torch", lambda: candidates_of(device), missing) or ([], {}, [])
+    found = verified(found, wants, missing) + parts
     for candidate in found:
         candidate.burst(5 if device.is_host else WARM)
         device.synchronize()
