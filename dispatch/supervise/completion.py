@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import threading
 import time
 from collections import deque
@@ -35,6 +36,8 @@ QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not loo
 LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
 SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
+PR_SET_TIMERSLACK = 29
+PUNCTUAL = 1000  # nanoseconds by which the system may end such a pause late; else it is 50 us, more than some last
 SILENCE = 0.05  # seconds without a callback, after which the event is looked at: after a fault there are no callbacks
 
 
@@ -71,6 +74,8 @@ class Polling:
         self.event, self.recycle = device.event, device.recycle
         self._looks = 0
         self._since = 0.0
+        if sys.platform == "linux":  # for this thread, the worker's
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, PUNCTUAL, 0, 0, 0)
 
     def watch(self, batch: Batch) -> None:
         self._looks = 0
@@ -89,8 +94,9 @@ class Polling:
         seconds = 0.0
         if self._looks == 1:
             self._since = time.perf_counter()
-            # A look before that only takes the lock from others. The first have run while the last were enqueued.
-            seconds = len(batches[0].futures) * QUICKEST - (self._since - batches[0].began)
+            seconds = len(batches[0].futures) * QUICKEST  # a look before that only takes the lock from others
+            if seconds > SHORTEST:  # the first have run while the last were enqueued
+                seconds = max(seconds - (self._since - batches[0].began), SHORTEST)
         elif self._looks >= LOOKS:
             seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
         if seconds < SHORTEST:

@@ -6,6 +6,7 @@ the parent tells of memory and the child says that it is ready or lost.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -38,6 +39,22 @@ RAREST = 6  # it looks before one message in 2 ** 6 where that has found nothing
 WORDS = 1000  # characters of a reason that is too long for a message
 
 
+class _Pollfd(ctypes.Structure):
+    """The system's `struct pollfd`."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class _Timespec(ctypes.Structure):
+    """The system's `struct timespec`."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None)
+_libc.ppoll.argtypes = (ctypes.POINTER(_Pollfd), ctypes.c_ulong, ctypes.POINTER(_Timespec), ctypes.c_void_p)
+
+
 def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
     """What the parent says next, and the descriptors that come with it; ends the process where the parent is gone."""
     data, fds, flags, _ = socket.recv_fds(control, 1 << 16, 1)
@@ -53,26 +70,23 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
 class ChildQueue(WorkerQueue):
     """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
 
-    __slots__ = ("_bell_only", "_bell_or_message", "_misses", "_unlooked", "bell", "link")
+    __slots__ = ("_ends", "_misses", "_unlooked", "bell", "link")
 
     def __init__(self, index: int, link: Connection) -> None:
         super().__init__(index, IN_FLIGHT)
         self.link = link
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._bell_only, self._bell_or_message = select.poll(), select.poll()  # select.select takes few descriptors
-        self._bell_only.register(self.bell, select.POLLIN)
-        self._bell_or_message.register(self.bell, select.POLLIN)
-        self._bell_or_message.register(link.socket, select.POLLIN)
+        self._ends = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.bell, link.socket.fileno())))
         self._misses = self._unlooked = 0  # looks in a row that found nothing, and messages to wait for without any
 
     def wake(self) -> None:
         os.eventfd_write(self.bell, 1)
 
     def wait(self, seconds: float) -> None:
-        self._sleep(self._bell_or_message, seconds)
+        self._sleep(2, seconds)
 
     def wait_for_wakeup(self, seconds: float) -> None:
-        self._sleep(self._bell_only, seconds)
+        self._sleep(1, seconds)
 
     def next_message(self, others: list[ChildQueue]) -> list[Any]:
         """The next message of the parent's; before it sleeps it looks for one, while all others sleep.
@@ -104,10 +118,12 @@ class ChildQueue(WorkerQueue):
             if message is not None or perf_counter() > ends or not all(other.asleep for other in others):
                 return message
 
-    def _sleep(self, ends: select.poll, seconds: float) -> None:
-        for fd, _ in ends.poll(None if seconds < 0 else seconds * 1000):
-            if fd == self.bell:
-                os.eventfd_read(self.bell)
+    def _sleep(self, ends: int, seconds: float) -> None:
+        """Sleep until something is at the first of so many ends, to the microsecond: select.poll counts whole
+        milliseconds, and select.select takes few descriptors."""
+        time = None if seconds < 0 else ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        if _libc.ppoll(self._ends, ends, time, None) > 0 and self._ends[0].revents:
+            os.eventfd_read(self.bell)
 
 
 class ChildPool:

@@ -137,11 +137,11 @@ class CudaChild(JobRunner, CudaWorker):
         self._last = 0
         with self.owner.launch_lock:
             while self.jobs:
-                if len(self.jobs[0]) > 3 and not self.may_go_on():
-                    break
-                self._one(batch)
                 if not trace.hooks:
                     self._plain(batch)
+                if not self.jobs or (len(self.jobs[0]) > 3 and not self.may_go_on()):
+                    break
+                self._one(batch)
             self._record(batch)
         if self._last:
             self._pass(self._last)

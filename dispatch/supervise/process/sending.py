@@ -179,8 +179,10 @@ class SendingQueue(WorkerQueue):
     def _take_some(self) -> None:
         """Move requests from the queue to `sent`, as many as make a message."""
         size = 0
-        most = BATCH if any(queue.sent for queue in self.pool.queues) else FIRST
-        for _ in range(min(len(self.pending) + 1, most, WINDOW - len(self.sent))):
+        count = min(len(self.pending) + 1, BATCH, WINDOW - len(self.sent))
+        if count > FIRST and not any(queue.sent for queue in self.pool.queues):
+            count = FIRST
+        for _ in range(count):
             size += self._take_next()
             if size > MESSAGE_BYTES or not self.pending:
                 break

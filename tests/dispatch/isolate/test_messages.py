@@ -278,3 +278,30 @@ def test_the_end_of_the_parent_ends_the_wait(pair, queues):
             with pytest.raises(EOFError):
                 mine.next_message([other])
             assert not mine.asleep
+
+
+def test_a_pause_is_as_short_as_it_is_asked_to_be(queues):
+    """One of whole milliseconds made a request of 0.15 ms take 1.3."""
+    took = []
+    for _ in range(200):
+        began = time.perf_counter()
+        queues[0].wait(100e-6)
+        took.append(time.perf_counter() - began)
+    assert 100e-6 <= min(took) < 900e-6
+
+
+@pytest.mark.parametrize("seconds", [-1, 120.0])
+def test_a_pause_ends_with_a_message_or_a_wake_up_and_the_one_for_wake_ups_with_these_alone(pair, queues, seconds):
+    mine = queues[0]
+    pair[1].send(MESSAGE)
+    mine.wait(seconds)
+    mine.wait_for_wakeup(0.01)
+    assert mine.link.receive(wait=False) == MESSAGE
+    for wait in (mine.wait, mine.wait_for_wakeup):
+        thread = threading.Timer(0.01, mine.wake)
+        thread.start()
+        wait(seconds)
+        thread.join()
+    began = time.monotonic()
+    mine.wait(0.01)  # the wake-ups are used up
+    assert time.monotonic() - began >= 0.01
