@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import starmap
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, bounds_of, in_a_row, meeting, pairs_of, tuple_of
@@ -45,9 +46,13 @@ def take_of(
 
     The request has all its outputs; `arguments` and `result` are those of its own run by the plan.
     """
-    addresses = request.addresses()
     uses = request.tensors()
     tensors = {name: tensor for name, tensor, _ in uses}
+    addresses = request.addresses()
+    if addresses is None and (named := request.named_arguments()) is not None:
+        addresses = tuple(name if name in tensors else None for name in named.order)
+    if len(tensors) < len(uses) or not all(map(_is_word, given)):
+        return None
     if addresses is None or not tensors.keys() & set(addresses) >= set(given):
         return None
     results = result if isinstance(result, tuple) else (result,)
@@ -71,6 +76,11 @@ def take_of(
     held = [tensors[name] for name in stay]
     bounds = [bounds_of(tensors[one].layout, tensors[other].layout) for one, other, _ in pairs]
     return _maker(form)(plan, arguments, layouts, held, *zip(*bounds, strict=True))
+
+
+def _is_word(name: str) -> bool:
+    """Whether code may have a parameter of this name: not "a[0]", and not what a board has for names of its own."""
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
 
 
 @lru_cache(MAX_FORMS)

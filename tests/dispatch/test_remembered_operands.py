@@ -10,6 +10,7 @@ import pickle
 import threading
 import weakref
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +296,8 @@ def judge(dev, rng, rounds=ROUNDS):
                     continue  # it is for another device to run
                 if function is dp.grouped_matmul and not all(isinstance(given[n], FORMS[make]) for n in ("a", "b")):
                     continue  # it is for the other request, or for none
+                if "ends" in given and not isinstance(given["ends"], Tensor):
+                    continue  # each run copies them to another place
                 count = runs[True]
                 call, request = both(dev, function, make, given)
                 name = getattr(make, "__name__", "graph")
@@ -617,3 +620,44 @@ def test_numbers_out_of_the_range_go_by_a_request_each_time(dev, built, value):
         with contextlib.suppress(BadRequest):
             dp.grouped_matmul(a, b, alpha=value)
         assert built["grouped_matmul"] in (1 + turn + 1, 1, 2)  # those that are refused never ran
+
+
+# -- prepared calls over other operands -------------------------------------------------------------------------------
+def test_prepared_calls_over_other_operands_make_no_request(dev, rng, built):
+    """But for those of lists, whose names no parameter can have."""
+    drawn, quick, executor = Drawn(dev, rng), Counter(), dev.executor()
+    for turn in range(280):
+        _, make, fields = drawn.form(turn)
+        prepared = dp.prepare(make(**fields))
+        request = prepared.request
+        tensors = {name: tensor for name, tensor, _ in request.tensors()}
+        names = [drawn.pool.pick(list(tensors)) for _ in range(2)]
+        for step in range(6):
+            given = {name: drawn.fresh(tensors[name].layout) for name in names}
+            if drawn.maybe(0.3):
+                given[names[0]] = drawn.pool.pick([*tensors.values(), *given.values()])
+            built.clear()
+            call = stand_ins.outcome(executor, partial(prepared, **given))
+            quick[request.op] += bool(call[1]) and not built
+            fresh = stand_ins.NotingExecutor(executor.stream)
+            wanted = stand_ins.outcome(fresh, partial(stand_ins.run_over, fresh, request, given))
+            assert call == wanted, (step, request, changed_in(given, told))
+    drawn.close()
+    assert quick.keys() == {"matmul", "conv_fwd", "conv_bwd_data", "grouped_matmul", "cudnn_graph", "dropout_states"}
+    assert all(count > 30 for count in quick.values()), quick
+
+
+def test_an_operand_of_a_drawing_may_have_any_name(dev):
+    drawn = dp.cudnn.Graph()
+    names = ("lambda", "_executor", "_plan", "take")
+    nodes = [drawn.tensor(name, (4, 4), "f32") for name in names]
+    drawn.output("None", drawn.pointwise("ADD", nodes[0], drawn.pointwise("ADD", nodes[1], nodes[2])), "f32")
+    drawn.output("False", drawn.pointwise("RELU_FWD", nodes[3]), "f32")
+    given = {name: dev.zeros((4, 4)) for name in names}
+    prepared = dp.prepare(drawn.request(**given))
+    for name in (*names, "None"):
+        for _ in range(3):
+            other = dev.zeros((4, 4))
+            found = prepared(**{name: other})
+            assert (found[0] is other) == (name == "None")
+            assert other.ptr in dev.executor().runs[-1][1]
