@@ -33,7 +33,7 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
     What a library says to a row is put into `refused`. The first row runs in every race and is the one that others must
     beat, as the library's own choice is within one.
     """
-    memory = executor.algorithms(rows[0].library) if len(rows) > 1 else None
+    memory = executor.algorithms(_remembering(executor, rows)) if len(rows) > 1 else None
     key = stored_key(request) if memory is not None else ""
     if memory is not None:
         known = memory.get(f"{request.op} {ROWS}", key)
@@ -56,6 +56,11 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
     best = plans[fastest(executor, request, run, len(plans))]
     memory.put(f"{request.op} {ROWS}", key, Algorithm(json.dumps({"row": best.row.name}).encode(), 0))
     return best
+
+
+def _remembering(executor: CudaExecutor, rows: Sequence[Row]) -> str:
+    """The library with whose version outcomes are forgotten: the first that has one; kernels of one's own have none."""
+    return next((row.library for row in rows if row.library in executor.versions), rows[0].library)
 
 
 def _bound(executor: CudaExecutor, request: Request, row: Row, refused: dict[Row, Refused]) -> Plan | None:

@@ -312,8 +312,8 @@ class CudaExecutor(CapturableExecutor):
         return self._workspace
 
     def algorithms(self, library: str) -> AlgorithmCache:
-        """What autotune has found for this GPU and the installed version of a library."""
-        return algorithms(self.device.model, library, ".".join(map(str, self.versions[library])))
+        """What autotune has found for this GPU and the installed version of a library, or for one without a version."""
+        return algorithms(self.device.model, library, ".".join(map(str, self.versions.get(library, ()))))
 
     def scalar(self, value: complex, dtype: Dtype) -> int:
         """The address of a number in device memory, for one call: `_pages` is another list once it may be elsewhere."""

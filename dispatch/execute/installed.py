@@ -51,7 +51,7 @@ installed = _Installed()
 
 @cache
 def algorithms(gpu: str, library: str, version: str) -> AlgorithmCache:
-    """The one cache of this process for a GPU model and a version of a library."""
+    """The one cache of this process for a GPU model and a version of a library, "" for one that has none."""
     from dispatch.execute.algorithm_cache import AlgorithmCache  # what reads and writes files takes long to import
 
-    return AlgorithmCache(gpu, f"{library}-{version}")
+    return AlgorithmCache(gpu, f"{library}-{version}" if version else library)

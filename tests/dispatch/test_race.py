@@ -1,6 +1,7 @@
 """Autotune across rows: which plans race, what the winner is remembered by, and what a library's refusal changes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,15 @@ import pytest
 import dispatch as dp
 from dispatch.bind import race
 from dispatch.errors import Refused
+from dispatch.execute import installed
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
+from dispatch.execute.cuda_executor import CudaExecutor
 
 
 class Executor:
     """What a race asks of an executor."""
+
+    versions = {"cublasLt": (13, 1, 0)}  # noqa: RUF012
 
     def __init__(self, folder):
         self.folder = folder
@@ -76,6 +81,32 @@ def test_all_rows_race_and_the_winner_is_remembered_on_disk(executor, races):
     assert races == [3]  # by another process, say
     assert race.fastest_plan(executor, request(m=24), few, {}).row is few[2]
     assert races == [3, 3]  # another shape is another race
+
+
+@pytest.mark.parametrize(
+    ("libraries", "remembering"),
+    [
+        (("cublasLt", "cutlass"), "cublasLt-1"),
+        (("cutlass", "cublasLt"), "cublasLt-1"),  # kernels of one's own have no version that could make one forget
+        (("cutlass", "mine"), "cutlass-1"),
+    ],
+    ids=str,
+)
+def test_it_is_remembered_for_a_version_where_there_is_one(libraries, remembering, executor, races):
+    few = [replace(row, library=library) for row, library in zip(rows(fine, fine), libraries, strict=True)]
+    race.fastest_plan(executor, request(), few, {})
+    assert [path.stem for path in executor.folder.glob("*.json")] == [f"autotune-GPU-{remembering}"]
+    assert races == [2]
+
+
+def test_a_library_without_a_version_has_a_memory_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(CudaExecutor, "__init__", lambda _: None)
+    monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
+    installed.algorithms.cache_clear()
+    bare = CudaExecutor()
+    monkeypatch.setattr(bare, "device", SimpleNamespace(model="GPU"), raising=False)
+    assert bare.algorithms("cutlass").path.name == "autotune-GPU-cutlass.json"
+    installed.algorithms.cache_clear()
 
 
 def test_a_row_alone_is_not_timed(executor, races):
