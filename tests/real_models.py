@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from dispatch import torch as ours
@@ -354,3 +355,29 @@ def compare(case: Case, *, small: bool, place: str, dtype: torch.dtype, trials: 
         report.undo()
         same = same and torch.equal(logits(model(x)), plain[""])
     return {"fuse": fused, "everywhere": through}, same
+
+
+def in_other_modes(case: Case, *, small: bool, place: str) -> dict[str, float]:
+    """How far a fused f32 model's result is from torch's, in ways to run one other than those of `compare`."""
+    model, x = case.model(small, place, torch.float32), case.operand(small, place, torch.float32)
+    fused = copy.deepcopy(model)
+    ours.fuse(fused)
+    fused = copy.deepcopy(fused)  # which is fused, too
+
+    def checkpointed(one: nn.Module) -> torch.Tensor:
+        y = logits(torch.utils.checkpoint.checkpoint(one, x, use_reentrant=False))
+        return torch.autograd.grad(y.sin().sum(), next(one.parameters()))[0]
+
+    kind = torch.device(place).type
+    modes: dict[str, tuple[Any, Callable[[nn.Module], torch.Tensor]]] = {
+        "inference": (torch.inference_mode(), lambda one: logits(one(x))),
+        "evaluation": (torch.no_grad(), lambda one: logits(one.eval()(x))),
+        "checkpointed": (torch.enable_grad(), lambda one: checkpointed(one.train())),
+        "autocast": (torch.autocast(kind, torch.bfloat16), lambda one: logits(one(x))),
+    }
+    found = {}
+    for name, (mode, run) in modes.items():
+        with mode:
+            mine, theirs = (run(one).detach().double() for one in (fused, model))
+        found[name] = float((mine - theirs).norm() / theirs.norm())
+    return found

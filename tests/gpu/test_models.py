@@ -56,6 +56,12 @@ def test_a_model_is_as_right_as_torch_has_it(case, dtype, small):
         assert outcome.right(), f"{way}: {outcome}"
 
 
+def test_a_fused_model_runs_in_other_modes(case):
+    """With f32 in all of them but autocast; a thousandth is what one ReLU that turns costs a gradient."""
+    for mode, apart in real_models.in_other_modes(case, small=False, place=GPU).items():
+        assert apart <= (5e-2 if mode == "autocast" else 1e-2 if case.kinked else 1e-4), mode
+
+
 @pytest.mark.alone
 def test_a_hundred_thousand_calls_from_8_threads_leave_memory_as_it_was(record_property):
     grown = torch_load.hammer(GPU, threads=8, calls=100_000)

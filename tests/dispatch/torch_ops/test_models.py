@@ -48,6 +48,11 @@ def test_a_model_is_as_right_as_torch_has_it(case, dtype):
     assert undone
 
 
+def test_a_fused_model_runs_in_other_modes(case):
+    for mode, apart in real_models.in_other_modes(case, small=True, place="cpu").items():
+        assert apart <= (5e-2 if mode == "autocast" else 1e-5), mode
+
+
 def test_a_wrong_gradient_is_found():
     """The comparison itself: a bias whose gradient is lost, and a result that is a hundredth off."""
     case = real_models.CASES["encoder"]
