@@ -32,11 +32,13 @@ NEW_IN, NEW_OUT = "one tensor in, new call", "one tensor out, new call"
 MM, TORCH_MM = "matmul, torch's tensors", "torch.mm"
 GELU, TORCH_GELU = "linear + GELU, torch's tensors", "F.linear + F.gelu"
 FUSED = "torch._addmm_activation"
+CUPY, CUPY_S = "matmul, CuPy's arrays", "cupy.matmul"
 TARGETS = (
     Target("in, a tensor", IN, 1.0, "us"),
     Target("out, a tensor", OUT, 2.5, "us"),
     Target("linear + GELU", GELU, 0.5, "us", TORCH_GELU),
     Target("the same beside torch's private fused call", GELU, 0.8, "us", FUSED),
+    Target("a product of CuPy's arrays", CUPY, 0.5, "us", CUPY_S),
 )
 
 
@@ -77,6 +79,18 @@ def candidates_of(device: dp.Device) -> tuple[list[Candidate], dict[str, Any], l
     return found, {name: want.cpu().numpy() for name, (_, want) in calls.items()}, parts
 
 
+def candidates_of_cupy() -> tuple[list[Candidate], dict[str, Any]]:
+    """A product of CuPy's arrays, by us and by it, and what it must give."""
+    import cupy
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((N, N)).astype(np.float32) for _ in range(2))
+    x, w = cupy.asarray(a), cupy.asarray(b)
+    calls: dict[str, Callable[[], Any]] = {CUPY: lambda: dp.matmul(x, w), CUPY_S: lambda: cupy.matmul(x, w)}
+    wants = dict.fromkeys(calls, a.astype(np.float64) @ b)
+    return [Candidate(name, bursts_of(call), lambda call=call: call().get()) for name, call in calls.items()], wants
+
+
 def reader(code: Any) -> Callable[[Any], Any]:
     """What a repeated call does for one operand that it is given (core/framework_calls.py)."""
     scope = {"kinds": code.kinds, **code.scope}
@@ -98,7 +112,11 @@ def timed(name: str, call: Callable[[], Any]) -> Candidate:
         last = call()
         return last.numpy().astype(np.float64) if isinstance(last, dp.Tensor) else last.double().cpu().numpy()
 
-    return Candidate(name, timeit.Timer("call()", globals={"call": call}).timeit, result)
+    return Candidate(name, bursts_of(call), result)
+
+
+def bursts_of(call: Callable[[], Any]) -> Callable[[int], float]:
+    return timeit.Timer("call()", globals={"call": call}).timeit
 
 
 def verified(found: list[Candidate], wants: dict[str, Any], missing: dict[str, str]) -> list[Candidate]:
@@ -122,6 +140,9 @@ def main(device: dp.Device, quick: bool, report: Report) -> None:
     missing: dict[str, str] = {}
     bursts, calls = (3, 5) if device.is_host else (20, 200) if quick else (100, 200)
     found, wants, parts = attempt("torch", lambda: candidates_of(device), missing) or ([], {}, [])
+    if not device.is_host:
+        more, right = attempt("CuPy", candidates_of_cupy, missing) or ([], {})
+        found, wants = found + more, wants | right
     found = verified(found, wants, missing) + parts
     for candidate in found:
         candidate.burst(5 if device.is_host else WARM)

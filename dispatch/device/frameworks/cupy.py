@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.frameworks.framework import Adopted, Code, Framework
+from dispatch.device.layout import c_strides
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device.device import Device
     from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
@@ -26,6 +30,14 @@ class CuPy(Framework):
     """CuPy."""
 
     name = "cupy"
+    code = Code(
+        kinds=frozenset((cupy.ndarray,)),
+        scope={"_stream": cupy.cuda.get_current_stream},
+        ordinal="{x}.data.device_id",
+        handle="_stream(_ordinal).ptr",
+        pointer="{x}.data.ptr",
+        layout="{x}.dtype, {x}.shape, {x}.strides, {x}.data.device_id",
+    )
 
     def owns(self, kind: type) -> bool:
         return issubclass(kind, cupy.ndarray)
@@ -43,6 +55,17 @@ class CuPy(Framework):
 
     def stream(self, device: Device) -> Stream:
         return device.external(cupy.cuda.get_current_stream(device.ordinal).ptr)
+
+    def lasting(self, device: Device) -> int | None:
+        """The legacy default stream; CuPy's others go with their objects."""
+        return None if cupy.cuda.get_current_stream(device.ordinal).ptr else 0
+
+    def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
+        """Where there is one GPU, for CuPy allocates on the current one, and what is dense in C order."""
+        is_dense = 0 in shape or strides == c_strides(shape)
+        if dtype.bits < BYTE or dtype.numpy.isbuiltin != 1 or not device.is_alone or not is_dense:
+            return None
+        return partial(cupy.ndarray, shape, dtype.numpy)
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
         if dtype.bits < BYTE or dtype.numpy.isbuiltin != 1:
