@@ -85,7 +85,7 @@ class Drawn(stand_ins.Drawn):
         m, k, n = (8 * int(self.rng.integers(1, 4)) for _ in range(3))
         dtype = self.pool.pick(("f16", "bf16"))
         given = {"a": self.new(m, k, dtype=dtype), "b": self.new(k, n, dtype=dtype)}
-        turn = int(self.rng.integers(5))
+        turn = int(self.rng.integers(6))
         x = evt.accumulator()
         if turn == 0:
             tree = evt.relu(evt.scalar("alpha") * x + evt.scalar("beta") * evt.source() + evt.row("bias") * 0.5)
@@ -102,6 +102,10 @@ class Drawn(stand_ins.Drawn):
             given |= {"library": self.pool.pick(("cutlass", "cublasLt")), "alpha": self.number()}
         elif turn == 3:
             given |= {"config": CONFIGS[int(self.rng.integers(3))], "alpha": self.number()}
+        elif turn == 4:  # both on the device
+            given |= {"alpha": self.new(1).reshape(()), "beta": self.new(1).reshape(())}
+            given |= {"c": self.new(m, n, dtype=dtype)} if self.maybe(0.5) else {}
+            given |= {} if "c" in given else {"out": self.new(m, n, dtype=dtype)}
         else:  # an Epilogue by another name
             tree = evt.relu(evt.scalar("alpha") * x + evt.row("bias"))
             given |= {"epilogue": tree, "operands": self.named(["bias"], [self.new(n, dtype=dtype)])}

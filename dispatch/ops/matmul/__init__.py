@@ -186,12 +186,14 @@ def _by_name(*given: Any) -> Any:
     return _by_request(None, *given)
 
 
-_unpacked = OperandCalls(MatmulRequest)  # calls with trees, or for a library or a kernel by its name
+_unpacked = OperandCalls(MatmulRequest)  # calls with trees, for a library by its name, and with alpha on the device
 
 
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
+    if type(a) is Tensor and Tensor in (type(named["alpha"]), type(named["beta"])):
+        return _unpacked(a, b, *given)
     if members := _members(named):
         return _matmul(a, b, **named | members)
     request = MatmulRequest(a, b, **named)
