@@ -7,6 +7,7 @@ What cuBLASLt's heuristic would answer is left out; everything before and behind
 from __future__ import annotations
 
 import ctypes
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -214,7 +215,7 @@ class CapturedExecutor(NotingExecutor):
 
     def __init__(self, stream):
         super().__init__(stream)
-        self.launches, self._calling = Launches(stream, None), set()
+        self.launches, self._calling, self._calls = Launches(stream, None), set(), threading.RLock()
 
     def preparing(self):
         return nullcontext()
