@@ -47,10 +47,13 @@ class Bound:
         executor.run_into(request, outputs)
         return request.give(outputs)
 
-    def is_repeatable(self, request: Request) -> bool:
-        """Whether a second run of the request would give the same as the first; it is asked once."""
+    def is_relaunchable(self, request: Request) -> bool:
+        """Whether `launch` may be called, and a second run of the request would give the same as the first."""
+        executor = self.executor
+        if self.plan.launch is None or self.arguments is None or executor.closed or executor.plans is not self.plans:
+            return False
         if self._repeatable is None:
-            self._repeatable = request.repeatable
+            self._repeatable = request.repeatable  # a request is frozen: asking it once is enough
         return self._repeatable
 
     def launch(self) -> bool:
@@ -58,8 +61,8 @@ class Bound:
 
         Whoever calls this in that one's place has the device's context current, and keeps it from its executor.
         """
-        executor, launch = self.executor, self.plan.launch
-        if launch is None or self.arguments is None or executor.closed or executor.plans is not self.plans:
+        launch = self.plan.launch
+        if launch is None or self.arguments is None:
             return False
-        executor.wait_for_uses(self.reads, self.writes)
+        self.executor.wait_for_uses(self.reads, self.writes)
         return launch(self.arguments) == 0

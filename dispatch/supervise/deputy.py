@@ -66,7 +66,7 @@ class Deputy:
         self._worker = worker
         self._lock = allocate_lock()
         self._holder = 0  # the thread that runs a request in the worker's place
-        self._misses = self._left_alone = 0  # requests in a row that took longer, and those to be left to the worker
+        self._misses = self._left_alone = 0  # requests in a row that it was of no use for, and those not to be run so
         self.batch: Batch | None = None  # of the request that is run so
 
     @property
@@ -111,7 +111,7 @@ class Deputy:
     def run(self, future: Future) -> None:
         """Run a request that nothing is before or behind, if its worker has not begun with it.
 
-        Ever more rarely where they take longer: to look at the event holds up the program's other threads.
+        Ever more rarely where that is of no use: to look at the event holds up the program's other threads.
         """
         worker = self._worker
         if not self._is_lone(future):
@@ -148,14 +148,19 @@ class Deputy:
     def _run(self, future: Future) -> None:
         worker, request = self._worker, future.unclaimed_request()
         bound = None if request is MISSED else getattr(request, "bound", None)
-        if type(bound) is not Bound or bound.executor is not worker.executor or not bound.is_repeatable(request):
+        if type(bound) is not Bound or bound.executor is not worker.executor:
+            return
+        if not bound.is_relaunchable(request):
             return
         with worker.device.context, relaxed():  # another thread, or this one, may capture meanwhile
             batch = Batch(worker.completion.event())
             batch.futures.append(future)
             batch.requests.append(request)
             self.batch = batch
-            if not future.claim_again() or not bound.launch():
+            if not future.claim_again():
+                return
+            if not bound.launch():
+                self._miss()
                 return
             if worker.record_event(batch.event):
                 return
@@ -169,11 +174,14 @@ class Deputy:
         while (status := query(event)) == NOT_READY and perf_counter() < ends:
             pass
         if status == NOT_READY:
-            self._misses = min(self._misses + 1, RAREST)
-            self._left_alone = 2**self._misses
+            self._miss()
         elif not status and (future._waiting is None or future._waiting.is_plain):
             self._misses = 0
             self._finish(batch)
+
+    def _miss(self) -> None:
+        self._misses = min(self._misses + 1, RAREST)
+        self._left_alone = 2**self._misses
 
     def _finish(self, batch: Batch) -> None:
         """End a request that the GPU is past; an interrupted call is made again."""

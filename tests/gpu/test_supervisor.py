@@ -17,6 +17,7 @@ import dispatch as dp
 from cudabind import driver
 from dispatch.core.request import Plan, Request, Signature
 from dispatch.errors import BadRequest, OutOfMemory
+from dispatch.execute.bound import Bound
 from dispatch.keys import F32, Arch
 
 if TYPE_CHECKING:
@@ -58,6 +59,23 @@ def test_many_small_products_on_four_streams_are_right(dev, rng):
             assert close(future.result(PATIENCE), right)
         stats = sup.stats()
     assert (stats.done, stats.failed, stats.restarts) == (240, 0, 0)
+
+
+def test_lone_requests_are_right_whoever_launches_them(dev, rng, monkeypatch):
+    launched: list[int] = []
+    launch = Bound.launch
+    monkeypatch.setattr(Bound, "launch", lambda bound: launched.append(threading.get_ident()) or launch(bound))
+    pairs = [(operand(dev, rng, N, N), operand(dev, rng, N, N)) for _ in range(8)]
+    expected = [exact(a.numpy(), b.numpy()) for a, b in pairs]
+    requests = [dp.MatmulRequest(a, b, out=dev.empty((N, N))) for a, b in pairs]
+    with dp.Supervisor("cuda:0", streams=2) as sup:
+        for _ in range(100):  # the plan is learnt meanwhile
+            for request, right in zip(requests, expected, strict=True):
+                request.out.copy_from(np.full((N, N), np.nan))
+                assert close(sup.submit(request).result(PATIENCE), right)
+        stats = sup.stats()
+    assert (stats.done, stats.failed, stats.restarts) == (800, 0, 0)
+    assert set(launched) == {threading.get_ident()}
 
 
 def test_what_one_worker_made_another_takes(dev, rng):
