@@ -12,6 +12,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     convolution   conv2d with bias, residual and ReLU
     trees         tree_linear: a product with an epilogue tree, forward alone
     fusing        fuse: has a model call these where it does the same in several
+    patterns      what fuse looks for in the graph of a forward
     fused         what a fused model calls
     shared        what the ops share
 

@@ -16,7 +16,7 @@ from dispatch.torch.shared import autocast, check_tensors, define, dense, nothin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["conv2d"]
+__all__ = ["conv2d", "result_shape"]
 
 conv_fwd: Callable[..., Any] = _conv_fwd  # which take torch's tensors, too
 conv_bwd_data: Callable[..., Any] = _conv_bwd_data
@@ -107,13 +107,23 @@ def _forward(x: Any, weight: Any, bias: Any, residual: Any, steps: list[int], gr
     return y
 
 
-def _forward_fake(x: Any, weight: Any, _bias: Any, _residual: Any, steps: list[int], _groups: int, _relu: bool) -> Any:
+def result_shape(x: Any, weight: Any, stride: Pair, padding: Pair, dilation: Pair) -> tuple[Any, ...]:
+    """The shape of a convolution's result."""
+    steps = [*_pair("stride", stride, 1), *_pair("padding", padding, 0), *_pair("dilation", dilation, 1)]
+    return _result_shape(x, weight, steps)
+
+
+def _result_shape(x: Any, weight: Any, steps: list[int]) -> tuple[Any, ...]:
     extents = [
         (x.shape[2 + axis] + 2 * steps[2 + axis] - steps[4 + axis] * (weight.shape[2 + axis] - 1) - 1) // steps[axis]
         + 1
         for axis in (0, 1)
     ]
-    shape = (x.shape[0], weight.shape[0], *extents)
+    return (x.shape[0], weight.shape[0], *extents)
+
+
+def _forward_fake(x: Any, weight: Any, _bias: Any, _residual: Any, steps: list[int], _groups: int, _relu: bool) -> Any:
+    shape = _result_shape(x, weight, steps)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_order(x))
 
 

@@ -5,15 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from dispatch.torch import attention, convolution, norms, products
+from dispatch.libraries.cutlass import evt
+from dispatch.torch import attention, convolution, norms, products, trees
 from dispatch.torch.shared import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["conv2d", "layer_norm", "linear", "of_layer_norm", "of_rms_norm", "rms_norm", "scaled_dot_product_attention"]
+__all__ = [
+    "conv2d",
+    "conv_of_norm",
+    "epsilon_of",
+    "gated",
+    "is_rms_norm",
+    "layer_norm",
+    "linear",
+    "of_layer_norm",
+    "of_other_rms_norm",
+    "of_rms_norm",
+    "rms_norm",
+    "scaled_dot_product_attention",
+]
 
 F = torch.nn.functional
 WIDEST = 256  # head of cuDNN's attention
@@ -41,6 +57,85 @@ def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: 
     if x.ndim == 4 and x.numel() and _fit(convolution.DTYPES, x, weight, bias):
         return convolution.conv2d(x, weight, bias, stride, padding, dilation, groups, "relu")
     return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
+
+
+# The folded filters of each filter, and what they were made of.
+_FOLDED: Any = WeakTensorKeyDictionary()
+
+
+def conv_of_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    gamma: Any,
+    beta: Any,
+    mean: Any,
+    variance: Any,
+    eps: float,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    residual: Any,
+    relu: bool,
+) -> Any:
+    """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any."""
+    choices = (stride, padding, dilation, groups)
+    if not (x.ndim == 4 and x.numel() and _fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
+        y = F.batch_norm(F.conv2d(x, weight, bias, *choices), mean, variance, gamma, beta, False, 0.0, eps)
+    else:
+        weight, bias = _folded(weight, bias, gamma, beta, mean, variance, eps)
+        shape = convolution.result_shape(x, weight, stride, padding, dilation)
+        if residual is None or (tuple(residual.shape) == shape and _fit(convolution.DTYPES, x, residual)):
+            return convolution.conv2d(x, weight, bias, *choices, "relu" if relu else None, residual)
+        y = convolution.conv2d(x, weight, bias, *choices)
+    y = y if residual is None else y + residual
+    return F.relu(y) if relu else y
+
+
+def _folded(weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, eps: float) -> tuple[Any, Any]:
+    """The filters times the batch norm's scale, and its shift as a bias: kept until torch counts a change of any."""
+    given = [t for t in (weight, bias, gamma, beta, mean, variance) if t is not None]
+    followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if followed or torch.compiler.is_compiling() or any(t.is_inference() for t in given):
+        return _fold(weight, bias, gamma, beta, mean, variance, eps)
+    seen = (eps, [(id(t), t.data_ptr(), t._version) for t in given])
+    kept = _FOLDED.get(weight)
+    if kept is None or kept[0] != seen:
+        with torch.no_grad(), torch.inference_mode(False):
+            kept = (seen, _fold(weight, bias, gamma, beta, mean, variance, eps))
+        _FOLDED[weight] = kept
+    found: tuple[Any, Any] = kept[1]
+    return found
+
+
+def _fold(weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, eps: float) -> tuple[Any, Any]:
+    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    scale = (variance.to(wide) + eps).rsqrt()
+    scale = scale if gamma is None else scale * gamma.to(wide)
+    shift = (-mean.to(wide) if bias is None else bias.to(wide) - mean.to(wide)) * scale
+    shift = shift if beta is None else shift + beta.to(wide)
+    return (weight.to(wide) * scale.view(-1, 1, 1, 1)).to(weight.dtype), shift.to(weight.dtype)
+
+
+def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
+    """silu(x · weightᵀ + bias) · gate, by a tree where no gradient is asked for and CUTLASS has the kernel."""
+    given = (x, weight, gate) if bias is None else (x, weight, gate, bias)
+    halves = (torch.float16, torch.bfloat16)
+    followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    fits = not followed and x.ndim and x.numel() and weight.numel() and _fit(halves, *given) and _has_trees(x)
+    if fits and tuple(gate.shape) == (*x.shape[:-1], weight.shape[0]):
+        leaves = {} if bias is None else {"bias": bias}
+        return trees.tree_linear(x, weight, _silu_gate, gate=gate, **leaves)
+    return F.silu(F.linear(x, weight, bias)) * gate
+
+
+def _silu_gate(product: Any, gate: Any, bias: Any = None) -> Any:
+    return evt.silu(product if bias is None else product + bias) * gate
+
+
+def _has_trees(x: Any) -> bool:
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
 def _normalizes(x: Any, shape: Sequence[int], *parameters: Any) -> bool:
@@ -71,6 +166,44 @@ def of_layer_norm(self: Any, x: Any) -> Any:
 def of_rms_norm(self: Any, x: Any) -> Any:
     """The forward of a torch.nn.RMSNorm."""
     return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+def is_rms_norm(module: nn.Module) -> bool:
+    """Whether a module of another library computes an RMS norm over the last axis: asked with numbers, not by its name.
+
+    One row is small enough for its epsilon to count.
+    """
+    weight, eps = module._parameters.get("weight"), epsilon_of(module)
+    alone = list(module._parameters) == ["weight"] and not module._buffers and not module._modules
+    if not alone or eps is None or weight is None or weight.ndim != 1 or weight.dtype not in norms.DTYPES:
+        return False
+    if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda") or not weight.numel():
+        return False
+    n = weight.numel()
+    row = torch.linspace(-2, 3, n, dtype=torch.float64, device=weight.device)
+    probe = torch.stack((row, row.flip(0) * eps**0.5, row * 100)).to(weight.dtype)
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        try:
+            y: Any = type(module).forward(module, probe)
+        except Exception:  # noqa: BLE001  # whatever a forward of others raises
+            return False
+        expected = F.rms_norm(probe.double(), (n,), weight.double(), eps)
+        bound = 8 * torch.finfo(weight.dtype).eps
+        same = isinstance(y, torch.Tensor) and y.dtype == probe.dtype and y.shape == probe.shape
+        return same and torch.allclose(y.double(), expected, rtol=bound, atol=bound)
+
+
+def epsilon_of(module: Any) -> float | None:
+    """What an RMS norm of another library calls its epsilon."""
+    found = [module.__dict__[name] for name in ("variance_epsilon", "eps", "epsilon") if name in module.__dict__]
+    return found[0] if len(found) == 1 and isinstance(found[0], float) and found[0] > 0 else None
+
+
+def of_other_rms_norm(self: Any, x: Any) -> Any:
+    """The forward of such a module."""
+    if x.dtype == self.weight.dtype and _normalizes(x, self.weight.shape, self.weight):
+        return norms.rms_norm(x, self.weight.shape, self.weight, epsilon_of(self))
+    return type(self).forward(self, x)
 
 
 def scaled_dot_product_attention(

@@ -11,30 +11,18 @@ import inspect
 import warnings
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from dispatch.errors import BadRequest
 from dispatch.torch import fused
+from dispatch.torch.patterns import Note, Patterns
 
 __all__ = ["Note", "Report", "fuse"]
 
-F = nn.functional
-RELUS = (F.relu, torch.relu, F.relu_, torch.relu_, "relu", "relu_")
 NORMS: dict[Any, Any] = {nn.LayerNorm: fused.of_layer_norm, nn.RMSNorm: fused.of_rms_norm}
-FUNCTIONS: dict[Any, Any] = {F.layer_norm: fused.layer_norm, F.rms_norm: fused.rms_norm}
-EXACT = "GELU is the exact one, by erf: the library has the tanh approximation"
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class Note(NamedTuple):
-    """One thing that was looked at."""
-
-    where: str  # the path of the module, or of the one whose forward calls the function, and its node
-    what: str
-    why: str = ""  # it was not replaced
 
 
 @dataclass
@@ -67,11 +55,15 @@ class Report:
         self._modules.append(module)
 
 
-def fuse(model: nn.Module) -> Report:
+def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 
     Replaced are Linear with ReLU or GELU by tanh behind it and Conv2d with ReLU, as modules or functions; LayerNorm,
-    RMSNorm, and scaled_dot_product_attention. At each call torch's own runs instead where
+    RMSNorm, also of other libraries where it computes the same, and scaled_dot_product_attention; in eval mode Conv2d
+    with BatchNorm2d, and what is added and the ReLU behind it: the filters are folded with the norm's scale and kept
+    until torch counts a change of either, which it does not for x.data. With `trees`, a Linear with SiLU and a gate,
+    as in Llama's MLP, is one kernel of CUTLASS on sm_90 in f16 and bf16 where no gradient is asked for; it is compiled
+    at its first call, for 15 to 40 s. At each call torch's own runs instead where
     an op does not take the operands, for example f64 in a norm, or f32 in attention. Results are those of before
     within the rounding of the dtype: what is fused is rounded once. Modules with hooks are left as they are.
 
@@ -90,8 +82,14 @@ def fuse(model: nn.Module) -> Report:
         elif kind in NORMS:
             report._install(module, NORMS[kind])
             report.replaced.append(Note(where, kind.__name__))
+        elif kind.__name__.endswith("RMSNorm") and _traceable(module):
+            if fused.is_rms_norm(module):
+                report._install(module, fused.of_other_rms_norm)
+                report.replaced.append(Note(where, kind.__name__))
+            else:
+                report.kept.append(Note(where, kind.__name__, "it does not compute weight · x / √(mean of x² + eps)"))
         elif _traceable(module):
-            _fuse_one(where, module, report)
+            _fuse_one(where, module, report, trees)
     return report
 
 
@@ -102,7 +100,7 @@ def _traceable(module: nn.Module) -> bool:
     return own and kind.forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
 
-def _fuse_one(where: str, module: nn.Module, report: Report) -> None:
+def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> None:
     """Trace a module's own forward, in training and not, and install what was found in it."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     training, graphs = module.training, {}
@@ -116,7 +114,7 @@ def _fuse_one(where: str, module: nn.Module, report: Report) -> None:
         return
     finally:
         module.training = training
-    searches = [_Patterns(where, module, graph) for graph in graphs.values()]
+    searches = [Patterns(where, module, graph, mode, trees) for mode, graph in graphs.items()]
     for patterns in searches:
         patterns.replace()
     report.kept += dict.fromkeys(note for patterns in searches for note in patterns.kept)
@@ -149,114 +147,3 @@ def _forward(found: dict[bool, Any], count: int) -> Any:
         return found[self.training](self, *args)
 
     return forward
-
-
-class _Patterns:
-    """The search through one graph."""
-
-    def __init__(self, where: str, module: nn.Module, graph: fx.Graph) -> None:
-        self.where, self.module, self.graph = where, module, graph
-        self.replaced: list[Note] = []
-        self.kept: list[Note] = []
-
-    def replace(self) -> None:
-        for node in list(self.graph.nodes):
-            if (name := self._activation(node)) is not None:
-                self._behind(node, name)
-            elif node.op == "call_function" and node.target in FUNCTIONS:
-                self._put(node, FUNCTIONS[node.target], node.args, node.kwargs, node.target.__name__)
-            elif node.target is F.scaled_dot_product_attention:
-                self._put(node, fused.scaled_dot_product_attention, node.args, node.kwargs, node.target.__name__)
-        for node in self.graph.nodes:  # what is left
-            if self._is_linear(node) and not self._noted(node):
-                self._keep(node, "no ReLU or GELU is right behind it")
-            elif self._child(node, nn.Conv2d) is not None and not self._noted(node):
-                self._keep(node, "no ReLU is right behind it")
-        self.graph.lint()
-
-    # -- what a node is ---------------------------------------------------------------------------------------------
-    def _child(self, node: Any, *kinds: type) -> Any:
-        """The module that a node calls, if it is of one of these classes itself."""
-        if node.op != "call_module":
-            return None
-        child = self.module.get_submodule(node.target)
-        return child if type(child) in kinds else None
-
-    def _is_linear(self, node: Any) -> bool:
-        return node.target is F.linear or self._child(node, nn.Linear) is not None
-
-    def _activation(self, node: Any) -> str | None:
-        """ "relu", "gelu" by tanh, or "exact" for the other GELU; None for anything else."""
-        child = self._child(node, nn.ReLU, nn.GELU)
-        if isinstance(child, nn.ReLU) or (node.op in ("call_function", "call_method") and node.target in RELUS):
-            return "relu"
-        if isinstance(child, nn.GELU):
-            return "gelu" if child.approximate == "tanh" else "exact"
-        if node.op == "call_function" and node.target is F.gelu:
-            return "gelu" if node.kwargs.get("approximate", "none") == "tanh" else "exact"
-        return None
-
-    # -- what becomes of it -----------------------------------------------------------------------------------------
-    def _behind(self, node: Any, name: str) -> None:
-        """An activation, and what it is behind."""
-        before = node.args[0] if node.args else node.kwargs.get("input")
-        if not isinstance(before, fx.Node):
-            return
-        conv = self._child(before, nn.Conv2d)
-        if conv is None and not self._is_linear(before):
-            return
-        why = EXACT if name == "exact" else ""
-        hooked = [one.target for one in (before, node) if one.op == "call_module" and self._hooked(one)]
-        if len(before.users) > 1:
-            why = "its result is read by others, too"
-        elif hooked:
-            why = f"{hooked[0]} has hooks"
-        elif conv is not None and name != "relu":
-            why = "Conv2d is fused with a ReLU alone"
-        elif conv is not None and (isinstance(conv.padding, str) or conv.padding_mode != "zeros"):
-            why = f"its padding is {conv.padding!r}, {conv.padding_mode}"
-        if why:
-            self._keep(before, why)
-        elif conv is not None:
-            choices = (conv.stride, conv.padding, conv.dilation, conv.groups)
-            self._put(node, fused.conv2d, (*self._operands(before, node), *choices), {}, "Conv2d + ReLU", before)
-            self.graph.erase_node(before)
-        else:
-            what = f"Linear + {'ReLU' if name == 'relu' else 'GELU'}"
-            self._put(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
-            self.graph.erase_node(before)
-
-    def _hooked(self, node: Any) -> bool:
-        return any(getattr(self.module.get_submodule(node.target), name) for name in HOOKS)
-
-    def _operands(self, node: Any, before: Any) -> tuple[Any, Any, Any]:
-        """x, weight and bias of a Linear or Conv2d, or of the function."""
-        if node.op == "call_function":
-            given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-            return given["input"], given["weight"], given.get("bias")
-        x = node.args[0] if node.args else node.kwargs["input"]
-        with self.graph.inserting_before(before):
-            weight = self.graph.create_node("get_attr", f"{node.target}.weight")
-            biased = self.module.get_submodule(node.target).bias is not None
-            return x, weight, self.graph.create_node("get_attr", f"{node.target}.bias") if biased else None
-
-    def _put(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
-        """Call a function in the place of a node, and of the first one of its pattern where there are two."""
-        with self.graph.inserting_before(node):
-            other = self.graph.call_function(function, args, kwargs)
-        node.replace_all_uses_with(other)
-        self.graph.erase_node(node)
-        self.replaced.append(Note(self._place(node if first is None else first), what))
-
-    def _keep(self, node: Any, why: str) -> None:
-        child = self.module.get_submodule(node.target) if node.op == "call_module" else None
-        what = type(child).__name__ if child is not None else getattr(node.target, "__name__", str(node.target))
-        self.kept.append(Note(self._place(node), what, why))
-
-    def _noted(self, node: Any) -> bool:
-        return any(note.where == self._place(node) for note in self.kept)
-
-    def _place(self, node: Any) -> str:
-        """Where a node's module is, or the node in the module."""
-        own = str(node.target if node.op == "call_module" else node.name)
-        return f"{self.where}.{own}" if self.where else own

@@ -1,0 +1,249 @@
+"""The search of `fuse` through the graph of one forward: what is found, what it is replaced by, and why not."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from dispatch.torch import fused
+
+__all__ = ["HOOKS", "Note", "Patterns"]
+
+F = nn.functional
+RELUS = (F.relu, torch.relu, F.relu_, torch.relu_, "relu", "relu_")
+SILUS = (F.silu,)
+SUMS = (operator.add, operator.iadd, torch.add)
+PRODUCTS = (operator.mul, torch.mul)
+FUNCTIONS: dict[Any, Any] = {F.layer_norm: fused.layer_norm, F.rms_norm: fused.rms_norm}
+# What modules of transformers.activations compute, by their names: GELU by tanh or by erf, and SiLU.
+OTHERS = {
+    **dict.fromkeys(("GELUTanh", "PytorchGELUTanh", "NewGELUActivation"), "gelu"),
+    "GELUActivation": "exact",
+    "SiLUActivation": "silu",
+}
+EXACT = "GELU is the exact one, by erf: the library has the tanh approximation"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Note(NamedTuple):
+    """One thing that was looked at."""
+
+    where: str  # the path of the module, or of the one whose forward calls the function, and its node
+    what: str
+    why: str = ""  # it was not replaced
+
+
+class Patterns:
+    """The search through one graph."""
+
+    def __init__(self, where: str, module: nn.Module, graph: fx.Graph, training: bool, trees: bool) -> None:
+        self.where, self.module, self.graph, self.training, self.trees = where, module, graph, training, trees
+        self.replaced: list[Note] = []
+        self.kept: list[Note] = []
+
+    def replace(self) -> None:
+        for node in list(self.graph.nodes):
+            if self._is_gate(node):
+                self._gate(node)
+            elif (name := self._activation(node)) is not None:
+                if name != "relu" or not self._normalized(node.args[0] if node.args else None, node):
+                    self._behind(node, name)
+            elif node.op == "call_function" and node.target in FUNCTIONS:
+                self._put(node, FUNCTIONS[node.target], node.args, node.kwargs, node.target.__name__)
+            elif node.target is F.scaled_dot_product_attention:
+                self._put(node, fused.scaled_dot_product_attention, node.args, node.kwargs, node.target.__name__)
+        for node in list(self.graph.nodes):
+            if self._child(node, nn.BatchNorm2d) is not None:
+                self._normalized(node, None)
+        for node in self.graph.nodes:  # what is left
+            if self._is_linear(node) and not self._noted(node):
+                self._keep(node, "no ReLU or GELU is right behind it")
+            elif self._child(node, nn.Conv2d) is not None and not self._noted(node):
+                self._keep(node, "no ReLU is right behind it")
+        self.graph.lint()
+
+    # -- what a node is ---------------------------------------------------------------------------------------------
+    def _child(self, node: Any, *kinds: type) -> Any:
+        """The module that a node calls, if it is of one of these classes itself."""
+        if node.op != "call_module":
+            return None
+        child = self.module.get_submodule(node.target)
+        return child if type(child) in kinds else None
+
+    def _is_linear(self, node: Any) -> bool:
+        return node.target is F.linear or self._child(node, nn.Linear) is not None
+
+    def _activation(self, node: Any) -> str | None:
+        """ "relu", "gelu" by tanh, or "exact" for the other GELU; None for anything else."""
+        name = self._of_others(node)
+        if name is not None:
+            return name if name != "silu" else None
+        child = self._child(node, nn.ReLU, nn.GELU)
+        if isinstance(child, nn.ReLU) or (node.op in ("call_function", "call_method") and node.target in RELUS):
+            return "relu"
+        if isinstance(child, nn.GELU):
+            return "gelu" if child.approximate == "tanh" else "exact"
+        if node.op == "call_function" and node.target is F.gelu:
+            return "gelu" if node.kwargs.get("approximate", "none") == "tanh" else "exact"
+        return None
+
+    def _of_others(self, node: Any) -> str | None:
+        """The activation that a module of transformers is."""
+        if node.op != "call_module":
+            return None
+        kind = type(self.module.get_submodule(node.target))
+        return OTHERS.get(kind.__name__) if kind.__module__ == "transformers.activations" else None
+
+    # -- what becomes of it -----------------------------------------------------------------------------------------
+    def _behind(self, node: Any, name: str) -> None:
+        """An activation, and what it is behind."""
+        before = node.args[0] if node.args else node.kwargs.get("input")
+        if not isinstance(before, fx.Node):
+            return
+        conv = self._child(before, nn.Conv2d)
+        if conv is None and not self._is_linear(before):
+            return
+        why = EXACT if name == "exact" else ""
+        hooked = [one.target for one in (before, node) if one.op == "call_module" and self._hooked(one)]
+        if len(before.users) > 1:
+            why = "its result is read by others, too"
+        elif hooked:
+            why = f"{hooked[0]} has hooks"
+        elif conv is not None and name != "relu":
+            why = "Conv2d is fused with a ReLU alone"
+        elif conv is not None and (isinstance(conv.padding, str) or conv.padding_mode != "zeros"):
+            why = f"its padding is {conv.padding!r}, {conv.padding_mode}"
+        if why:
+            self._keep(before, why)
+        elif conv is not None:
+            choices = (conv.stride, conv.padding, conv.dilation, conv.groups)
+            self._put(node, fused.conv2d, (*self._operands(before, node), *choices), {}, "Conv2d + ReLU", before)
+            self.graph.erase_node(before)
+        else:
+            what = f"Linear + {'ReLU' if name == 'relu' else 'GELU'}"
+            self._put(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
+            self.graph.erase_node(before)
+
+    # -- a batch norm behind a convolution ----------------------------------------------------------------------------
+    def _normalized(self, last: Any, relu: Any) -> bool:
+        """Whether a batch norm behind a Conv2d, with a sum and a ReLU behind it or without, was replaced, or said why.
+
+        The ReLU's operand is `last`; without a ReLU it is the batch norm.
+        """
+        norm, residual = (last, None) if relu is None else self._summed(last)
+        bn = None if norm is None else self._child(norm, nn.BatchNorm2d)
+        before = norm.args[0] if bn is not None and norm.args else None
+        conv = self._child(before, nn.Conv2d) if isinstance(before, fx.Node) else None
+        if bn is None or conv is None:
+            return False
+        chain = [node for node in (before, norm, None if last is norm else last) if node is not None]
+        hooked = [one.target for one in (before, norm, relu) if one is not None and self._hooked(one)]
+        inner = chain if relu is not None else chain[:-1]
+        if any(len(node.users) > 1 for node in inner):
+            if relu is not None:  # the batch norm alone may still be folded
+                return False
+            self._keep(before, "its result is read by others, too")
+        elif hooked:
+            self._keep(before, f"{hooked[0]} has hooks")
+        elif isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+            self._keep(before, f"its padding is {conv.padding!r}, {conv.padding_mode}")
+        elif bn.running_mean is None or bn.running_var is None:
+            self._keep(before, "its batch norm has no running statistics")
+        elif self.training:
+            self._keep(before, "its batch norm is folded in eval mode alone")
+        else:
+            first = norm if relu is None else relu
+            with self.graph.inserting_before(first):
+                names = ("weight", "bias", "running_mean", "running_var")
+                tensors = [self._read(norm.target, name) for name in names]
+            choices = (bn.eps, conv.stride, conv.padding, conv.dilation, conv.groups)
+            operands = (*self._operands(before, first), *tensors, *choices, residual, relu is not None)
+            what = "Conv2d + BatchNorm2d" + (" + sum" if residual is not None else "")
+            what += " + ReLU" if relu is not None else ""
+            self._put(first, fused.conv_of_norm, operands, {}, what, before)
+            for node in reversed(chain if relu is not None else chain[:-1]):
+                self.graph.erase_node(node)
+        return True
+
+    def _summed(self, node: Any) -> tuple[Any, Any]:
+        """The batch norm that a ReLU's operand comes from, and what is added to it."""
+        if not isinstance(node, fx.Node):
+            return None, None
+        plain = node.op == "call_function" and node.target in SUMS and len(node.args) == 2 and not node.kwargs
+        if not plain:
+            return node, None
+        one, other = node.args
+        for norm, residual in ((one, other), (other, one))[: 1 if node.target is operator.iadd else 2]:
+            nodes = norm is not residual and isinstance(norm, fx.Node) and isinstance(residual, fx.Node)
+            if nodes and self._child(norm, nn.BatchNorm2d) is not None:
+                return norm, residual
+        return None, None
+
+    def _read(self, where: Any, name: str) -> Any:
+        """A node for a parameter or buffer of a module that is called, None where the module has none."""
+        there = getattr(self.module.get_submodule(where), name) is not None
+        return self.graph.create_node("get_attr", f"{where}.{name}") if there else None
+
+    # -- a gate by SiLU -----------------------------------------------------------------------------------------------
+    def _silu(self, node: Any) -> Any:
+        """The linear layer that a SiLU is right behind, if this is one that nothing else reads."""
+        if not isinstance(node, fx.Node) or len(node.users) != 1 or not node.args:
+            return None
+        before, called = node.args[0], node.op == "call_function" and node.target in SILUS
+        if not called and self._child(node, nn.SiLU) is None and self._of_others(node) != "silu":
+            return None
+        return before if isinstance(before, fx.Node) and self._is_linear(before) and len(before.users) == 1 else None
+
+    def _is_gate(self, node: Any) -> bool:
+        product = node.op == "call_function" and node.target in PRODUCTS and len(node.args) == 2
+        return product and any(self._silu(one) is not None for one in node.args)
+
+    def _gate(self, node: Any) -> None:
+        """silu(linear(x)) · y, which a kernel of CUTLASS computes where it is asked for."""
+        one, other = node.args
+        silu, gate = (one, other) if self._silu(one) is not None else (other, one)
+        linear = self._silu(silu)
+        if not self.trees:
+            self._keep(linear, "SiLU and its gate are a tree for CUTLASS: fuse(model, trees=True)")
+        elif any(one.op == "call_module" and self._hooked(one) for one in (linear, silu)):
+            self._keep(linear, "it or its SiLU has hooks")
+        elif isinstance(gate, fx.Node):
+            self._put(node, fused.gated, (*self._operands(linear, node), gate), {}, "Linear + SiLU · gate", linear)
+            self.graph.erase_node(silu)
+            self.graph.erase_node(linear)
+
+    def _hooked(self, node: Any) -> bool:
+        return node.op == "call_module" and any(getattr(self.module.get_submodule(node.target), h) for h in HOOKS)
+
+    def _operands(self, node: Any, before: Any) -> tuple[Any, Any, Any]:
+        """x, weight and bias of a Linear or Conv2d, or of the function."""
+        if node.op == "call_function":
+            given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+            return given["input"], given["weight"], given.get("bias")
+        x = node.args[0] if node.args else node.kwargs["input"]
+        with self.graph.inserting_before(before):
+            return x, self._read(node.target, "weight"), self._read(node.target, "bias")
+
+    def _put(self, node: Any, function: Any, args: Any, kwargs: Any, what: str, first: Any = None) -> None:
+        """Call a function in the place of a node, and of the first one of its pattern where there are two."""
+        with self.graph.inserting_before(node):
+            other = self.graph.call_function(function, args, kwargs)
+        node.replace_all_uses_with(other)
+        self.graph.erase_node(node)
+        self.replaced.append(Note(self._place(node if first is None else first), what))
+
+    def _keep(self, node: Any, why: str) -> None:
+        child = self.module.get_submodule(node.target) if node.op == "call_module" else None
+        what = type(child).__name__ if child is not None else getattr(node.target, "__name__", str(node.target))
+        self.kept.append(Note(self._place(node), what, why))
+
+    def _noted(self, node: Any) -> bool:
+        return any(note.where == self._place(node) for note in self.kept)
+
+    def _place(self, node: Any) -> str:
+        """Where a node's module is, or the node in the module."""
+        own = str(node.target if node.op == "call_module" else node.name)
+        return f"{self.where}.{own}" if self.where else own
