@@ -53,7 +53,12 @@ def linear(
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, bias, activation)
     kind = activation or "none"
-    followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    followed = torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if not followed and LINEAR.direct(x, weight, bias):
+        found: torch.Tensor = _activated(x, weight, bias, kind)
+        return found
     y: torch.Tensor = LINEAR(x, weight, bias, kind, kind == "gelu" and followed)[0]
     return y
 
@@ -75,15 +80,22 @@ def check(x: Any, weight: Any, bias: Any, activation: Any) -> None:
 # -- forward -------------------------------------------------------------------------------------------------------
 def _forward(x: Any, weight: Any, bias: Any, activation: str, keep: bool) -> tuple[Any, Any]:
     """y, and GELU's argument (rows, out) where it is to be kept."""
-    shape = (*x.shape[:-1], weight.shape[0])
-    a, b = rows_of(x), dense_lines(weight).t()
+    if not keep:
+        return _activated(x, weight, bias, activation), nothing(x)
     given = {} if bias is None else {"bias": dense(bias)}
-    if keep:
-        epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
-        y, argument = matmul(a, b, epilogue=epilogue, **given)
-        return y.view(shape), argument
-    y = matmul(a, b, epilogue=PLAIN[activation, bias is not None], **given)
-    return y.view(shape), nothing(x)
+    epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
+    y, argument = matmul(rows_of(x), dense_lines(weight).t(), epilogue=epilogue, **given)
+    return y.view(*x.shape[:-1], weight.shape[0]), argument
+
+
+def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+    """The product with its activation, and nothing else."""
+    rows, b = rows_of(x), dense_lines(weight).t()
+    if bias is None:
+        y = matmul(rows, b, epilogue=PLAIN[activation, False])
+    else:
+        y = matmul(rows, b, bias=dense(bias), epilogue=PLAIN[activation, True])
+    return y if x.ndim == 2 else y.view(*x.shape[:-1], weight.shape[0])
 
 
 def dense_lines(weight: Any) -> Any:

@@ -73,6 +73,11 @@ class Op:
         self._forward = forward
         self._function = None if backward is None or lists else _function(forward, save, backward)
 
+    @staticmethod
+    def direct(*operands: Any) -> bool:
+        """Whether a call without gradients needs nothing of torch: what runs may then be called itself."""
+        return _alone(operands)
+
     def __call__(self, *operands: Any) -> Any:
         tensors = _flat(operands) if self._lists else operands
         if not _alone(tensors):
@@ -157,18 +162,27 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 def check_tensors(dtypes: tuple[torch.dtype, ...], **operands: Any) -> None:
     """BadRequest for an operand that is no tensor, and for dtypes or devices that differ from the first one's."""
-    first = next(iter(operands.values()))
-    for name, x in operands.items():
-        if not isinstance(x, torch.Tensor):
-            raise BadRequest(name, f"a {type(x).__name__}", "a torch.Tensor")
-        if x.dtype not in dtypes:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise BadRequest(name, f"a tensor of {x.dtype}", f"one of {known}, which there are rows for", "x.to(…)")
-        if x.dtype != first.dtype:
-            hint = "torch.autocast, or x.to(…)"
-            raise BadRequest(name, f"a tensor of {x.dtype}", f"{first.dtype}, that of {next(iter(operands))}", hint)
-        if x.device != first.device:
-            raise BadRequest(name, f"a tensor on {x.device}", f"one on {first.device}", "x.to(…)")
+    names = iter(operands)
+    first = next(names)
+    x = operands[first]
+    _check_tensor(dtypes, first, x)
+    dtype, device = x.dtype, x.device
+    for name in names:
+        x = operands[name]
+        if isinstance(x, torch.Tensor) and x.dtype is dtype and x.device == device:
+            continue
+        _check_tensor(dtypes, name, x)
+        if x.dtype != dtype:
+            raise BadRequest(name, f"a tensor of {x.dtype}", f"{dtype}, that of {first}", "torch.autocast, or x.to(…)")
+        raise BadRequest(name, f"a tensor on {x.device}", f"one on {device}", "x.to(…)")
+
+
+def _check_tensor(dtypes: tuple[torch.dtype, ...], name: str, x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise BadRequest(name, f"a {type(x).__name__}", "a torch.Tensor")
+    if x.dtype not in dtypes:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise BadRequest(name, f"a tensor of {x.dtype}", f"one of {known}, which there are rows for", "x.to(…)")
 
 
 def dense(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
