@@ -124,6 +124,8 @@ class SendingQueue(WorkerQueue):
 
     def wake(self) -> None:
         """Send what is queued, as far as the child has room."""
+        if len(self.sent) >= BUSY and len(self.pending) < COMPANY and self._is_at_rest():
+            return  # as below, for a third of the time; who reads the next report looks at the queue
         while True:
             try:
                 is_sent = self._send_alone()
@@ -138,6 +140,11 @@ class SendingQueue(WorkerQueue):
                 self.pool.make_room()
             if not (self.pending or self.taking) or not self._has_room():
                 return
+
+    def _is_at_rest(self) -> bool:
+        """Whether nothing was left half done, by who was interrupted or found the socket full."""
+        link = self.link
+        return link is not None and link.out is link.flushed and self.taking is None and not self.unframed
 
     def _send_alone(self) -> bool | None:
         """As `_send`; None where another thread is about it."""
