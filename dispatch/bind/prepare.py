@@ -22,7 +22,6 @@ from dispatch.device.host import HostDevice
 from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor
-from dispatch.execute.external_executor import executor_on
 from dispatch.execute.host_executor import HostExecutor
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
+    from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.execute.executor import Executor
@@ -180,4 +180,12 @@ def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
 
 
 HostDevice.open_executor = HostExecutor
-CudaDevice.open_executor = staticmethod(executor_on)
+
+
+def _open_executor(stream: Stream) -> CudaExecutor:
+    from dispatch.execute.external_executor import executor_on  # at the first call on a GPU
+
+    return executor_on(stream)
+
+
+CudaDevice.open_executor = staticmethod(_open_executor)
