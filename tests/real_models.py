@@ -161,12 +161,12 @@ def tokens(small: bool) -> torch.Tensor:
 
 
 CASES = {
-    "llama": Case("transformers", llama, tokens, 0),
-    "vit": Case("transformers", vit, images(32, 128), 5),
-    "convnext": Case("transformers", convnext, images(32, 128), 9),
+    "llama": Case("transformers", llama, tokens, 5),
+    "vit": Case("transformers", vit, images(32, 128), 7),
+    "convnext": Case("transformers", convnext, images(32, 128), 13),
     "timm-vit": Case("timm", timm_vit, images(32, 224), 9),
     "timm-convnext": Case("timm", timm_convnext, images(32, 128), 9),
-    "resnet": Case("torchvision", resnet, images(64, 128), 0, kinked=True),
+    "resnet": Case("torchvision", resnet, images(64, 128), 12, kinked=True),
     "encoder": Case("torch", encoder, lambda small: torch.randn((4, 16, 64) if small else (8, 128, 768)), 4),
 }
 
