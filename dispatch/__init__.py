@@ -46,6 +46,7 @@ from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
+    from dispatch.core.call_counter import CallCounter as CallCounter
     from dispatch.core.host_plan import numpy_call as numpy_call
     from dispatch.core.operands import OperandRequest as OperandRequest
     from dispatch.core.operands import Output as Output
@@ -84,6 +85,7 @@ _MODULES = {
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {
+    "CallCounter": "dispatch.core.call_counter",
     "Future": "dispatch.supervise.future",
     "Kernel": "dispatch.libraries.nvrtc.kernel",
     "Launch": "dispatch.libraries.nvrtc.kernel",

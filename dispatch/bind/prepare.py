@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
-    from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.execute.executor import Executor
@@ -64,7 +63,7 @@ class BoundCall(Generic[R_co]):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
             plan, arguments = self._bound.plan, self._bound.arguments
-            if plan.capture_safe and arguments is not None and not executor.captured:
+            if plan.capture_safe and plan.counter is None and arguments is not None and not executor.captured:
                 self._graph = executor.record(plan, arguments)
                 if self._graph is not None:
                     self._launch: Callable[[], int] = self._graph.launch
@@ -180,12 +179,4 @@ def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
 
 
 HostDevice.open_executor = HostExecutor
-
-
-def _open_executor(stream: Stream) -> CudaExecutor:
-    from dispatch.execute.external_executor import executor_on  # at the first call on a GPU
-
-    return executor_on(stream)
-
-
-CudaDevice.open_executor = staticmethod(_open_executor)
+CudaDevice.open_executor = CudaExecutor

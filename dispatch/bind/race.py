@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.call_counter import as_trial
 from dispatch.device.layout import Layout
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
@@ -51,7 +52,7 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
         return plans[0]
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
-        plans[number].enqueue(arguments)
+        plans[number].enqueue(as_trial(plans[number], arguments))
 
     best = plans[fastest(executor, request, run, len(plans))]
     memory.put(f"{request.op} {ROWS}", key, Algorithm(json.dumps({"row": best.row.name}).encode(), 0))

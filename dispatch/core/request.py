@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, TypeVar
 
+    from dispatch.core.call_counter import CallCounter
     from dispatch.device.device import Device
     from dispatch.keys import Compute, Dtype
 
@@ -237,20 +238,23 @@ class Plan:
     """A request bound to one executor: everything that does not depend on addresses is done.
 
     `launch` and `relocation` belong to cuda_executor.py: what launches it at any addresses, once that is learnt, and
-    what is known of that.
+    what is known of that. With a `counter`, each call has a number (call_counter.py).
     """
 
-    __slots__ = ("__weakref__", "capture_safe", "launch", "relocation", "row")
+    __slots__ = ("__weakref__", "capture_safe", "counter", "launch", "relocation", "row")
     is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
 
-    def __init__(self, row: Any, *, capture_safe: bool) -> None:
-        self.row = row
+    def __init__(self, row: Any, *, capture_safe: bool, counter: CallCounter | None = None) -> None:
+        self.row, self.counter = row, counter
         self.capture_safe = capture_safe
         self.launch: Callable[[tuple[Argument, ...]], int] | None = None
         self.relocation: Any = None
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits."""
+        """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits.
+
+        Behind the addresses comes the number of the call, where the plan has a counter.
+        """
         raise WorkerFailed(f"{type(self).__name__} does not run on a GPU")
 
     def run(self, request: Any, outputs: Operands) -> None:

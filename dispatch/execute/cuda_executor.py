@@ -15,6 +15,7 @@ import numpy as np
 
 from cudabind import driver
 from cudabind._fork import anew
+from dispatch.core.call_counter import as_trial
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
@@ -26,7 +27,6 @@ from dispatch.execute.executor import APART
 from dispatch.execute.installed import Versions, algorithms, installed
 from dispatch.execute.launches import Launches, launch_on_default
 from dispatch.execute.plan_relocation import AGAIN, PlanRelocation
-from dispatch.execute.reentry import refuse_reentry
 from dispatch.execute.relocated_graph import MISFIT
 from dispatch.execute.relocations import Relocations
 from dispatch.execute.workspace import Workspace
@@ -34,6 +34,7 @@ from dispatch.keys import C128, U8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from dispatch.core.request import Argument, Operands, Plan, Request
     from dispatch.device.cuda import CudaDevice
@@ -79,6 +80,11 @@ class CudaExecutor(CapturableExecutor):
         # What rows make, handles and events and modules, belongs to the current context.
         with self.device.context, relaxed(), self.preparing():
             return super()._make(request)
+
+    def claimed(self) -> AbstractContextManager[None]:
+        """As Executor's: another library's stream is alive in `with` blocks of it, and while a call is made."""
+        stream: Any = self.stream
+        return NULL_CONTEXT if stream.is_ours or stream.is_current else stream.claimed()
 
     # -- running ------------------------------------------------------------------------------------------------
     def run(self, request: Request) -> Any:
@@ -164,6 +170,8 @@ class CudaExecutor(CapturableExecutor):
     def _enqueue_alone(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
+        if plan.counter is not None:
+            arguments = (*arguments, plan.counter.take())
         if self.captured:
             self._enqueue_captured(plan, arguments, reads, writes)
             return
@@ -193,7 +201,7 @@ class CudaExecutor(CapturableExecutor):
         with self._calls, self.device.context:
             relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
             plan.relocation = relocation
-            return relocation.learn_now(self, plan, arguments)
+            return relocation.learn_now(self, plan, as_trial(plan, arguments))
 
     def learn(self) -> bool:
         with self._calls, self.device.context:
@@ -205,6 +213,8 @@ class CudaExecutor(CapturableExecutor):
     def call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
         if plan in self._calling:
+            from dispatch.execute.reentry import refuse_reentry
+
             refuse_reentry(plan, CudaExecutor.call.__code__)
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()

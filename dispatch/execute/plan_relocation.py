@@ -19,6 +19,7 @@ from dispatch.logs import log
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
 
     from dispatch.core.request import Argument, Plan
     from dispatch.execute.relocations import Recorder
@@ -136,13 +137,13 @@ class PlanRelocation:
         """Let a graph go; it may be learnt again."""
         if graph in self.graphs:
             self.graphs.remove(graph)
-        plan.launch = self.graphs[0].launch if self.graphs else None
+        plan.launch = _launch_of(plan, self.graphs[0]) if self.graphs else None
         if self.due == NEVER and not self.is_settled:
             self.due = self.calls + self._every
 
     def _add(self, plan: Plan, graph: RelocatedGraph) -> None:
         self.graphs.insert(0, graph)
-        plan.launch = graph.launch
+        plan.launch = _launch_of(plan, graph)
 
     def _refuse(self, plan: Plan, form: Form | None, why: str) -> None:
         self.refused[form] = why
@@ -234,6 +235,22 @@ class PlanRelocation:
             self.drop(plan, graph)
             return ""
         return "a later call of the library had other parameters than what was learnt predicts"
+
+
+def _launch_of(plan: Plan, graph: RelocatedGraph) -> Callable[[tuple[Argument, ...]], int]:
+    """The launch of a graph for a plan's arguments: with the number of each call, where these are numbered."""
+    launch, counter = graph.launch, plan.counter
+    if counter is None:
+        return launch
+
+    def launch_numbered(arguments: tuple[Argument, ...]) -> int:
+        number = counter.take()
+        status = launch((*arguments, number))
+        if status == MISFIT:
+            counter.give_back(number)  # for the library's own call, which comes next
+        return status
+
+    return launch_numbered
 
 
 _words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan

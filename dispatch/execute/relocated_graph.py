@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
+from dispatch.core.call_counter import CallNumber
 from dispatch.device.stream import RELAXED, exchange_mode, relaxed
 from dispatch.execute.graph_nodes import KERNEL, setter
 from dispatch.execute.relocation import (
@@ -23,8 +24,10 @@ from dispatch.execute.relocation import (
     HALF,
     IMAGINARY,
     LOW,
+    MOST_CALLS,
     MOST_WHOLE,
     NARROWED,
+    NUMBER,
     WHOLE,
     Form,
     Word,
@@ -299,7 +302,9 @@ def _misfits(form: Form) -> list[str]:
     """What tells arguments of another form, the cheapest first."""
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
-        if kind is not int and number is not None:
+        if kind is CallNumber:
+            tests.append(f"not 0 < x{place} < {MOST_CALLS}")
+        elif kind is not int and number is not None:
             is_other = f"x{place} is not fixed_{place} and"  # the usual ones are one object
             tests.append(f"{is_other} x{place} != fixed_{place}")
             if kind is float:
@@ -352,6 +357,8 @@ def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
         value = f"{value} + {word.step}" if word.step < FAR else f"({value} + {word.step}) & {(1 << 64) - 1}"
     elif word.part == LOW:
         value = f"({value} + {word.step}) & {HALF - 1}"
+    elif word.part == NUMBER:
+        value = f"({value} * {word.growth} + {word.step}) & {(1 << 8 * SIZES[word.code]) - 1}"
     elif word.part == WHOLE:
         value = f"int({value}.real)"
     elif word.part == NARROWED:

@@ -2,9 +2,10 @@
 
 A capture reads no memory, so a plan can be captured at any addresses of the right alignment. The parameters of what it
 enqueues then differ in words that are an operand's address plus a constant (those inside tensor maps, too), or a number
-that was given by value. `learn` finds these words in some captures and gives them only where they predict others to the
-last byte; all else keeps the library's own call. relocated_graph.py launches with them, plan_launch.py says when what
-is learnt. This module calls no library and no driver.
+that was given by value, or grow by a fixed step with the number of the call. `learn` finds these words in some
+captures and gives them only where they predict others to the last byte; all else keeps the library's own call.
+relocated_graph.py launches with them, plan_relocation.py says when what is learnt. This module calls no library and no
+driver.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dispatch.core.call_counter import CallNumber
 from dispatch.execute.graph_nodes import Node, NotRelocatable
 
 if TYPE_CHECKING:
@@ -34,8 +37,10 @@ NEAR = 1 << 32  # bytes that all operands of some captures lie within: less than
 SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of captures in turn
 SPECIAL = (0.0, 1.0)  # numbers that libraries take another way for
 COMPLEX = (complex, np.complexfloating)  # a np.complex64 is no complex
+NEXT = 2  # the made-up call whose number follows that of the one before
+MOST_CALLS = 1 << 32  # numbers of calls, of which 0 and those from here on are the library's own
 MOST_WHOLE = 1 << 11  # whole numbers below are the same in every format, f16 included
-ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED = range(6)
+ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED, NUMBER = range(7)
 WRAP, HALF = 1 << 64, 1 << 32
 
 
@@ -47,7 +52,8 @@ class Word(NamedTuple):
     code: str
     argument: int
     part: int  # what of the argument: its address, the low half of that, a part of a number
-    step: int = 0  # what is added to an address
+    step: int = 0  # what is added to an address, or to what follows the number of the call
+    growth: int = 0  # by which the word grows with each call
 
     def value(self, arguments: Sequence[Argument]) -> int | float:
         """What the word is for these arguments."""
@@ -56,6 +62,8 @@ class Word(NamedTuple):
             return (int(argument.real) + self.step) % WRAP
         if self.part == LOW:
             return (int(argument.real) + self.step) % HALF
+        if self.part == NUMBER:
+            return (int(argument.real) * self.growth + self.step) % (WRAP if self.code == "Q" else HALF)
         if self.part == WHOLE:
             return int(argument.real)
         number = argument.imag if self.part == IMAGINARY else argument.real
@@ -72,10 +80,10 @@ def narrowed(number: float) -> float:
 class Form(NamedTuple):
     """What arguments have in common that lead to one form of a call: which operands are there, and which are one.
 
-    `kinds` has int for an address, float or complex for a number. `fixed` has None for an address and for a number that
-    may be any; else the number, or 0 for an operand that is not there. `same` has the place of the first operand at the
-    same address, `zeros` the text of fixed numbers that equal others, as 0.0 does -0.0. `whole` has the places of
-    numbers that may be any small whole ones, for a call that takes no fractions.
+    `kinds` has int for an address, float or complex for a number, CallNumber for that of the call. `fixed` has None for
+    an address and for a number that may be any; else the number, or 0 for an operand that is not there. `same` has the
+    place of the first operand at the same address, `zeros` the text of fixed numbers that equal others, as 0.0 does
+    -0.0. `whole` has the places of numbers that may be any small whole ones, for a call that takes no fractions.
     """
 
     kinds: tuple[type, ...]
@@ -92,11 +100,15 @@ class Form(NamedTuple):
         """
         first: dict[Argument, int] = {}
         kinds = tuple(
-            int if type(argument) is int else complex if isinstance(argument, COMPLEX) else float
+            kind
+            if (kind := type(argument)) is int or kind is CallNumber
+            else (complex if isinstance(argument, COMPLEX) else float)
             for argument in arguments
         )
         fixed = tuple(
-            argument if (not argument if kind is int else exact or argument in SPECIAL) else None
+            argument
+            if kind is not CallNumber and (not argument if kind is int else exact or argument in SPECIAL)
+            else None
             for argument, kind in zip(arguments, kinds, strict=True)
         )
         same = tuple(
@@ -123,7 +135,12 @@ class Form(NamedTuple):
     @property
     def free(self) -> tuple[int, ...]:
         """The places of numbers that may be any."""
-        return tuple(place for place in self._open if self.kinds[place] is not int)
+        return tuple(place for place in self._open if self.kinds[place] not in (int, CallNumber))
+
+    @property
+    def numbered(self) -> tuple[int, ...]:
+        """The place of the number of the call, where it has one."""
+        return tuple(place for place in self._open if self.kinds[place] is CallNumber)
 
     @property
     def _open(self) -> list[int]:
@@ -151,6 +168,8 @@ def made_up(
             drawn[place] = complex(*(_number(part, rng) for part in parts))
         else:
             drawn[place] = _number(None if last is None else last[place].real, rng)
+    for place in form.numbered:
+        drawn[place] = CallNumber(_call(len(before), None if last is None else int(last[place].real), rng))
     return tuple(drawn[place] for place in form.same)
 
 
@@ -187,6 +206,15 @@ def _number(last: float | None, rng: random.Random) -> float:
     size = math.ldexp(half + 0.5, exponent) + (-beyond if half % 2 else beyond)
     is_negative = rng.random() < 0.5 if last is None else last > 0
     return -size if is_negative else size
+
+
+def _call(turn: int, last: int | None, rng: random.Random) -> int:
+    """The number of a call: the last there is, a small one and the next, then any. What grows is in between, at all."""
+    if turn == 0 or last is None:
+        return MOST_CALLS - 1
+    if turn == 1:
+        return rng.randrange(1, 1 << 10)
+    return last + 1 if turn == NEXT else rng.randrange(1, 1 << rng.randrange(1, MOST_CALLS.bit_length()))
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
@@ -263,11 +291,38 @@ def _word(
                 word = Word(number, at, code, place, part)
                 if at >= known and _holds_in_all(word, found, arguments):
                     return word
+    for place in form.numbered:
+        for code, size in (("Q", 8), ("I", 4)):
+            growing = _growing(number, offset, code, size, place, found, arguments)
+            if growing is not None:
+                return growing
     halves = [int.from_bytes(image[offset : offset + 4], "little") for image in found]
     for place in form.operands:  # what was left of an address in padding, seen of cuDNN
         steps = {(half - int(given[place].real)) % HALF for half, given in zip(halves, arguments, strict=True)}
         if len(steps) == 1:
             return Word(number, offset, "I", place, LOW, steps.pop())
+    return None
+
+
+def _growing(
+    number: int,
+    offset: int,
+    code: str,
+    size: int,
+    place: int,
+    found: Sequence[bytes],
+    arguments: Sequence[Sequence[Argument]],
+) -> Word | None:
+    """A word that grows by a fixed step with each number of a call: by what two that follow each other tell."""
+    if offset + size > len(found[0]):
+        return None
+    numbers = [int(given[place].real) for given in arguments]
+    values = [int.from_bytes(image[offset : offset + size], "little") for image in found]
+    for (one, before), (other, behind) in pairwise(zip(numbers, values, strict=True)):
+        if other == one + 1:
+            growth = (behind - before) % (1 << 8 * size)
+            word = Word(number, offset, code, place, NUMBER, (before - one * growth) % (1 << 8 * size), growth)
+            return word if _holds_in_all(word, found, arguments) else None
     return None
 
 

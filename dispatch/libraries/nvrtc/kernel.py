@@ -22,6 +22,7 @@ from dispatch.errors import BadRow, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dispatch.core.call_counter import CallCounter
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
     from dispatch.device.cuda import CudaDevice
@@ -40,12 +41,14 @@ class Launch(NamedTuple):
         grid, block: how many blocks, and how many threads each has; up to three numbers. Without blocks nothing runs.
         values: what the kernel takes behind the addresses, as ctypes numbers: ctypes.c_int64(x.size).
         shared: bytes of dynamic shared memory.
+        counter: numbers the launches, if given; behind the values the kernel takes that of each, an unsigned long long.
     """
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
     values: tuple[Any, ...] = ()
     shared: int = 0
+    counter: CallCounter | None = None
 
 
 class Kernel:
@@ -117,11 +120,11 @@ class KernelPlan(Plan):
     __slots__ = ("_executor", "_launch", "_pointers", "_slots", "_values")
 
     def __init__(self, executor: CudaExecutor, row: Row, function: int, launch: Launch, operands: int) -> None:
-        super().__init__(row, capture_safe=True)
+        super().__init__(row, capture_safe=True, counter=launch.counter)
         self._executor = executor
-        self._slots = tuple(ctypes.c_void_p() for _ in range(operands))
+        self._slots = tuple(ctypes.c_void_p() for _ in range(operands + (launch.counter is not None)))
         self._values = launch.values  # the pointers lead to these
-        taken = (*self._slots, *launch.values)
+        taken = (*self._slots[:operands], *launch.values, *self._slots[operands:])
         self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
         ones = (1,) * AXES
         extents = (*(launch.grid + ones)[:AXES], *(launch.block + ones)[:AXES])
@@ -133,7 +136,7 @@ class KernelPlan(Plan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for slot, argument in zip(self._slots, arguments, strict=True):
-            address: Any = argument  # addresses are ints
+            address: Any = argument  # addresses are ints, and so is the number of the call
             slot.value = address or None
         status = self._launch()
         if status:
