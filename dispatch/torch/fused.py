@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dispatch.libraries.cutlass import evt
-from dispatch.torch import attention, convolution, norms, products, trees
+from dispatch.torch import attention, convolution, mlps, norms, products, trees
 from dispatch.torch.shared import autocast
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "is_rms_norm",
     "layer_norm",
     "linear",
+    "mlp",
     "of_layer_norm",
     "of_other_rms_norm",
     "of_rms_norm",
@@ -50,6 +51,13 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
         return products.linear(x, weight, bias, activation)
     y = F.linear(x, weight, bias)
     return F.relu(y) if activation == "relu" else F.gelu(y, approximate="tanh")
+
+
+def mlp(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str) -> Any:
+    """Two linear layers and the activation between them."""
+    if x.ndim and _fit(products.DTYPES, x, weight1, bias1, weight2, bias2):
+        return mlps.mlp(x, weight1, bias1, weight2, bias2, activation)
+    return F.linear(linear(x, weight1, bias1, activation), weight2, bias2)
 
 
 def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:

@@ -58,14 +58,16 @@ class Report:
 def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 
-    Replaced are Linear with ReLU or GELU by tanh behind it and Conv2d with ReLU, as modules or functions; LayerNorm,
-    RMSNorm, also of other libraries where it computes the same, and scaled_dot_product_attention; in eval mode Conv2d
-    with BatchNorm2d, and what is added and the ReLU behind it: the filters are folded with the norm's scale and kept
-    until torch counts a change of either, which it does not for x.data. With `trees`, a Linear with SiLU and a gate,
-    as in Llama's MLP, is one kernel of CUTLASS on sm_90 in f16 and bf16 where no gradient is asked for; it is compiled
-    at its first call, for 15 to 40 s. At each call torch's own runs instead where
-    an op does not take the operands, for example f64 in a norm, or f32 in attention. Results are those of before
-    within the rounding of the dtype: what is fused is rounded once. Modules with hooks are left as they are.
+    Replaced are Linear with ReLU or GELU by tanh behind it, and with one more Linear behind that, and Conv2d with ReLU,
+    as modules or functions; LayerNorm, and RMSNorm, also of other libraries where it computes the same;
+    scaled_dot_product_attention; in eval mode Conv2d with BatchNorm2d, what is added, and the ReLU behind it. Filters
+    are folded with the norm's scale, in memory of their own, which is kept until torch counts a change of either: a
+    write to x.data is not counted. With `trees`, Linear with SiLU and a gate, as in Llama's MLP, is one kernel of
+    CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for; its first call compiles it, for 15 to 40 s.
+
+    At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
+    attention. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
+    hooks are left as they are.
 
     What torch.fx sees of a forward is what counts: a branch on an attribute is taken as it is now, one on `training`
     for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes to attributes is not seen.

@@ -124,8 +124,26 @@ class Patterns:
             self.graph.erase_node(before)
         else:
             what = f"Linear + {'ReLU' if name == 'relu' else 'GELU'}"
-            self._put(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
+            if (last := self._second(node)) is not None:
+                _, *second = self._operands(last, last)
+                operands = (*self._operands(before, node), *second, name)
+                self._put(last, fused.mlp, operands, {}, f"{what} + Linear", before)
+                self.graph.erase_node(node)
+            else:
+                self._put(node, fused.linear, (*self._operands(before, node), name), {}, what, before)
             self.graph.erase_node(before)
+
+    def _second(self, node: Any) -> Any:
+        """The linear layer that alone reads an activation, and that has no activation behind itself."""
+        readers = list(node.users)
+        if len(readers) != 1 or not self._is_linear(readers[0]) or self._hooked(readers[0]):
+            return None
+        last = readers[0]
+        x = last.args[0] if last.args else last.kwargs.get("input")
+        behind = list(last.users)
+        followed = len(behind) == 1 and (self._activation(behind[0]) or "exact") != "exact"
+        weights = [one for one in self._given(last)[1:] if one is not None]
+        return last if x is node and node not in weights and not followed else None
 
     # -- a batch norm behind a convolution ----------------------------------------------------------------------------
     def _normalized(self, last: Any, relu: Any) -> bool:
@@ -218,11 +236,16 @@ class Patterns:
     def _hooked(self, node: Any) -> bool:
         return node.op == "call_module" and any(getattr(self.module.get_submodule(node.target), h) for h in HOOKS)
 
+    @staticmethod
+    def _given(node: Any) -> tuple[Any, Any, Any]:
+        """The operands of torch.nn.functional.linear."""
+        given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        return given["input"], given.get("weight"), given.get("bias")
+
     def _operands(self, node: Any, before: Any) -> tuple[Any, Any, Any]:
         """x, weight and bias of a Linear or Conv2d, or of the function."""
         if node.op == "call_function":
-            given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-            return given["input"], given["weight"], given.get("bias")
+            return self._given(node)
         x = node.args[0] if node.args else node.kwargs["input"]
         with self.graph.inserting_before(before):
             return x, self._read(node.target, "weight"), self._read(node.target, "bias")

@@ -81,6 +81,7 @@ def calls(monkeypatch):
     found = []
     for module, op in (
         (fused.products, "linear"),
+        (fused.mlps, "mlp"),
         (fused.convolution, "conv2d"),
         (fused.norms, "layer_norm"),
         (fused.norms, "rms_norm"),
@@ -94,10 +95,19 @@ def calls(monkeypatch):
 def test_a_perceptron(calls):
     model = mlp()
     report = agree(model, torch.randn(5, 7, dtype=F64), 1e-12)
-    assert whats(report.replaced) == ["Linear + GELU", "Linear + ReLU"]
-    assert calls == ["linear", "linear"]
+    assert whats(report.replaced) == ["Linear + GELU", "Linear + ReLU + Linear"]
+    assert calls == ["linear", "mlp"]
+    assert report.kept == []
+    assert str(report).startswith("2 replaced, 0 kept\n  0: Linear + GELU\n")
+
+
+def test_a_linear_layer_alone_is_kept(calls):
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 5), nn.ReLU(), nn.Tanh()).to(F64)
+    report = agree(model, torch.randn(5, 7, dtype=F64), 1e-12)
+    assert whats(report.replaced) == ["Linear + ReLU"]
+    assert calls == ["linear"]
     assert [(note.what, note.why) for note in report.kept] == [("Linear", "no ReLU or GELU is right behind it")]
-    assert str(report).startswith("2 replaced, 1 kept\n  0: Linear + GELU\n")
+    assert str(report).startswith("1 replaced, 1 kept\n  2: Linear + ReLU\n")
 
 
 def test_convolutions(calls):
@@ -112,13 +122,20 @@ def test_a_transformers_block(dtype, calls):
     torch.manual_seed(0)
     model, x = Block().to(dtype), torch.randn(2, 9, 32, dtype=dtype)
     report = agree(model, x, {F64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype])
-    expected = ["LayerNorm", "Linear + GELU", "Linear + ReLU", "RMSNorm", "layer_norm", "scaled_dot_product_attention"]
+    expected = [
+        "LayerNorm",
+        "Linear + GELU + Linear",
+        "Linear + ReLU",
+        "RMSNorm",
+        "layer_norm",
+        "scaled_dot_product_attention",
+    ]
     assert sorted(whats(report.replaced)) == expected
-    assert sorted(whats(report.kept)) == ["Linear"] * 3
-    assert [note.where for note in report.kept] == ["qkv", "out", "down"]
+    assert sorted(whats(report.kept)) == ["Linear"] * 2
+    assert [note.where for note in report.kept] == ["qkv", "out"]
     others = [] if dtype is F64 else ["layer_norm", "rms_norm", "layer_norm"]
     attention = ["scaled_dot_product_attention"] if dtype is torch.bfloat16 else []
-    assert sorted(calls) == sorted(["linear", "linear", *others, *attention]), "torch's own where no row has the dtype"
+    assert sorted(calls) == sorted(["mlp", "linear", *others, *attention]), "torch's own where no row has the dtype"
 
 
 def test_bf16_is_as_near_to_f64_as_before():
