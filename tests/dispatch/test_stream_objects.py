@@ -190,12 +190,18 @@ def test_torch_s_current_stream(on_gpus, monkeypatch):
     def work(driver, first, second):
         handles = {dev.ordinal: driver.begin_theirs(context=driver.contexts[dev.ordinal]) for dev in (first, second)}
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", handles.get, raising=False)
+        numbered = {0: (5, 0, 1), 1: (handles[1], 1, 1)}  # torch's own; another's, which has its handle for a number
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", numbered.get, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
         with dp.use_torch_stream() as stream:
             assert (stream.device, stream.c_handle.value) == (second, handles[1])
             assert current.executor.stream is stream
-        assert dp.use_torch_stream("cuda:0").c_handle.value == handles[0]
+            assert not stream.lasting
+        torch_s_own = dp.use_torch_stream("cuda:0")
+        assert torch_s_own.c_handle.value == handles[0]
+        assert torch_s_own.lasting
+        assert torch_s_own.is_alive, "at any time"
         with first:
             assert dp.use_torch_stream().device is first
             assert dp.use_torch_stream(second).device is second
