@@ -140,6 +140,7 @@ def _references(capsules: dict[int, Any], number: int) -> int:
     return sys.getrefcount(capsule)
 
 
+_watching = False  # whether the collector calls
 UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
 
 
@@ -173,7 +174,11 @@ def _after_collection(phase: str, info: dict[str, int]) -> None:
         take_back(everything=info["generation"] == 2)  # the collector has looked at all there is, too
 
 
-gc.callbacks.append(_after_collection)
+def _watch_collections() -> None:
+    """Have the collector call from now on; not before anything is lent, as Ctrl-C in a callback of its is swallowed."""
+    global _watching
+    _watching = True
+    gc.callbacks.append(_after_collection)
 
 
 @atexit.register
@@ -213,6 +218,8 @@ def export(
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
     if kind is DLManagedTensor and tensor.layout.readonly:
         raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
+    if not _watching:
+        _watch_collections()
     number = next(_numbers)
     managed = _managed(tensor, kind)
     lent[number] = _Lent(managed, tensor, tensor.storage.keep)
