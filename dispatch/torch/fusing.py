@@ -11,7 +11,7 @@ import inspect
 import warnings
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -50,6 +50,16 @@ class Report:
         lines += [f"  {note.where or 'the model'}: {note.what} kept: {note.why}" for note in self.kept]
         return "\n".join(lines)
 
+    def __getattr__(self, name: str) -> Any:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if hasattr(nn.Module, name) and not name.startswith("__"):
+            text += "; fuse changes the model itself and gives back a report: go on with the model"
+        raise AttributeError(text)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        text = "fuse changes the model itself and gives back a report: call the model"
+        raise TypeError(f"a {type(self).__name__} is no model; {text}")
+
     def _install(self, module: nn.Module, forward: Any) -> None:
         module.__dict__["forward"] = MethodType(forward, module)
         self._modules.append(module)
@@ -57,6 +67,8 @@ class Report:
 
 def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
+
+    The model itself is changed, and goes on being used; what is given back is the report of it.
 
     Replaced are Linear with ReLU or GELU by tanh behind it, and with one more Linear behind that, and Conv2d with ReLU,
     as modules or functions; LayerNorm, and RMSNorm, also of other libraries where it computes the same;

@@ -57,6 +57,8 @@ def rms_norm(
 
 def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> torch.Tensor:
     check_tensors(DTYPES, x=x)
+    if isinstance(normalized_shape, int):
+        raise BadRequest("normalized_shape", repr(normalized_shape), "extents", f"({normalized_shape},)")
     given = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
     for name, t in given.items():
         check_tensors(DTYPES, **{name: t})

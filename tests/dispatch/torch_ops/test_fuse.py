@@ -325,6 +325,16 @@ def test_autocast():
     beside.close([y], [expected], 0.05)
 
 
+def test_a_report_that_is_taken_for_the_model_says_so():
+    report = fuse(mlp())
+    with pytest.raises(AttributeError, match=r"no attribute 'parameters'; .* go on with the model"):
+        report.parameters()
+    with pytest.raises(TypeError, match=r"a Report is no model; .* call the model"):
+        report(torch.ones(2, 2))
+    with pytest.raises(AttributeError, match=r"has no attribute 'replacd'$"):
+        _ = report.replacd
+
+
 def test_what_is_no_model_is_refused():
     with pytest.raises(BadRequest, match=r"model: got a list; expected a torch.nn.Module"):
         fuse([])

@@ -140,6 +140,7 @@ def test_vmap_of_x_alone():
         (lambda: norms.layer_norm(torch.ones(2, 3, dtype=torch.float64), (3,)), "x: got a tensor of torch.float64"),
         (lambda: norms.layer_norm(torch.ones(2, 3), (2,)), "normalized_shape: got"),
         (lambda: norms.layer_norm(torch.ones(2, 3), ()), "normalized_shape: got"),
+        (lambda: norms.layer_norm(torch.ones(2, 3), 3), r"normalized_shape: got 3; expected extents. Hint: \(3,\)"),
         (lambda: norms.layer_norm(torch.ones(2, 0), (0,)), "normalized_shape: got"),
         (lambda: norms.layer_norm(torch.ones(2, 3), (3,), torch.ones(2)), "weight: got shape"),
         (lambda: norms.layer_norm(torch.ones(2, 3), (3,), torch.ones(3, dtype=torch.float16)), "weight: got a tensor"),
