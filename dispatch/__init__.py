@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import numpy_call as numpy_call
     from dispatch.core.operands import OperandRequest as OperandRequest
     from dispatch.core.operands import Output as Output
+    from dispatch.core.operands import same_as_first as same_as_first
     from dispatch.core.request import Plan as Plan
     from dispatch.core.request_function import request_function as request_function
     from dispatch.libraries.cutlass import evt as evt
@@ -97,6 +98,7 @@ _LATER = {
     "explain": "dispatch.table.select",
     "numpy_call": "dispatch.core.host_plan",
     "request_function": "dispatch.core.request_function",
+    "same_as_first": "dispatch.core.operands",
 }
 _HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module__", "").startswith("dispatch")]
 
@@ -122,10 +124,15 @@ def _found(name: str) -> Any:
 
 
 def _likely_meant(name: str) -> str:
-    """What an error about a name adds: the public name that looks most like it."""
+    """What an error about a name adds: what another library's name is here, or the public name that is most like it."""
     if name.startswith("_"):
         return ""
     from difflib import get_close_matches
+
+    from dispatch.elsewhere import of_module
+
+    if of_module(name):
+        return f"; {of_module(name)}"
 
     by_letters = {known.replace("_", "").lower(): known for known in __dir__()}
     found = get_close_matches(name.replace("_", "").lower(), by_letters, 1)

@@ -82,7 +82,8 @@ def _text(needed: Any, _: Any) -> str:
 
 
 def _dtypes(needed: Any, given: Any) -> str:
-    return f"needs dtypes {_listed(needed)}, has {_listed(given)}"
+    apart = "" if len(needed) == len(given) else f": a row of this op has {len(given)}, those of `request.dtypes`"
+    return f"needs dtypes {_listed(needed)}, has {_listed(given)}{apart}"
 
 
 def _epilogue_dtype(needed: Any, given: Any) -> str:

@@ -76,7 +76,9 @@ def describable(*layouts: Layout) -> str:
             return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
         steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
         if min(steps, default=1) < 1:
-            return f"needs strides above 0, has {layout}: copy it with dev.array(x.numpy())"
+            if not layout.size:
+                return f"needs one element or more, has {layout}"
+            return f"needs strides above 0, has {layout}: copy it with dev.array(x)"
         if max((layout.size, *layout.shape, *steps), default=0) > LIMIT:
             return f"needs extents, strides and sizes up to {LIMIT}, has {layout}"
     return ""

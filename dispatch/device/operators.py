@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["refuse_operators", "refuse_ufunc"]
+__all__ = ["point_elsewhere", "refuse_operators", "refuse_product", "refuse_ufunc"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,9 @@ REDUCTIONS = {
     "maximum": "MAX",
     "minimum": "MIN",
 }  # ufuncs, as dispatch.reduce has them
+TORCHS_NAMES = (  # what torch's tensors have beside NumPy's names
+    *("bfloat16", "clone", "contiguous", "cpu", "cuda", "float", "half", "matmul", "permute", "to", "unsqueeze"),
+)
 NUMBERS = (bool, int, float, complex, list, tuple, np.generic)
 
 
@@ -106,11 +109,52 @@ def refuse_operators(kind: type[T]) -> type[T]:
     return kind
 
 
+def refuse_product(side: str, other: Any) -> NoReturn:
+    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of this library."""
+    kind = type(other)
+    home = kind.__module__.partition(".")[0]
+    ways = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
+    if hasattr(kind, "__dlpack__"):
+        ways = f"dispatch.matmul(a, b) takes it as it is; or {ways}"
+    name = kind.__name__ if home == "builtins" else f"{home}.{kind.__name__}"
+    raise TypeError(f"a @ b: {side} is a {name}, not a Tensor of dispatch; {ways}")
+
+
+class Elsewhere:
+    """A name that NumPy's arrays or torch's tensors have and a Tensor lacks: asking for it says what to write instead.
+
+    It stands in the class, where a `__getattr__` would be called for every name that NumPy looks for in vain.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> NoReturn:
+        from dispatch.elsewhere import of_tensor
+
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}; {of_tensor(self.name)}")
+
+
+def point_elsewhere(kind: type[T]) -> type[T]:
+    """Give a class `Elsewhere` for the names that it lacks, which stay out of `dir`."""
+    lacking = {name for name in (*dir(np.ndarray), *TORCHS_NAMES) if name[0] != "_" and not hasattr(kind, name)}
+    for name in lacking:
+        setattr(kind, name, Elsewhere(name))
+
+    def listed(self: Any) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in lacking]
+
+    listed.__name__ = listed.__qualname__ = "__dir__"
+    kind.__dir__ = listed  # type: ignore[method-assign]
+    return kind
+
+
 def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
     """Raise for a NumPy function of which a tensor is an operand."""
     name = ufunc.__name__
     if name == "matmul":
-        raise TypeError("a @ b: a product of a Tensor and a NumPy array. Copy the array to the device: dev.array(x)")
+        ways = "dispatch.matmul(a, b) takes both; a @ b two Tensors, which dev.array(x) makes of arrays"
+        raise TypeError(f"a @ b of a Tensor and a NumPy array, or np.matmul: {ways}")
     call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
     if method == "reduce" and name in REDUCTIONS:
         other = f"dispatch.reduce with ReduceOp.{REDUCTIONS[name]}, or on the host {call}(a.numpy())"

@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
 from dispatch.device import dlpack, printing
-from dispatch.device.operators import refuse_operators, refuse_ufunc
+from dispatch.device.operators import point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
 from dispatch.errors import BadIndex, BadRequest, BadType
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ MAX_OFFSET = 2**62  # elements
 KEEPS_NO_COPY = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # whether np.reshape can refuse to copy
 
 
+@point_elsewhere
 @refuse_operators
 class Tensor:
     """A strided view of typed memory on a device, with NumPy's semantics of shape, strides (bytes) and basic indexing.
@@ -325,13 +326,11 @@ class Tensor:
     def __matmul__(self, other: Any) -> Tensor:
         """The product of the table, `dispatch.matmul(a, b)`; vectors are taken as NumPy takes them."""
         if not isinstance(other, Tensor):
-            hint = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
-            raise TypeError(f"a @ b: b is a {type(other).__name__}, not a Tensor; {hint}")
+            refuse_product("b", other)
         return Tensor.product(self, other)
 
     def __rmatmul__(self, other: Any) -> NoReturn:
-        hint = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
-        raise TypeError(f"a @ b: a is a {type(other).__name__}, not a Tensor; {hint}")
+        refuse_product("a", other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *_inputs: Any, **_options: Any) -> NoReturn:
         refuse_ufunc(ufunc, method)

@@ -83,7 +83,13 @@ def no_row(
     library = request.signature().library
     names = dict.fromkeys(row.stands_for or row.library for row in TABLE.of(request.op))
     if library is not None and not any(row.of(library) for row in TABLE.of(request.op)):
-        raise BadRequest("library", shown(library), f"one that has rows of {request.op}: {', '.join(names)}; or None")
+        like = next((name for name in names if name.lower() == str(library).lower()), "")
+        raise BadRequest(
+            "library",
+            shown(library),
+            f"one that has rows of {request.op}: {', '.join(names)}; or None",
+            f"did you mean {like!r}?" if like else "",
+        )
     tried = reasons(request, arch, versions)
     for place, (row, _) in enumerate(tried):
         if row in refused:

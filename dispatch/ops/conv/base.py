@@ -202,7 +202,7 @@ class ConvRequest(TreedConvRequest[R_co]):
         if tensor is not None and any(
             step < 1 and extent > 1 for step, extent in zip(tensor.layout.strides, tensor.shape, strict=True)
         ):
-            raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x.numpy())")
+            raise BadRequest(name, str(tensor.layout), "steps forward", "copy it: dev.array(x)")
 
     def _check_filter(self) -> None:
         """X and W fit: whole groups, and a filter that fits into the padded input."""

@@ -56,7 +56,7 @@ def dense_logits(request: CtcRequest) -> str:
         if reason := describable(layout):
             return reason
         if not layout.is_contiguous:
-            return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
+            return f"needs {name} dense, has {layout}: copy it with dev.array(x)"
     return ""
 
 

@@ -66,7 +66,7 @@ class CtcRequest(OperandRequest[R_co]):
                     name,
                     f"{tensor.layout} at {tensor.ptr:#x}",
                     "a dense tensor at a multiple of 4",
-                    "dev.array(x.numpy())",
+                    "dev.array(x)",
                 )
             if name != "labels" and tensor.shape[0] != self.logits.shape[1]:
                 raise BadRequest(name, str(tensor.layout), f"i32[{self.logits.shape[1]}], one for each sequence")

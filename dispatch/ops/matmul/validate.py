@@ -147,13 +147,13 @@ def _check_steps(name: str, tensor: Tensor) -> None:
             name,
             f"{tensor.layout.dtype}{list(tensor.shape)} with strides {list(tensor.layout.strides)}",
             "rows or columns that are dense, and steps forward",
-            "copy it: dev.array(x.numpy())",
+            "copy it: dev.array(x)",
         )
 
 
 def _check_shape(name: str, tensor: Tensor | None, *shapes: Shape) -> None:
     if tensor is not None and tensor.shape not in shapes:
-        raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, shapes))}")
+        raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, dict.fromkeys(shapes)))}")
 
 
 def _check_epilogue(request: MatmulRequest) -> None:
@@ -186,9 +186,7 @@ def _check_epilogue(request: MatmulRequest) -> None:
     for name in ("bias", "bgrad"):
         tensor = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.strides[-1] != 1 and tensor.shape[-1] > 1:
-            raise BadRequest(
-                name, f"stride {tensor.layout.strides[-1]}", "a dense last axis", "copy it: dev.array(x.numpy())"
-            )
+            raise BadRequest(name, f"stride {tensor.layout.strides[-1]}", "a dense last axis", "copy it: dev.array(x)")
     if request.aux is not None:
         _check_aux(request, request.aux)
 
@@ -305,4 +303,4 @@ def _check_factor(request: MatmulRequest, name: str) -> None:
     if factor.size != 1 if shape == () else factor.shape != shape:
         raise BadRequest(operand, f"shape {factor.shape}", f"shape {shape or '(1,)'} for mode {mode.name}")
     if not factor.layout.is_contiguous:
-        raise BadRequest(operand, f"strides {factor.layout.strides}", "a dense tensor", "copy it: dev.array(x.numpy())")
+        raise BadRequest(operand, f"strides {factor.layout.strides}", "a dense tensor", "copy it: dev.array(x)")

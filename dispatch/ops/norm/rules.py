@@ -37,7 +37,7 @@ def dense_order(request: NormRequest) -> str:
             if not request.by_channel or alike(layout, request.x.layout):
                 continue
             return f"needs {name} in the order of x, has {layout}"
-        return f"needs {name} dense, has {layout}: copy it with dev.array(x.numpy())"
+        return f"needs {name} dense, has {layout}: copy it with dev.array(x)"
     return ""
 
 

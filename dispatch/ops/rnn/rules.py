@@ -31,7 +31,7 @@ def dense_sequences(request: RnnBase) -> str:
     for name in (*request.reads, *request.writes):
         tensor = getattr(request, name)
         if name not in names and tensor is not None and not tensor.layout.is_contiguous:
-            return f"needs {name} dense, has {tensor.layout}: copy it with dev.array(x.numpy())"
+            return f"needs {name} dense, has {tensor.layout}: copy it with dev.array(x)"
     return ""
 
 

@@ -189,7 +189,7 @@ class SdpaRequest(OperandRequest[R_co]):
                 continue
             steps = list(zip(tensor.layout.strides, tensor.shape, strict=True))
             if (tensor.shape[-1] > 1 and steps[-1][0] != 1) or any(s < 1 and e > 1 for s, e in steps):
-                hint = "copy it: dev.array(x.numpy())"
+                hint = "copy it: dev.array(x)"
                 raise BadRequest(name, str(tensor.layout), "a dense last axis, and steps forward", hint)
 
     def _check_scores(self) -> None:

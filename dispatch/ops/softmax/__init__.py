@@ -145,7 +145,7 @@ def one_dense_layout(request: AlongAxisRequest) -> str:
     first, layout = request.reads[0], request.layout_of(request.reads[0])
     if reason := strides_apart(request, *request.reads, *request.writes):
         return reason
-    return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x.numpy())"
+    return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x)"
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

@@ -1,0 +1,60 @@
+"""What goes by another name here: an AttributeError for a name that NumPy or torch has says what to write instead.
+
+It is imported when such an error is raised, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["of_module", "of_tensor"]
+
+OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
+NORM = "dispatch.norm_fwd(x, scale, bias, mode={!r})"
+MODULE = {
+    **dict.fromkeys(("array", "asarray", "tensor", "as_tensor"), "a device makes arrays: dispatch.device().array(x)"),
+    **{name: f"a device makes arrays: dispatch.device().{name}(shape, dtype)" for name in ("empty", "zeros")},
+    **{name: f"a device makes arrays: dispatch.device().array(np.{name}(…))" for name in ("arange", "full", "ones")},
+    **dict.fromkeys(("bmm", "dot", "gemm", "mm"), "dispatch.matmul(a, b)"),
+    **{name: f"dispatch.activation(x, mode={name!r})" for name in ("elu", "relu", "sigmoid", "tanh")},
+    "silu": "dispatch.activation(x, mode='swish')",
+    "gelu": "dispatch.matmul(a, b, epilogue='gelu'), behind a product",
+    "log_softmax": "dispatch.softmax(x, algorithm='log')",
+    **dict.fromkeys(("attention", "scaled_dot_product_attention", "sdpa"), "dispatch.sdpa_fwd(q, k, v)"),
+    **{name: NORM.format(name) for name in ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm")},
+    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d"), "dispatch.conv_fwd(x, w)"),
+    **dict.fromkeys(("avg_pool2d", "max_pool2d"), "dispatch.pooling(x, window)"),
+    **{
+        name: OVER_AXES.format(mode) for name, mode in (("max", "max"), ("mean", "avg"), ("min", "min"), ("sum", "add"))
+    },
+}
+COPIES = "x.numpy() copies it to the host, dev.array(x) to a device, x.astype(dtype) converts"
+TENSOR = {
+    **{name: MODULE[name] for name in ("max", "mean", "min", "sum")},
+    "prod": OVER_AXES.format("mul"),
+    "dot": "a @ b",
+    "matmul": "a @ b",
+    "fill": "x.copy_from(np.full(x.shape, value))",
+    "itemsize": "x.dtype.itemsize",
+    "ravel": "x.reshape(-1), a view",
+    "flatten": "x.reshape(-1).copy()",
+    **dict.fromkeys(("squeeze", "unsqueeze"), "x.reshape(…), x[0] or x[None], views"),
+    "view": "x.reshape(shape), a view; x.astype(dtype) converts",
+    **dict.fromkeys(("permute", "swapaxes"), "x.transpose(…), a view"),
+    **dict.fromkeys(("clone", "contiguous"), "x.copy()"),
+    **dict.fromkeys(("cpu", "cuda", "to"), COPIES),
+    **{name: f"x.astype({kind!r})" for name, kind in (("bfloat16", "bf16"), ("float", "f32"), ("half", "f16"))},
+}
+
+
+def of_module(name: str) -> str:
+    """What is called so in NumPy or torch, as this package has it; "" for what it has nothing like."""
+    return MODULE.get(name, "")
+
+
+def of_tensor(name: str) -> str:
+    """What a method or an attribute of NumPy's arrays or torch's tensors is here; "" for names that neither has."""
+    on_host = f"on the host x.numpy().{name}" if hasattr(np.ndarray, name) else ""
+    if name not in TENSOR:
+        return on_host
+    return f"{TENSOR[name]}, or {on_host}" if OVER_AXES[:15] in TENSOR[name] else TENSOR[name]
