@@ -8,7 +8,7 @@ its library may destroy, an operand that has to be refused.
 
 A `way` stands for all calls of a class over one library's tensors: it reads of each what a layout depends on, and finds
 by that the `take` of a plan. Both are compiled, of expressions that the library's `Code` has; nothing here knows a
-library or an op.
+library or an op. `Repeated` is the same for functions whose calls come to a request over views of their operands.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from dispatch.core.remembered import (
     same,
     tuple_of,
 )
+from dispatch.device.layout import c_strides
 from dispatch.device.stream import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from dispatch.core.request import Request
     from dispatch.device.frameworks.framework import Code, Framework
 
-__all__ = ["Ways", "learn"]
+__all__ = ["UNFIT", "Repeated", "Ways", "learn"]
 
 ALIGNED = 255  # the bits of an address that a layout says something of
 
@@ -63,7 +64,9 @@ class Ways(dict[type, Any]):
     def of(self, framework: Framework, code: Code) -> Way:
         way = self.made.get(framework.name)
         if way is None:
-            way = self.made[framework.name] = _way(self.kind, self.first, code)
+            operands, choices = fields_of(self.kind)
+            needed = {field.name for field in fields(self.kind) if field.default is MISSING}
+            way = self.made[framework.name] = _way(self.kind, self.first, operands, needed, choices, code)
             self.update(dict.fromkeys(code.kinds, way.run))
         return way
 
@@ -73,36 +76,106 @@ def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices:
 
     `operands` and `choices` are the call's own, in the order of the class's fields.
     """
-    framework, bound, addresses = request.framework, request.bound, request.addresses()
-    code = None if framework is None else framework.code
-    if code is None or addresses is None or getattr(bound, "executor", None) is None:
+    executor = _executor_of(request, operands, choices)
+    if executor is None:
         return
+    found, key = ways.of(request.framework, request.framework.code).key(*operands, *choices)
+    if found is executor:
+        take = _take(request, *fields_of(type(request)), choices, {}, {})
+        if take is not None:
+            _keep(executor, key, take)
+
+
+def _executor_of(request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]) -> Any:
+    """The executor that may remember a call that went through a request, and is found by its stream; None for none."""
+    framework, bound = request.framework, request.bound
+    code = None if framework is None else framework.code
+    if code is None or request.addresses() is None or getattr(bound, "executor", None) is None:
+        return None
     executor, device = bound.executor, request.device
     if executor.plans is not bound.plans or not all(one is None or type(one) in code.kinds for one in operands):
-        return
+        return None
     handle = framework.lasting(device)
     if handle is None or handle != (executor.stream.c_handle.value or 0) or not all(map(is_constant, choices)):
-        return
+        return None
     current.by_handle[device.ordinal, handle] = executor
-    found, key = ways.of(framework, code).key(*operands, *choices)
-    if found is executor:
-        take = _take(framework, request, addresses, choices)
-        if take is not None:
-            if len(executor.calls) >= MAX_CALLS:
-                executor.calls.pop(next(iter(executor.calls)), None)
-            executor.calls[key] = take
+    return executor
+
+
+def _keep(executor: Any, key: Any, take: Callable[..., Any]) -> None:
+    if len(executor.calls) >= MAX_CALLS:
+        executor.calls.pop(next(iter(executor.calls)), None)
+    executor.calls[key] = take
+
+
+def _never(*_: Any) -> Any:
+    """The take of a call that only its function itself can make."""
+    return UNFIT
+
+
+class Repeated:
+    """The calls of a function of one library's tensors, each of which comes to one request over views of them.
+
+    `run`, with the function's operands and then its choices, gives back what the function would, or UNFIT: then the
+    function makes the request, runs it, and has it learnt if this call is not `known`.
+    """
+
+    def __init__(self, operands: Sequence[str], choices: Sequence[str], optional: Sequence[str] = ()) -> None:
+        self.operands, self.choices = tuple(operands), tuple(choices)
+        self._needed = set(operands) - set(optional)
+        self._way: Way | None = None
+        self.run: Callable[..., Any] = _never
+
+    def known(self, *given: Any) -> bool:
+        """Whether a call of these layouts and choices was learnt, or found to be none that can be."""
+        if self._way is None:
+            return False
+        executor, key = self._way.key(*given)
+        try:
+            return executor is not None and key in executor.calls
+        except TypeError:  # a choice without a hash
+            return False
+
+    def learn(
+        self,
+        request: Request[Any],
+        views: Mapping[str, str],
+        operands: tuple[Any, ...],
+        choices: tuple[Any, ...],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Remember a call that came to this request, which was run.
+
+        `views` has the function's operand for each of the request's, `shapes` those of the outputs that the request
+        makes: of dense memory, which the function gives back in another shape than the request's.
+        """
+        executor = _executor_of(request, operands, choices)
+        if executor is None:
+            return
+        if self._way is None:
+            code = request.framework.code
+            self._way = _way(self, self.operands[0], self.operands, self._needed, self.choices, code)
+            self.run = self._way.run
+        found, key = self._way.key(*operands, *choices)
+        if found is executor:
+            own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
+            same_memory = all(
+                tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors()
+            )
+            take = _take(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
+            _keep(executor, key, _never if take is None else take)
 
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
-def _way(kind: Any, first: str, code: Code) -> Way:
-    operands, choices = fields_of(kind)
+def _way(
+    tag: Any, first: str, operands: tuple[str, ...], needed: set[str], choices: tuple[str, ...], code: Code
+) -> Way:
     lines = [
         f"_ordinal = {code.ordinal.format(x=first)}",
         f"_executor = None if _ordinal < 0 else _current.by_handle.get((_ordinal, {code.handle}))",
         "if _executor is None:",
         "    return {none}",
     ]
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
     layouts = []
     for name in operands:
         pointer, layout = f"_at_{name} = {code.pointer.format(x=name)}", code.layout.format(x=name)
@@ -118,7 +191,7 @@ def _way(kind: Any, first: str, code: Code) -> Way:
                 f"    _layout_{name} = ({layout}, _at_{name} & {ALIGNED})",
             ]
             layouts += [f"_layout_{name}"]
-    lines += [f"_key = (_kind, {', '.join((*layouts, *choices))})"]
+    lines += [f"_key = (_tag, {', '.join((*layouts, *choices))})"]
     given = (*operands, *(f"_at_{name}" for name in operands), *choices)
     source = [
         f"def run({', '.join((*operands, *choices))}):",
@@ -132,7 +205,7 @@ def _way(kind: Any, first: str, code: Code) -> Way:
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
     ]
-    scope: dict[str, Any] = {"_current": current, "_kind": kind, "_UNFIT": UNFIT, **code.scope}
+    scope: dict[str, Any] = {"_current": current, "_tag": tag, "_UNFIT": UNFIT, **code.scope}
     exec("\n".join(source), scope)
     return Way(scope["run"], scope["key"])
 
@@ -155,12 +228,20 @@ class Form(NamedTuple):
 
 
 def _take(
-    framework: Framework, request: Request[Any], addresses: tuple[str | None, ...], values: tuple[Any, ...]
+    request: Request[Any],
+    operands: tuple[str, ...],
+    choices: tuple[str, ...],
+    values: tuple[Any, ...],
+    views: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> Callable[..., Any] | None:
-    operands, choices = fields_of(type(request))
-    uses = {name: (tensor, written) for name, tensor, written in request.tensors()}
-    made = request.unallocated()
-    makers = [framework.maker(request.device, *output) for output in made.values()]
+    """The take of a request's plan, for calls with these operands and choices; None where one differs from the next."""
+    framework, device = request.framework, request.device
+    uses = {views.get(name, name): (tensor, written) for name, tensor, written in request.tensors()}
+    made = dict(request.unallocated())
+    for name, shape in shapes.items():
+        made[name] = (shape, c_strides(shape), made[name][2])
+    makers = [framework.maker(device, *output) for output in made.values()]
     if None in makers or not uses.keys() <= set(operands):
         return None
     stand_ins: dict[str, Any] = {name: SimpleNamespace(ptr=0) for name in made}
@@ -168,9 +249,11 @@ def _take(
     results = result if isinstance(result, tuple) else (result,)
     names = {id(tensor): name for name, (tensor, _) in uses.items()}
     names |= {id(tensor): name for name, tensor in stand_ins.items()}
-    if not all(id(one) in names for one in results) or len(names) < len(uses) + len(made):
+    if not all(id(one) in names for one in results) or len(names) < len(request.tensors()) + len(made):
         return None  # one tensor twice: the next call may have two
     guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
+    places = [views.get(name, name) if name is not None else None for name in request.addresses() or ()]
+    pairs = [(views.get(one, one), views.get(other, other), in_place) for one, other, in_place in pairs_of(request)]
     form = Form(
         framework=framework,
         operands=operands,
@@ -178,10 +261,10 @@ def _take(
         given=tuple(uses),
         written=tuple(name for name, (_, written) in uses.items() if written),
         made=tuple(made),
-        addresses=tuple(name if name in uses or name in made else None for name in addresses),
+        addresses=tuple(name if name in uses or name in made else None for name in places),
         results=tuple(names[id(one)] for one in results),
         is_tuple=isinstance(result, tuple),
-        pairs=pairs_of(request),
+        pairs=tuple(pairs),
         unusual=tuple(guard.format(x=name) for name, guard in guards.items() if guard),
     )
     bounds = [bounds_of(uses[one][0].layout, uses[other][0].layout) for one, other, _ in form.pairs]

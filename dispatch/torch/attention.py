@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.request import run
 from dispatch.errors import BadRequest
+from dispatch.ops.sdpa import SdpaFwdRequest as _SdpaFwdRequest
 from dispatch.ops.sdpa import sdpa_bwd as _sdpa_bwd
 from dispatch.ops.sdpa import sdpa_fwd as _sdpa_fwd
-from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, dense, nothing
+from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, dense, followed, nothing, on_gpu, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["scaled_dot_product_attention"]
 
+SdpaFwdRequest: Callable[..., Any] = _SdpaFwdRequest
 sdpa_fwd: Callable[..., Any] = _sdpa_fwd  # which take torch's tensors, too
 sdpa_bwd: Callable[..., Any] = _sdpa_bwd
 DTYPES = (torch.float16, torch.bfloat16)
@@ -54,16 +58,42 @@ def scaled_dot_product_attention(
     NoRow for what cuDNN does not take.
     """
     del enable_gqa
+    result: torch.Tensor
+    is_plain = attn_mask is None and dropout_p == 0
+    if is_plain and quiet():
+        result = REPEATED.run(query, key, value, is_causal, scale)
+        if result is not UNFIT:
+            return result
     query, key, value, attn_mask = autocast(query, key, value, attn_mask)
     check_tensors(DTYPES, query=query, key=key, value=value)
     _check_shapes(query, key, value)
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
         raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
+    if is_plain and not followed(query, key, value) and ATTENTION.direct(query, key, value):
+        return _alone(query, key, value, is_causal, scale)
     bias, blind = _bias_of(attn_mask, query, key, is_causal)
     # Drawn here, so that the op gives the same for the same operands, as torch.compile takes it to.
     seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=query.device) if dropout_p else None
-    result: torch.Tensor = ATTENTION(query, key, value, bias, seed, float(dropout_p), is_causal, scale)[0]
+    result = ATTENTION(query, key, value, bias, seed, float(dropout_p), is_causal, scale)[0]
     return result if blind is None else result.masked_fill(blind, 0)
+
+
+REPEATED = Repeated(("query", "key", "value"), ("is_causal", "scale"))
+
+
+def _alone(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
+    """O without what a gradient reads; the next call like it is to find the plan."""
+    choices = _choices(None, None, 0.0, is_causal, scale)
+    ready = (_ready(query), _ready(key), _ready(value))
+    out: torch.Tensor
+    if not on_gpu(query) or REPEATED.known(query, key, value, is_causal, scale):
+        out = sdpa_fwd(*ready, **choices)
+        return out
+    request = SdpaFwdRequest(*ready, **choices)
+    out = run(request)
+    views = {"q": "query", "k": "key", "v": "value"}
+    REPEATED.learn(request, views, (query, key, value), (is_causal, scale), {})
+    return out
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.request import run
 from dispatch.errors import BadRequest
+from dispatch.ops.norm import NormFwdRequest as _NormFwdRequest
 from dispatch.ops.norm import NormMode
 from dispatch.ops.norm import norm_bwd as _norm_bwd
 from dispatch.ops.norm import norm_fwd as _norm_fwd
-from dispatch.torch.shared import check_tensors, define, dense, leading, nothing
+from dispatch.torch.shared import check_tensors, define, dense, followed, leading, nothing, on_gpu, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["layer_norm", "rms_norm"]
 
+NormFwdRequest: Callable[..., Any] = _NormFwdRequest
 norm_fwd: Callable[..., Any] = _norm_fwd  # which take torch's tensors, too
 norm_bwd: Callable[..., Any] = _norm_bwd
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,6 +60,11 @@ def rms_norm(
 
 
 def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> torch.Tensor:
+    y: torch.Tensor
+    if weight is not None and quiet():
+        y = REPEATED.run(x, weight, bias, mode, eps, normalized_shape)
+        if y is not UNFIT:
+            return y
     check_tensors(DTYPES, x=x)
     if isinstance(normalized_shape, int):
         raise BadRequest("normalized_shape", repr(normalized_shape), "extents", f"({normalized_shape},)")
@@ -79,8 +88,31 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
         weight = torch.ones(
             tuple(normalized_shape), dtype=torch.float32 if bias is None else bias.dtype, device=x.device
         )
-    y: torch.Tensor = NORM(x, weight, bias, mode, eps)[0]
+    if followed(x, weight, bias) or not NORM.direct(x, weight, bias):
+        y = NORM(x, weight, bias, mode, eps)[0]
+    else:
+        y = _alone(x, weight, bias, (mode, eps, normalized_shape))
     return y
+
+
+REPEATED = Repeated(("x", "weight", "bias"), ("mode", "eps", "shape"), optional=("bias",))
+
+
+def _alone(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequence[int]]) -> Any:
+    """y without statistics; the next call like it is to find the plan."""
+    mode, eps, _ = choices
+    folded = _folded(x, weight)
+    if not folded.shape[0]:
+        return x.new_empty(x.shape)
+    given: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
+    given |= {"mode": MODES[mode], "epsilon": eps}
+    if not on_gpu(x) or REPEATED.known(x, weight, bias, *choices):
+        return norm_fwd(folded, dense(weight), **given).view(x.shape)
+    request = NormFwdRequest(folded, dense(weight), **given)
+    y = run(request)
+    views = {"x": "x", "scale": "weight", "bias": "bias"}
+    REPEATED.learn(request, views, (x, weight, bias), choices, {"out": tuple(x.shape)})
+    return y.view(x.shape)
 
 
 MODES = {"layer": NormMode.LAYER_NORM, "rms": NormMode.RMS_NORM}

@@ -6,10 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.keys import Epilogue
+from dispatch.ops.matmul import MatmulRequest as _MatmulRequest
 from dispatch.ops.matmul import matmul as _matmul
-from dispatch.torch.shared import autocast, check_tensors, define, dense, leading, nothing, rows_of
+from dispatch.torch.shared import (
+    autocast,
+    check_tensors,
+    define,
+    dense,
+    followed,
+    leading,
+    nothing,
+    on_gpu,
+    quiet,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["argument_fake", "check", "dense_lines", "linear", "weight_gradients"]
 
 matmul: Callable[..., Any] = _matmul  # which takes torch's tensors, too
+MatmulRequest: Callable[..., Any] = _MatmulRequest
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 PLAIN = {
@@ -50,16 +65,20 @@ def linear(
     A gradient of the gradient, torch.func.grad and its kin, and vmap over weights are refused. Raises
     BadRequest for operands that do not fit.
     """
+    y: torch.Tensor
+    if quiet():
+        y = REPEATED.run(x, weight, bias, activation)
+        if y is not UNFIT:
+            return y
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, bias, activation)
-    kind = activation or "none"
-    followed = torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    if not followed and LINEAR.direct(x, weight, bias):
-        found: torch.Tensor = _activated(x, weight, bias, kind)
-        return found
-    y: torch.Tensor = LINEAR(x, weight, bias, kind, kind == "gelu" and followed)[0]
+    kind, is_followed = activation or "none", followed(x, weight, bias)
+    if is_followed or not LINEAR.direct(x, weight, bias):
+        y = LINEAR(x, weight, bias, kind, kind == "gelu" and is_followed)[0]
+    elif on_gpu(x) and x.numel() and not REPEATED.known(x, weight, bias, activation):
+        y = _first(x, weight, bias, activation)
+    else:
+        y = _activated(x, weight, bias, kind)
     return y
 
 
@@ -96,6 +115,20 @@ def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     else:
         y = matmul(rows, b, bias=dense(bias), epilogue=PLAIN[activation, True])
     return y if x.ndim == 2 else y.view(*x.shape[:-1], weight.shape[0])
+
+
+REPEATED = Repeated(("x", "weight", "bias"), ("activation",), optional=("bias",))
+
+
+def _first(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
+    """The product with its activation, which the next call like it is to find."""
+    epilogue = PLAIN[activation or "none", bias is not None]
+    given = {} if bias is None else {"bias": dense(bias)}
+    request: Any = MatmulRequest(rows_of(x), dense_lines(weight).t(), epilogue=epilogue, **given)
+    y, shape = run(request), (*x.shape[:-1], weight.shape[0])
+    views = {"a": "x", "b": "weight", "bias": "bias"}
+    REPEATED.learn(request, views, (x, weight, bias), (activation,), {"out": shape})
+    return y.view(shape)
 
 
 def dense_lines(weight: Any) -> Any:

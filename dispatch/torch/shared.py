@@ -20,35 +20,63 @@ __all__ = [
     "check_tensors",
     "define",
     "dense",
+    "followed",
     "leading",
     "lines_at_16",
     "nothing",
+    "on_gpu",
+    "quiet",
     "rows_of",
 ]
 
 ALIGNED = 16  # bytes: where a library reads vectors, it reads so many at once
 
 
+def _listener(name: str) -> Callable[[], bool]:
+    """Whether something of torch's listens to calls; what a version of torch does not have is taken to listen."""
+    found: Callable[[], bool] = getattr(torch._C, name, lambda: True)
+    return found
+
+
 # A call through torch's dispatcher costs 7 µs in Python, 18 with a gradient; these say whether anything listens there.
-# What a version of torch does not have is taken for a listener.
-_LISTENERS = tuple(
-    getattr(torch._C, name, lambda: True)
-    for name in (
-        *("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled"),
-        *("_are_functorch_transforms_active", "_is_tracing"),
-    )
-)
+_in_dispatch_mode = _listener("_len_torch_dispatch_stack")
+_in_function_mode = _listener("_is_torch_function_mode_enabled")
+_in_transform = _listener("_are_functorch_transforms_active")
+_in_trace = _listener("_is_tracing")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
+def _nobody_listens() -> bool:
+    """Whether torch would only run an op: there is no compiler, mode, transformation, trace, profiler or forward AD."""
+    return not (
+        torch.compiler.is_compiling()
+        or _in_dispatch_mode()
+        or _in_function_mode()
+        or _in_transform()
+        or _in_trace()
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+    )
+
+
+def quiet() -> bool:
+    """Whether a call over plain tensors on a GPU, which needs no gradient, is for us alone."""
+    return _nobody_listens() and not torch.is_autocast_enabled("cuda")
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether calls over a tensor may be remembered (core/framework_calls.py)."""
+    return bool(x.is_cuda)
+
+
+def followed(*operands: Any) -> bool:
+    """Whether autograd follows a call over these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+
+
 def _alone(operands: tuple[Any, ...]) -> bool:
-    """Whether torch would do nothing but run the op: no transformation, mode, trace, profiler, or class of others."""
-    if torch.compiler.is_compiling():
-        return False
-    for listens in _LISTENERS:
-        if listens():
-            return False
-    if forward_ad._current_level >= 0 or profiler._is_profiler_enabled:
+    """Whether torch would do nothing but run the op, over tensors that are what they seem."""
+    if not _nobody_listens():
         return False
     for x in operands:
         if isinstance(x, torch.Tensor) and not (
