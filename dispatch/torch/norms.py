@@ -25,6 +25,7 @@ NormFwdRequest: Callable[..., Any] = _NormFwdRequest
 norm_fwd: Callable[..., Any] = _norm_fwd  # which take torch's tensors, too
 norm_bwd: Callable[..., Any] = _norm_bwd
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+EPSILON = torch.finfo(torch.float32).eps
 
 
 def layer_norm(
@@ -56,7 +57,7 @@ def rms_norm(
     The arguments and the result are those of `layer_norm`, without a bias; eps None is the machine epsilon of what
     torch computes in, f32.
     """
-    return _normalized("rms", x, normalized_shape, weight, None, torch.finfo(torch.float32).eps if eps is None else eps)
+    return _normalized("rms", x, normalized_shape, weight, None, EPSILON if eps is None else eps)
 
 
 def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> torch.Tensor:
