@@ -109,7 +109,9 @@ def _levels(
     present = dict.fromkeys(given.values())
     wanted = dict.fromkeys((*present, *(dtype for row, _ in here for dtype in row.dtypes)))
     alike = [{name: dtype} for dtype in present for name in given if given[name] is not dtype]
-    yield [*alike, *resets]
+    asked = dict.fromkeys(dtype for _, reasons in here for dtype in _of_epilogue_alone(reasons))
+    beside = [{name: dtype} for dtype in asked for name in inputs if given[name] is not dtype]
+    yield [*alike, *beside, *resets]
     same = [name for name in inputs if given[name] is given[inputs[0]]]
     together = [
         {name: dtype for name in names if given[name] is not dtype} for dtype in wanted for names in (same, inputs)
@@ -119,6 +121,13 @@ def _levels(
     freed |= dict.fromkeys(outputs)
     if freed:
         yield [change | freed for change in ({}, *together)]
+
+
+def _of_epilogue_alone(reasons: Sequence[Refusal]) -> Iterator[Dtype]:
+    """The dtypes that a row asks of an epilogue's operand, where it asks nothing else."""
+    if all(reason.kind is Kind.EPILOGUE_DTYPE for reason in reasons):
+        for reason in reasons:
+            yield from reason.needed
 
 
 def _resets(request: Any, kinds: set[Kind]) -> list[Change]:

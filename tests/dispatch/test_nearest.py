@@ -254,6 +254,15 @@ CHANGES = {  # a request, what to change, and the request with each of these cha
         "out f16 (now f64)",
         [lambda: dp.MatmulRequest(square("f16"), square("f16"))],
     ),
+    "a bias": (
+        lambda: dp.MatmulRequest(square("f8e4m3"), square("f8e4m3").T, bias=zeros(16), epilogue="gelu_aux_bias"),
+        "bias bf16 (now f32)",
+        [
+            lambda: dp.MatmulRequest(
+                square("f8e4m3"), square("f8e4m3").T, bias=zeros(16, dtype="bf16"), epilogue="gelu_aux_bias"
+            )
+        ],
+    ),
     "filters": (
         lambda: dp.ConvFwdRequest(zeros(2, 8, 5, 5, dtype="f16"), zeros(8, 8, 3, 3)),
         "w f16 (now f32), or x f32 (now f16)",
