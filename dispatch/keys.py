@@ -256,6 +256,18 @@ def _unknown(kind: Any, value: object) -> str:
     return f"{repr(value)[:60]} is no {kind.__name__}; it has {', '.join(kind.__members__)}{meant(kind, value)}"
 
 
+def _with_a_word_like(word: str, names: list[str]) -> list[str]:
+    """The name of which one word is almost what was given: LAYER_NORM for LEYER; none where several are."""
+    from difflib import get_close_matches
+
+    by_word: dict[str, list[str]] = {}
+    for name in names:
+        for each in set(name.upper().split("_")):
+            by_word.setdefault(each, []).append(name)
+    like = get_close_matches(word, by_word, 1, 0.7)
+    return by_word[like[0]] if like and len(by_word[like[0]]) == 1 else []
+
+
 def meant(kind: Any, value: object) -> str:
     """`. Did you mean Epilogue.GELU?`, or nothing where no name of an enum is like what was given."""
     if not isinstance(value, str):
@@ -265,6 +277,7 @@ def meant(kind: Any, value: object) -> str:
     word = value.rpartition(".")[2].strip().upper().replace("-", "_")
     like = get_close_matches(word, list(kind.__members__), 1, 0.7)
     like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average": there are two
+    like = like or _with_a_word_like(word, list(kind.__members__))
     return f". Did you mean {' or '.join(f'{kind.__name__}.{name}' for name in like)}?" if like else ""
 
 

@@ -53,7 +53,10 @@ def run(options: argparse.Namespace) -> int:
             if not all(module.split(".")):
                 raise BadRequest("--setup", shown(module), "the name of a module, as import takes it")
             importlib.import_module(module)
-    except (OSError, ImportError) as error:
+    except OSError as error:
+        complain(f"{options.file} cannot be read: {error.strerror or error}")
+        return 1
+    except ImportError as error:
         complain(str(error))
         return 1
     rerun = Rerun(header, lines, options.device or _device(header), options.seed, options.setup)

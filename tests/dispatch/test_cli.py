@@ -340,3 +340,10 @@ def test_bench_runs_a_benchmark_of_this_checkout_and_says_first_that_there_is_no
     assert "each benchmark runs a few small cases in NumPy" in first
     assert heading == "== precision on host (quick)"
     assert json.loads(target.read_text())["precision"]["nothing to measure"]
+
+
+def test_a_journal_that_cannot_be_read_is_named(tmp_path, capsys):
+    from dispatch.__main__ import main
+
+    assert main(["replay", str(tmp_path / "gone")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'gone'} cannot be read: No such file or directory\n"

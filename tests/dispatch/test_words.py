@@ -101,6 +101,20 @@ def test_what_may_mean_two_or_none_is_no_name(kind: type[Choice], text: str) -> 
         check_enum("mode", text, kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "end"),
+    [
+        (NormMode, "leyer", ". Did you mean NormMode.LAYER_NORM?"),
+        (Compute, "tf23", ". Did you mean Compute.COMPUTE_32F_FAST_TF32?"),
+        (NormMode, "nrom", ", RMS_NORM"),  # a word of five names
+    ],
+)
+def test_one_word_of_a_name_may_be_misspelt(kind: type[Choice], text: str, end: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_enum("mode", text, kind)
+    assert str(caught.value).endswith(end)
+
+
 def test_of_two_that_a_word_may_mean_both_are_named() -> None:
     with pytest.raises(BadRequest) as caught:
         dp.pooling(host().zeros((1, 1, 4, 4)), 2, mode="average")

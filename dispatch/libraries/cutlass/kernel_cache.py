@@ -194,6 +194,8 @@ class Store:
             found = _unpacked(source)
         except BadPack:
             raise
+        except OSError as error:
+            raise BadPack(f"{source} is no pack of kernels: {error.strerror or error}") from error
         except Exception as error:
             # Of a damaged zip the reader raises what a struct, a codec, a decompressor or a password would.
             raise BadPack(f"{source} is no pack of kernels: {type(error).__name__}: {shown(str(error))}") from error

@@ -175,7 +175,8 @@ class JobRunner:
         except BaseException as error:  # a class that cannot be imported here, or all its making raises
             if self.device.fault is not None:  # another worker's: this request has not begun, the next child gets it
                 raise
-            hint = "its class must be importable in a new process; setup=('your.module',) is imported there first"
+            hint = "its class must be importable in a new process, where the script's __main__ is another"
+            hint += "; setup=('your.module',) is imported there first"
             return BadRequest("request", words(error), "one that another process can rebuild", hint)
 
     def _fail(self, future: Any, error: BaseException) -> None:
