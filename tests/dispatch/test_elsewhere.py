@@ -143,3 +143,13 @@ for _ in range(2):
 assert len(gc.callbacks) == 1, gc.callbacks
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_the_order_that_fp8_wants_is_made_as_the_refusal_says(kind):
+    dev = dp.device("host")
+    a = dev.array(np.ones((16, 16)), "f8e4m3")
+    b = a.numpy() if kind == "array" else a
+    with pytest.raises(NoRow, match=r"needs b column-major \(k dense\): make it as dev\.array\(b\.mT\)\.mT\n"):
+        dp.matmul(a, b)
+    assert np.all(dp.matmul(a, dev.array(b.mT).mT).numpy() == 16)

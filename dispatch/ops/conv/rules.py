@@ -119,9 +119,7 @@ def dense_filter(request: ConvRequest) -> str:
     """The filter has no gaps."""
     layout = request.layout_of("out" if request.op == "conv_bwd_filter" else "w")
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(layout.shape, layout.strides, strict=True))
-    return (
-        "" if reach == layout.size else f"needs a filter without gaps, has {layout}: copy it with dev.array(w.numpy())"
-    )
+    return "" if reach == layout.size else f"needs a filter without gaps, has {layout}: copy it with dev.array(w)"
 
 
 def fp8_form(request: ConvFwdRequest) -> str:

@@ -70,7 +70,7 @@ def along_k(request: MatmulRequest, name: str) -> str:
     """How to have an operand run along k, in the words of the library that it is of."""
     if getattr(request.framework, "name", "") == "torch":
         return "copy it with a.contiguous()" if name == "a" else "make it as b.mT.contiguous().mT"
-    return "copy it with dev.array(a.numpy())" if name == "a" else "make it as dev.array(b.numpy().mT.copy()).mT"
+    return "copy it with dev.array(a)" if name == "a" else "make it as dev.array(b.mT).mT"
 
 
 def k_dense(request: MatmulRequest) -> str:
@@ -118,9 +118,9 @@ def extents_by_4(request: MatmulRequest) -> str:
 def bgrad_order(request: MatmulRequest) -> str:
     """BGRADA reads a column by column and BGRADB reads b row by row, so they must lie that way."""
     if request.plain_epilogue is Epilogue.BGRADA and request.a.layout.strides[-2] != 1 and request.m > 1:
-        return "needs a column-major for BGRADA: make it as dev.array(a.numpy().mT.copy()).mT"
+        return "needs a column-major for BGRADA: make it as dev.array(a.mT).mT"
     if request.plain_epilogue is Epilogue.BGRADB and request.b.layout.strides[-1] != 1 and request.n > 1:
-        return "needs b row-major for BGRADB: copy it with dev.array(b.numpy())"
+        return "needs b row-major for BGRADB: copy it with dev.array(b)"
     return ""
 
 
