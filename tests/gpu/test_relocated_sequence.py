@@ -67,21 +67,32 @@ def generator(seed: int) -> curand.curandGenerator_t:
 
 
 class UniformPlan(dp.Plan):
-    """curandGenerateUniform at the offset of the call's number, wherever the generator's own is by then."""
+    """curandGenerateUniform at the offset of the call's number, wherever the generator's own is by then.
 
-    __slots__ = ("_executor", "_generator", "_size")
+    A generator makes its first state anew behind a change of its offset, which cannot be captured: it does so on a
+    stream that nobody captures.
+    """
+
+    __slots__ = ("_executor", "_generator", "_next", "_side", "_size")
 
     def __init__(self, request: UniformRequest, executor: Any, row: dp.Row) -> None:
         counter = counters.setdefault(request.seed, dp.CallCounter()) if request.is_declared else None
         super().__init__(row, capture_safe=True, counter=counter)
         self._executor, self._generator, self._size = executor, generator(request.seed), request.like.size
-        curand.curandSetStream(self._generator, executor.target.value or 0)
-        curand.curandGenerateSeeds(self._generator)  # now, and not within a capture
-        executor.stream.synchronize()
+        self._side, self._next = executor.device.stream(), 0
+        self._begin()
+
+    def _begin(self) -> None:
+        curand.curandSetStream(self._generator, self._side.c_handle.value)
+        curand.curandGenerateSeeds(self._generator)
+        self._side.synchronize()
 
     def enqueue(self, arguments: tuple[Any, ...]) -> None:
-        if self.counter is not None:
-            curand.curandSetGeneratorOffset(self._generator, int(arguments[-1]) * self._size)
+        number = self._next if self.counter is None else int(arguments[-1])
+        if number != self._next:
+            curand.curandSetGeneratorOffset(self._generator, number * self._size)
+            self._begin()
+        self._next = number + 1
         curand.curandSetStream(self._generator, self._executor.target.value or 0)
         curand.curandGenerateUniform(self._generator, arguments[1], self._size)
 
