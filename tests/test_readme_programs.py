@@ -128,3 +128,15 @@ def test_the_example_in_asyncio(capsys):
     program = example("### In asyncio").replace('"cuda:0"', '"host"') + "\nasyncio.run(main())\n"
     run("import asyncio\n" + program.removeprefix("\n"), dp=dp, x=np.eye(3, dtype=np.float32))
     assert capsys.readouterr().out.startswith("[[1. 0. 0.]")
+
+
+def test_arguments_that_torch_names_otherwise_do_what_readme_says():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 8, 16, dtype=torch.float16) for _ in range(3))
+    causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(dp.sdpa_fwd(q, k, v, right_bound=0), causal, rtol=5e-3, atol=5e-3)
+    x, w = torch.randn(1, 3, 6, 6), torch.randn(2, 3, 3, 3)
+    torch.testing.assert_close(dp.conv_fwd(x, w, pad=1), torch.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dp.softmax(x, axis=1), torch.softmax(x, dim=1))
+    torch.testing.assert_close(dp.reduce(x, axes=1), x.sum(dim=1))
