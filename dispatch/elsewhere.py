@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["of_module", "of_tensor"]
+__all__ = ["of_device", "of_module", "of_tensor"]
 
 OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
 NORM = "dispatch.norm_fwd(x, scale, bias, mode={!r})"
@@ -45,6 +45,11 @@ TENSOR = {
     **dict.fromkeys(("cpu", "cuda", "to"), COPIES),
     **{name: f"x.astype({kind!r})" for name, kind in (("bfloat16", "bf16"), ("float", "f32"), ("half", "f16"))},
 }
+
+
+def of_device(name: str) -> str:
+    """How a device makes what a function of NumPy's makes."""
+    return "dev.array(x)" if name == "asarray" else f"dev.array(np.{name}(…))"
 
 
 def of_module(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["point_elsewhere", "refuse_operators", "refuse_product", "refuse_ufunc"]
 
@@ -48,7 +48,8 @@ REDUCTIONS = {
     "maximum": "MAX",
     "minimum": "MIN",
 }  # ufuncs, as dispatch.reduce has them
-TORCHS_NAMES = (  # what torch's tensors have beside NumPy's names
+TENSORS_NAMES = (  # NumPy's, and what torch's tensors have beside them
+    *(name for name in dir(np.ndarray) if not name.startswith("_")),
     *("bfloat16", "clone", "contiguous", "cpu", "cuda", "float", "half", "matmul", "permute", "to", "unsqueeze"),
 )
 NUMBERS = (bool, int, float, complex, list, tuple, np.generic)
@@ -121,25 +122,27 @@ def refuse_product(side: str, other: Any) -> NoReturn:
 
 
 class Elsewhere:
-    """A name that NumPy's arrays or torch's tensors have and a Tensor lacks: asking for it says what to write instead.
+    """A name that other libraries have and a class lacks: asking for it says what to write instead.
 
-    It stands in the class, where a `__getattr__` would be called for every name that NumPy looks for in vain.
+    `words` is the function of dispatch/elsewhere.py that knows. It stands in the class: a `__getattr__` would be called
+    for every name that NumPy looks for in vain.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, words: str) -> None:
+        self.name, self.words = name, words
 
     def __get__(self, instance: Any, owner: type) -> NoReturn:
-        from dispatch.elsewhere import of_tensor
+        from dispatch import elsewhere
 
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}; {of_tensor(self.name)}")
+        instead = getattr(elsewhere, self.words)(self.name)
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}; {instead}")
 
 
-def point_elsewhere(kind: type[T]) -> type[T]:
-    """Give a class `Elsewhere` for the names that it lacks, which stay out of `dir`."""
-    lacking = {name for name in (*dir(np.ndarray), *TORCHS_NAMES) if name[0] != "_" and not hasattr(kind, name)}
+def point_elsewhere(kind: type[T], names: Iterable[str] = TENSORS_NAMES, words: str = "of_tensor") -> type[T]:
+    """Give a class `Elsewhere` for those of the names that it lacks, which stay out of `dir`."""
+    lacking = {name for name in names if not hasattr(kind, name)}
     for name in lacking:
-        setattr(kind, name, Elsewhere(name))
+        setattr(kind, name, Elsewhere(name, words))
 
     def listed(self: Any) -> list[str]:
         return [name for name in object.__dir__(self) if name not in lacking]

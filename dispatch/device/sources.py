@@ -13,6 +13,7 @@ import numpy as np
 from dispatch.checks import as_array
 from dispatch.device.device import Device
 from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.device.operators import point_elsewhere
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest
 
@@ -37,3 +38,4 @@ def read(name: str, source: Any, device: Device | None = None) -> Any:
 
 
 Device.read = staticmethod(read)
+point_elsewhere(Device, ("arange", "asarray", "eye", "full", "linspace", "ones"), "of_device")

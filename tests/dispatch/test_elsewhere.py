@@ -59,6 +59,16 @@ def test_the_reductions_that_are_named_give_what_numpy_gives(x, name, mode):
     np.testing.assert_allclose(found.numpy(), getattr(x.numpy(), name)(axis=1))
 
 
+def test_what_a_device_does_not_make_is_copied_there(x):
+    dev = x.device
+    for name in ("arange", "asarray", "eye", "full", "linspace", "ones"):
+        with pytest.raises(AttributeError, match=rf"^'HostDevice' object has no attribute '{name}'; dev\.array\("):
+            getattr(dev, name)
+        assert name not in dir(dev)
+    assert "zeros" in dir(dev)
+    assert dev.array(np.ones((2, 2)), "bf16").tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
 def test_a_name_that_nobody_has_is_a_plain_error(x):
     with pytest.raises(AttributeError, match=r"^'Tensor' object has no attribute 'reshpae'$"):
         _ = x.reshpae
