@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "attend",
+    "attends",
     "conv2d",
     "conv_of_norm",
     "epsilon_of",
@@ -226,15 +228,34 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """torch.nn.functional.scaled_dot_product_attention."""
+    if attends(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
     choices = (attn_mask, dropout_p, is_causal)
-    if (
+    return F.scaled_dot_product_attention(query, key, value, *choices, scale=scale, enable_gqa=enable_gqa)
+
+
+def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
+    """Attention that `attends` takes."""
+    return attention.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale=scale)
+
+
+def attends(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> bool:
+    """Whether the op for attention takes the operands."""
+    return (
         _fit(attention.DTYPES, query, key, value)
         and _attends(query, key, value, scale, enable_gqa)
-        and 0 <= dropout_p < 1
-        and _masks(attn_mask, query, key, is_causal)
-    ):
-        return attention.scaled_dot_product_attention(query, key, value, *choices, scale=scale)
-    return F.scaled_dot_product_attention(query, key, value, *choices, scale=scale, enable_gqa=enable_gqa)
+        and 0 <= dropout < 1
+        and _masks(mask, query, key, is_causal)
+    )
 
 
 def _masks(mask: Any, query: Any, key: Any, is_causal: bool) -> bool:

@@ -17,11 +17,12 @@ import torch
 from torch import fx, nn
 
 from dispatch.errors import BadRequest
-from dispatch.torch import fused
+from dispatch.torch import fused, transformers_attention
 from dispatch.torch.patterns import Note, Patterns
 
 __all__ = ["Note", "Report", "fuse"]
 
+ATTENTION = "scaled_dot_product_attention"
 NORMS: dict[Any, Any] = {nn.LayerNorm: fused.of_layer_norm, nn.RMSNorm: fused.of_rms_norm}
 
 
@@ -37,12 +38,17 @@ class Report:
     replaced: list[Note] = field(default_factory=list)
     kept: list[Note] = field(default_factory=list)
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
+    _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Give all modules the forward of their classes again; a second time it does nothing."""
+        """Give all modules the forward of their classes, and their configs, again; a second time it does nothing."""
         for module in self._modules:
             module.__dict__.pop("forward", None)
+        for module, config in self._configs:
+            if transformers_attention.is_chosen(module):
+                module.__dict__["config"] = config
         self._modules.clear()
+        self._configs.clear()
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} replaced, {len(self.kept)} kept"]
@@ -64,6 +70,18 @@ class Report:
         module.__dict__["forward"] = MethodType(forward, module)
         self._modules.append(module)
 
+    def _attend(self, where: str, module: nn.Module) -> None:
+        """Have a module of transformers call our attention, or note why not."""
+        why = transformers_attention.why_not(module)
+        if why:
+            self.kept.append(Note(where, type(module).__name__, why))
+            return
+        config = module.__dict__["config"]
+        module.__dict__["config"] = transformers_attention.view_of(config)
+        self._configs.append((module, config))
+        if not any(note.where.startswith(f"{where}.") and note.what == ATTENTION for note in self.replaced):
+            self.replaced.append(Note(where, f"{type(module).__name__}: {ATTENTION}"))
+
 
 def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
@@ -76,6 +94,12 @@ def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     are folded with the norm's scale, in memory of their own, which is kept until torch counts a change of either: a
     write to x.data is not counted. With `trees`, Linear with SiLU and a gate, as in Llama's MLP, is one kernel of
     CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for; its first call compiles it, for 15 to 40 s.
+
+    Attention modules of transformers, whose config chooses "sdpa", call an attention function of ours that is in
+    transformers' AttentionInterface as "dispatch"; the model's config stays what it is, and what is chosen there later,
+    for example "eager" for its weights, runs. transformers' own function runs for what cuDNN does not take, for a query
+    of one token, since cuDNN would prepare each length of the cache behind it anew, and for what a model adds to
+    attention: soft caps, biases by position, caches in pages.
 
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
@@ -103,7 +127,10 @@ def fuse(model: nn.Module, *, trees: bool = False) -> Report:
             else:
                 report.kept.append(Note(where, kind.__name__, "it does not compute weight · x / √(mean of x² + eps)"))
         elif _traceable(module):
-            _fuse_one(where, module, report, trees)
+            if not transformers_attention.is_chosen(module):
+                _fuse_one(where, module, report, trees)
+            if transformers_attention.attends(module):
+                report._attend(where, module)
     return report
 
 

@@ -229,7 +229,8 @@ def test_a_llama_of_transformers():
         before = model(tokens).logits
         report = fuse(model, trees=True)
         beside.close([model(tokens).logits], [before], 1e-4)
-        assert whats(report.replaced) == ["Linear + SiLU · gate"] * 2 + ["LlamaRMSNorm"] * 5
+        attention = ["LlamaAttention: scaled_dot_product_attention"] * 2
+        assert whats(report.replaced) == ["Linear + SiLU · gate"] * 2 + attention + ["LlamaRMSNorm"] * 5
         report.undo()
         assert torch.equal(model(tokens).logits, before)
 
