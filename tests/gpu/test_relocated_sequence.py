@@ -1,8 +1,9 @@
-"""An op of one's own whose calls step: numbers of cuRAND, and a kernel that takes the number of its launch.
+"""Ops of one's own whose calls step: a kernel that draws the block of its launch's number, and cuRAND.
 
-The plans declare a counter. Each call has the block of the sequence that is its number's, bit for bit the library's
-own, however it is carried out: by the library, launched, prepared, in turn with calls of other forms, from several
-threads, and after the plans were forgotten.
+The plans declare a counter. Each call has the block of the sequence that is its number's, bit for bit, however it is
+carried out: by the library, launched, prepared, in turn with calls of other forms, from several threads, and after the
+plans were forgotten. A generator of cuRAND makes its state anew behind a change of its offset, which fails under
+capture (cuRAND 10.4: CURAND_STATUS_LAUNCH_FAILURE), so that its calls are numbered and stay the library's own.
 """
 
 from __future__ import annotations
@@ -37,94 +38,85 @@ SIZE = 1000  # numbers a call: a multiple of the four that Philox makes at once
 SEED, OTHER_SEED = 1234, 99
 CALLS = 300  # the 48 of the library, the steps of learning between, and many launches with comparisons among them
 PATIENCE = 60
-KIND = curand.curandRngType_t.CURAND_RNG_PSEUDO_PHILOX4_32_10
+PHILOX = curand.curandRngType_t.CURAND_RNG_PSEUDO_PHILOX4_32_10
 counters: dict[int, dp.CallCounter] = {}
 
 
 # -- the op -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class UniformRequest(dp.OperandRequest["dp.Tensor"]):
-    """As many uniform numbers as `like` has elements: the next of the sequence of a seed."""
+    """As many uniform numbers as `like` has elements: the next block of the sequence of a seed."""
 
     op: ClassVar[str] = "sequence_uniform"
     reads: ClassVar[tuple[str, ...]] = ("like",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "like")})
     like: dp.Tensor
     seed: int = SEED
-    is_declared: bool = True  # else the generator keeps its offset to itself
+    is_declared: bool = True  # else the plan keeps its number to itself
     out: dp.Tensor | None = None
 
     def check_fields(self) -> None:
         """All is fine."""
 
 
-def generator(seed: int) -> curand.curandGenerator_t:
-    """A generator; it is not destroyed, for its plans end with the process or with the device."""
-    handle = curand.curandGenerator_t()
-    curand.curandCreateGenerator(handle, KIND)
-    curand.curandSetPseudoRandomGeneratorSeed(handle, seed)
-    return handle
+def shape_of(request: UniformRequest, *values: Any, **counted: Any) -> dp.Launch:
+    n = request.like.size
+    return dp.Launch((-(-n // 256),), (256,), (ctypes.c_int64(n), ctypes.c_uint64(request.seed), *values), **counted)
 
 
-class UniformPlan(dp.Plan):
-    """curandGenerateUniform at the offset of the call's number, wherever the generator's own is by then.
+SOURCE = """
+extern "C" __global__ void uniform(
+    const float* like, float* out, long long n, unsigned long long seed, unsigned long long number
+) {
+    long long i = blockIdx.x * 256LL + threadIdx.x;
+    if (i >= n) return;
+    unsigned long long z = seed + 0x9E3779B97F4A7C15ULL * (number * n + i + 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    out[i] = ((z ^ (z >> 31)) >> 40) * (1.0f / (1 << 24));
+}"""
 
-    A generator makes its first state anew behind a change of its offset, which cannot be captured: it does so on a
-    stream that nobody captures.
-    """
 
-    __slots__ = ("_executor", "_generator", "_next", "_side", "_size")
+def block(number: int) -> bytes:
+    """What the kernel draws, by NumPy."""
+    with np.errstate(over="ignore"):
+        i = np.arange(SIZE, dtype=np.uint64) + np.uint64(number * SIZE + 1)
+        z = np.uint64(SEED) + np.uint64(0x9E3779B97F4A7C15) * i
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (((z ^ (z >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)).tobytes()
+
+
+class CountsByItself(dp.Plan):
+    """Whose calls step, which it does not declare."""
+
+    __slots__ = ("_number", "_plan")
 
     def __init__(self, request: UniformRequest, executor: Any, row: dp.Row) -> None:
-        counter = counters.setdefault(request.seed, dp.CallCounter()) if request.is_declared else None
-        super().__init__(row, capture_safe=True, counter=counter)
-        self._executor, self._generator, self._size = executor, generator(request.seed), request.like.size
-        self._side, self._next = executor.device.stream(), 0
-        self._begin()
-
-    def _begin(self) -> None:
-        curand.curandSetStream(self._generator, self._side.c_handle.value)
-        curand.curandGenerateSeeds(self._generator)
-        self._side.synchronize()
+        super().__init__(row, capture_safe=True)
+        self._number = ctypes.c_uint64(0)
+        self._plan = dp.Kernel(SOURCE, "uniform", lambda asked: shape_of(asked, self._number))(request, executor, row)
 
     def enqueue(self, arguments: tuple[Any, ...]) -> None:
-        number = self._next if self.counter is None else int(arguments[-1])
-        if number != self._next:
-            curand.curandSetGeneratorOffset(self._generator, number * self._size)
-            self._begin()
-        self._next = number + 1
-        curand.curandSetStream(self._generator, self._executor.target.value or 0)
-        curand.curandGenerateUniform(self._generator, arguments[1], self._size)
+        self._number.value += 1
+        self._plan.enqueue(arguments)
 
 
 def uniform_plan(request: UniformRequest, executor: Any, row: dp.Row) -> dp.Plan:
-    try:
-        return UniformPlan(request, executor, row)
-    except LibraryNotFound as error:
-        raise Refused(str(error)) from error
+    if not request.is_declared:
+        return CountsByItself(request, executor, row)
+    counter = counters.setdefault(request.seed, dp.CallCounter())
+    return dp.Kernel(SOURCE, "uniform", lambda asked: shape_of(asked, counter=counter))(request, executor, row)
 
 
-uniform_row = dp.Row("sequence_uniform", (F32, F32), None, (), Arch(75), None, (), "curand", "uniform", uniform_plan)
+uniform_row = dp.Row("sequence_uniform", (F32, F32), None, (), Arch(75), None, (), "own", "uniform", uniform_plan)
 uniform = dp.request_function(UniformRequest, "uniform")
 
 
 # -- what is right ----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def sequence(dev: dp.Device) -> list[bytes]:
-    """The blocks of the library's own sequence, by a generator of its own that nobody sets an offset of."""
-    with dev.stream() as stream, dev.context:
-        try:
-            handle = generator(SEED)
-        except LibraryNotFound as error:
-            pytest.skip(str(error))
-        curand.curandSetStream(handle, stream.handle)
-        blocks = []
-        for _ in range(4 * CALLS + 50):
-            out = dev.empty((SIZE,), "f32")
-            curand.curandGenerateUniform(handle, out.ptr, SIZE)
-            stream.synchronize()
-            blocks.append(bits(out))
-        curand.curandDestroyGenerator(handle)
+@pytest.fixture(scope="module")
+def sequence() -> list[bytes]:
+    blocks = [block(number) for number in range(4 * CALLS + 50)]
     assert len(set(blocks)) == len(blocks)
     return blocks
 
@@ -132,9 +124,9 @@ def sequence(dev: dp.Device) -> list[bytes]:
 @pytest.fixture(autouse=True, scope="module")
 def rows() -> Iterator[None]:
     """The rows of the ops, for these tests alone: others take all that there are."""
-    dp.register(uniform_row, counted_row)
+    dp.register(uniform_row, random_row)
     yield
-    for row in (uniform_row, counted_row):
+    for row in (uniform_row, random_row):
         dp.TABLE.unregister(row)
 
 
@@ -158,7 +150,7 @@ def blocks_of(outs: list[dp.Tensor]) -> list[bytes]:
 
 
 # -- one thread -------------------------------------------------------------------------------------------------------
-def test_calls_one_after_the_other_are_the_library_s_own_sequence(dev, sequence):
+def test_calls_one_after_the_other_are_the_sequence(dev, sequence):
     with dev.stream():
         outs = outs_of(dev, CALLS)
         for out in outs:
@@ -180,11 +172,11 @@ def test_it_can_be_learnt_at_once_and_that_takes_no_numbers(dev, sequence):
         for out in outs:
             uniform(out, out=out)
         assert blocks_of(outs) == sequence[:60]
-        assert plan.relocation.launches >= 58  # the very first number is the library's
+        assert plan.relocation.launches >= 58  # the very first number is the plan's own
 
 
-def test_launches_in_turn_with_the_library_s_own_calls(dev, sequence, rng):
-    """Calls of another form go by the library, and comparisons come in between."""
+def test_launches_in_turn_with_calls_that_are_not_relocated(dev, sequence, rng):
+    """Calls of another form go by the plan itself, and comparisons come in between."""
     with dev.stream():
         likes, outs = outs_of(dev, CALLS), outs_of(dev, CALLS)
         for like, out in zip(likes, outs, strict=True):
@@ -230,7 +222,7 @@ def test_what_is_forgotten_goes_on_and_what_is_reset_begins_anew(dev, sequence):
             assert blocks_of(outs[:30]) == sequence[first : first + 30]
 
 
-def test_a_plan_that_does_not_declare_its_steps_keeps_its_library_s_call(dev):
+def test_a_plan_that_does_not_declare_its_steps_keeps_its_own_call(dev):
     with dev.stream():
         out = outs_of(dev, 1)[0]
         request = UniformRequest(out, OTHER_SEED, is_declared=False, out=out)
@@ -290,47 +282,60 @@ def test_a_caller_s_capture_has_one_number(dev, sequence):
         driver.cuGraphDestroy(graph)
 
 
-# -- a kernel of one's own --------------------------------------------------------------------------------------------
+# -- cuRAND -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
-class CountedRequest(dp.OperandRequest["dp.Tensor"]):
-    """x plus the number of the call."""
+class RandomRequest(UniformRequest):
+    """The same by cuRAND's Philox."""
 
-    op: ClassVar[str] = "sequence_counted"
-    reads: ClassVar[tuple[str, ...]] = ("x",)
-    x: dp.Tensor
-    out: dp.Tensor | None = None
-
-    def check_fields(self) -> None:
-        """All is fine."""
+    op: ClassVar[str] = "sequence_random"
 
 
-launches = dp.CallCounter()
+def generator(seed: int) -> curand.curandGenerator_t:
+    """A generator; it is not destroyed, for its plans end with the process or with the device."""
+    handle = curand.curandGenerator_t()
+    curand.curandCreateGenerator(handle, PHILOX)
+    curand.curandSetPseudoRandomGeneratorSeed(handle, seed)
+    return handle
 
 
-def launch(request: CountedRequest) -> dp.Launch:
-    n = request.x.size
-    return dp.Launch((-(-n // 256),), (256,), (ctypes.c_int64(n),), counter=launches)
+class RandomPlan(dp.Plan):
+    """curandGenerateUniform at the offset of the call's number."""
+
+    __slots__ = ("_executor", "_generator", "_size")
+
+    def __init__(self, request: RandomRequest, executor: Any, row: dp.Row) -> None:
+        super().__init__(row, capture_safe=False, counter=dp.CallCounter())
+        self._executor, self._generator, self._size = executor, generator(request.seed), request.like.size
+
+    def enqueue(self, arguments: tuple[Any, ...]) -> None:
+        curand.curandSetStream(self._generator, self._executor.target.value or 0)
+        curand.curandSetGeneratorOffset(self._generator, int(arguments[-1]) * self._size)
+        curand.curandGenerateUniform(self._generator, arguments[1], self._size)
 
 
-kernel = dp.Kernel(
-    """
-extern "C" __global__ void counted(const float* x, float* out, long long n, unsigned long long number) {
-    long long i = blockIdx.x * 256LL + threadIdx.x;
-    if (i < n) out[i] = x[i] + number;
-}""",
-    "counted",
-    launch,
-)
-counted_row = dp.Row("sequence_counted", (F32, F32), None, (), Arch(75), None, (), "own", "counted", kernel)
-counted = dp.request_function(CountedRequest, "counted")
+def random_plan(request: RandomRequest, executor: Any, row: dp.Row) -> dp.Plan:
+    try:
+        return RandomPlan(request, executor, row)
+    except LibraryNotFound as error:
+        raise Refused(str(error)) from error
 
 
-def test_a_kernel_takes_the_number_of_its_launch(dev):
-    launches.reset()
-    with dev.stream():
-        x = dev.array(np.arange(SIZE), "f32")
-        outs = [counted(x) for _ in range(CALLS)]
-        for number, out in enumerate(outs):
-            assert np.array_equal(out.numpy(), np.arange(SIZE, dtype=np.float32) + number)
-        request = CountedRequest(x)
-        assert dev.executor().plan(request).relocation.launches >= 100
+random_row = dp.Row("sequence_random", (F32, F32), None, (), Arch(75), None, (), "curand", "random", random_plan)
+random = dp.request_function(RandomRequest, "random")
+
+
+def test_numbered_calls_of_a_library_are_its_own_sequence(dev):
+    with dev.stream() as stream, dev.context:
+        try:
+            handle = generator(SEED)
+        except LibraryNotFound as error:
+            pytest.skip(str(error))
+        curand.curandSetStream(handle, stream.handle)
+        right, outs = outs_of(dev, 100), outs_of(dev, 100)
+        for out in right:
+            curand.curandGenerateUniform(handle, out.ptr, SIZE)
+        for out in outs:
+            random(out, out=out)
+        assert blocks_of(outs) == blocks_of(right)
+        assert len(set(blocks_of(outs))) == len(outs)
+        curand.curandDestroyGenerator(handle)
