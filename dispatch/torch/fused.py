@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "LINEAR_DTYPES",
     "attend",
     "attends",
     "conv2d",
@@ -28,6 +29,7 @@ __all__ = [
     "linear",
     "mlp",
     "of_layer_norm",
+    "of_linear",
     "of_other_rms_norm",
     "of_rms_norm",
     "rms_norm",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 F = torch.nn.functional
+LINEAR_DTYPES = products.DTYPES
 WIDEST = 256  # head of cuDNN's attention
 
 
@@ -47,12 +50,19 @@ def _fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
     ) and not any(is_traceable_wrapper_subclass(t) for t in given)  # fmt: skip
 
 
-def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
     """A linear layer and its activation."""
     if x.ndim and _fit(products.DTYPES, x, weight, bias):
         return products.linear(x, weight, bias, activation)
     y = F.linear(x, weight, bias)
+    if activation is None:
+        return y
     return F.relu(y) if activation == "relu" else F.gelu(y, approximate="tanh")
+
+
+def of_linear(self: Any, x: Any) -> Any:
+    """The forward of a torch.nn.Linear."""
+    return linear(x, self.weight, self.bias, None)
 
 
 def mlp(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str) -> Any:

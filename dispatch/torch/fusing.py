@@ -39,6 +39,7 @@ class Report:
     kept: list[Note] = field(default_factory=list)
     _modules: list[nn.Module] = field(default_factory=list, repr=False)
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
+    _taken: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
 
     def undo(self) -> None:
         """Give all modules the forward of their classes, and their configs, again; a second time it does nothing."""
@@ -70,6 +71,16 @@ class Report:
         module.__dict__["forward"] = MethodType(forward, module)
         self._modules.append(module)
 
+    def _linear(self, where: str, module: nn.Module) -> None:
+        """Have a Linear that is in no pattern call our op."""
+        weight: Any = module.weight
+        if weight.dtype not in fused.LINEAR_DTYPES:
+            self.kept.append(Note(where, "Linear", f"no row has weights of {weight.dtype}"))
+        elif module not in self._taken:
+            self._install(module, fused.of_linear)
+            self.replaced.append(Note(where, "Linear"))
+            self.kept = [note for note in self.kept if (note.where, note.what) != (where, "Linear")]
+
     def _attend(self, where: str, module: nn.Module) -> None:
         """Have a module of transformers call our attention, or note why not."""
         why = transformers_attention.why_not(module)
@@ -83,7 +94,7 @@ class Report:
             self.replaced.append(Note(where, f"{type(module).__name__}: {ATTENTION}"))
 
 
-def fuse(model: nn.Module, *, trees: bool = False) -> Report:
+def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 
     The model itself is changed, and goes on being used; what is given back is the report of it.
@@ -101,14 +112,16 @@ def fuse(model: nn.Module, *, trees: bool = False) -> Report:
     of one token, since cuDNN would prepare each length of the cache behind it anew, and for what a model adds to
     attention: soft caps, biases by position, caches in pages.
 
+    With `linears`, each other Linear is one call of `linear`, too.
+
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
     hooks are left as they are.
 
     What torch.fx sees of a forward is what counts: a branch on an attribute is taken as it is now, one on `training`
     for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes to attributes is not seen.
-    A call with arguments that have defaults, or by keyword, runs the forward of before. A fused model can be copied,
-    trained, compiled, and moved; to pickle it as a whole, undo first.
+    A call with other arguments than the defaults of those that have one runs the forward of before. A fused model can
+    be copied, trained, compiled, and moved; to pickle it as a whole, undo first.
     """
     if not isinstance(model, nn.Module):
         raise BadRequest("model", f"a {type(model).__name__}", "a torch.nn.Module")
@@ -126,6 +139,8 @@ def fuse(model: nn.Module, *, trees: bool = False) -> Report:
                 report.replaced.append(Note(where, kind.__name__))
             else:
                 report.kept.append(Note(where, kind.__name__, "it does not compute weight · x / √(mean of x² + eps)"))
+        elif kind is nn.Linear and linears:
+            report._linear(where, module)
         elif _traceable(module):
             if not transformers_attention.is_chosen(module):
                 _fuse_one(where, module, report, trees)
@@ -159,11 +174,12 @@ def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> Non
     for patterns in searches:
         patterns.replace()
     report.kept += dict.fromkeys(note for patterns in searches for note in patterns.kept)
+    report._taken.update(*(patterns.taken for patterns in searches))
     replaced = dict.fromkeys(note for patterns in searches for note in patterns.replaced)
     if replaced:
         report.replaced += replaced
         forwards = {mode: type(fx.GraphModule(module, graph)).forward for mode, graph in graphs.items()}
-        report._install(module, _forward(forwards, sum(p.default is p.empty for p in parameters)))
+        report._install(module, _forward(forwards, parameters))
 
 
 class _Shallow(fx.Tracer):
@@ -174,17 +190,40 @@ class _Shallow(fx.Tracer):
 def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
     """The graph of a forward, with parameters that have defaults at these."""
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
-        raise TypeError("it takes *args, **kwargs or arguments by keyword alone")
+        raise TypeError("it takes *args, **kwargs or arguments by keyword alone; its modules were looked at")
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults that no assertion can be written for
         return _Shallow().trace(module, defaults or None)
 
 
-def _forward(found: dict[bool, Any], count: int) -> Any:
+def _forward(found: dict[bool, Any], parameters: list[inspect.Parameter]) -> Any:
+    """A forward by the graphs for training and not, which have the parameters with defaults at these."""
+    defaults = {p.name: p.default for p in parameters}
+    count = sum(default is inspect.Parameter.empty for default in defaults.values())
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != count:
-            return type(self).forward(self, *args, **kwargs)
+            bound = _bound(defaults, args, kwargs)
+            if bound is None:
+                return type(self).forward(self, *args, **kwargs)
+            args = bound
         return found[self.training](self, *args)
 
     return forward
+
+
+def _bound(defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The arguments without a default, in order; None if another has another value than its default, or none fits."""
+    given = dict(zip(defaults, args, strict=False)) | kwargs
+    if len(given) != len(args) + len(kwargs) or not given.keys() <= defaults.keys():
+        return None
+    required = []
+    for name, default in defaults.items():
+        if default is inspect.Parameter.empty:
+            if name not in given:
+                return None
+            required.append(given[name])
+        elif name in given and given[name] is not default:
+            return None
+    return tuple(required)

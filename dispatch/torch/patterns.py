@@ -43,6 +43,7 @@ class Patterns:
         self.where, self.module, self.graph, self.training, self.trees = where, module, graph, training, trees
         self.replaced: list[Note] = []
         self.kept: list[Note] = []
+        self.taken: set[nn.Module] = set()  # whose weights are read by what replaces them
 
     def replace(self) -> None:
         for node in list(self.graph.nodes):
@@ -247,6 +248,7 @@ class Patterns:
         if node.op == "call_function":
             return self._given(node)
         x = node.args[0] if node.args else node.kwargs["input"]
+        self.taken.add(self.module.get_submodule(node.target))
         with self.graph.inserting_before(before):
             return x, self._read(node.target, "weight"), self._read(node.target, "bias")
 

@@ -256,12 +256,68 @@ def test_attention_with_a_mask(dtype, calls):
     assert calls == ([] if dtype is F64 else ["scaled_dot_product_attention"])
 
 
-def test_arguments_with_defaults_run_as_before(calls):
+def test_other_arguments_than_defaults_run_as_before(calls):
     model, x = Odd("function"), torch.randn(7, 7, dtype=F64)
-    others = [model(x), model(x, x), model(x, extra=x), model(x=x)]
+
+    def run():
+        return [model(x), model(x, x), model(x, extra=x), model(extra=x, x=x)]
+
+    def with_defaults():
+        return [model(x=x), model(x, None), model(x, extra=None), model(extra=None, x=x)]
+
+    others, same = run(), with_defaults()
     assert whats(fuse(model).replaced) == ["Linear + ReLU"]
-    beside.close([model(x), model(x, x), model(x, extra=x), model(x=x)], others, 1e-12)
+    beside.close(run(), others, 1e-12)
     assert calls == ["linear"]
+    beside.close(with_defaults(), same, 1e-12)
+    assert calls == ["linear"] * 5
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    beside.close([compiled(x, extra=None), compiled(x=x)], same[:2], 1e-12)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"other": 1})])
+def test_arguments_that_do_not_fit_are_refused_as_before(args, kwargs):
+    model = Odd("function")
+    with pytest.raises(TypeError) as before:
+        model(*args, **kwargs)
+    fuse(model)
+    with pytest.raises(TypeError) as after:
+        model(*args, **kwargs)
+    assert str(after.value) == str(before.value)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_linears_that_are_in_no_pattern(dtype, calls):
+    """Each is one call where that is asked for, and what torch takes alone runs as before."""
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.act, self.two, self.three = nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 7)
+
+        def forward(self, x, **kwargs):
+            return self.three(self.two(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Reads(), nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 4), nn.Linear(4, 4), nn.Tanh())
+    if dtype is torch.float8_e4m3fn:
+        model = model.to(torch.float32)
+        model[4].weight = nn.Parameter(model[4].weight.to(dtype), requires_grad=False)
+        assert "4" not in {note.where for note in fuse(model, linears=True).replaced}
+        return
+    model, x = model.to(dtype), torch.randn(3, 5, 16).to(dtype)
+    before = model(x)
+    report = fuse(model, linears=True)
+    assert {(note.where, note.what) for note in report.replaced} == {
+        ("1", "Linear + ReLU + Linear"),
+        *((where, "Linear") for where in ("0.one", "0.two", "0.three", "4")),
+    }
+    assert [note.where for note in report.kept] == ["0"]
+    beside.close([model(x)], [before], 1e-12 if dtype is F64 else 0.05)
+    assert calls == ["linear", "linear", "mlp", "linear"]
+    report.undo()
+    assert torch.equal(model(x), before)
 
 
 def test_hooks_stay():

@@ -348,6 +348,19 @@ def test_a_llama_with_a_cache_attentions_and_gradients(calls):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_all_linear_layers_of_a_llama(monkeypatch):
+    model, words = model_of("Llama"), operands("Llama")["input_ids"]
+    called, real = [], fused.products.linear
+    with torch.no_grad():
+        expected = model(words).last_hidden_state
+        report = fuse(model, linears=True)
+        monkeypatch.setattr(fused.products, "linear", lambda *a: called.append(1) or real(*a))
+        close(model(words).last_hidden_state, expected)
+    assert sum(note.what == "Linear" for note in report.replaced) == len(called) == 14
+    assert not [note for note in report.kept if note.what == "Linear"]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiled_llama():
     torch.compiler.reset()
     model, words = model_of("Llama"), operands("Llama")["input_ids"]
