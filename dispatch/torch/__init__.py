@@ -14,6 +14,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     fusing        fuse: has a model call these where it does the same in several
     patterns      what fuse looks for in the graph of a forward
     fused         what a fused model calls
+    torch_layers  torch's layers for transformers in a fused model
     transformers_attention  what attention modules of transformers call in a fused model
     shared        what the ops share
 

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINEAR_DTYPES",
+    "WIDEST",
     "attend",
     "attends",
     "conv2d",
     "conv_of_norm",
     "epsilon_of",
+    "fit",
     "gated",
     "is_rms_norm",
     "layer_norm",
@@ -41,7 +43,7 @@ LINEAR_DTYPES = products.DTYPES
 WIDEST = 256  # head of cuDNN's attention
 
 
-def _fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
+def fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
     """Whether an op takes the operands, as far as dtypes, devices and classes go."""
     given = [t for t in autocast(*tensors) if t is not None]
     first = given[0]
@@ -52,7 +54,7 @@ def _fit(dtypes: tuple[torch.dtype, ...], *tensors: Any) -> bool:
 
 def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
     """A linear layer and its activation."""
-    if x.ndim and _fit(products.DTYPES, x, weight, bias):
+    if x.ndim and fit(products.DTYPES, x, weight, bias):
         return products.linear(x, weight, bias, activation)
     y = F.linear(x, weight, bias)
     if activation is None:
@@ -67,14 +69,14 @@ def of_linear(self: Any, x: Any) -> Any:
 
 def mlp(x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str) -> Any:
     """Two linear layers and the activation between them."""
-    if x.ndim and _fit(products.DTYPES, x, weight1, bias1, weight2, bias2):
+    if x.ndim and fit(products.DTYPES, x, weight1, bias1, weight2, bias2):
         return mlps.mlp(x, weight1, bias1, weight2, bias2, activation)
     return F.linear(linear(x, weight1, bias1, activation), weight2, bias2)
 
 
 def conv2d(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
     """A convolution and the ReLU behind it."""
-    if x.ndim == 4 and x.numel() and _fit(convolution.DTYPES, x, weight, bias):
+    if x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias):
         return convolution.conv2d(x, weight, bias, stride, padding, dilation, groups, "relu")
     return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
@@ -101,12 +103,12 @@ def conv_of_norm(
 ) -> Any:
     """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any."""
     choices = (stride, padding, dilation, groups)
-    if not (x.ndim == 4 and x.numel() and _fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
+    if not (x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), mean, variance, gamma, beta, False, 0.0, eps)
     else:
         weight, bias = _folded(weight, bias, gamma, beta, mean, variance, eps)
         shape = convolution.result_shape(x, weight, stride, padding, dilation)
-        if residual is None or (tuple(residual.shape) == shape and _fit(convolution.DTYPES, x, residual)):
+        if residual is None or (tuple(residual.shape) == shape and fit(convolution.DTYPES, x, residual)):
             return convolution.conv2d(x, weight, bias, *choices, "relu" if relu else None, residual)
         y = convolution.conv2d(x, weight, bias, *choices)
     y = y if residual is None else y + residual
@@ -143,7 +145,7 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
     given = (x, weight, gate) if bias is None else (x, weight, gate, bias)
     halves = (torch.float16, torch.bfloat16)
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    fits = not followed and x.ndim and x.numel() and weight.numel() and _fit(halves, *given) and _has_trees(x)
+    fits = not followed and x.ndim and x.numel() and weight.numel() and fit(halves, *given) and _has_trees(x)
     if fits and tuple(gate.shape) == (*x.shape[:-1], weight.shape[0]):
         leaves = {} if bias is None else {"bias": bias}
         return trees.tree_linear(x, weight, _silu_gate, gate=gate, **leaves)
@@ -161,7 +163,7 @@ def _has_trees(x: Any) -> bool:
 def _normalizes(x: Any, shape: Sequence[int], *parameters: Any) -> bool:
     """Whether cuDNN's norm takes it; under autocast torch computes norms in f32, which is left to it."""
     on = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-    return not on and 0 not in tuple(shape) and _fit(norms.DTYPES, x, *parameters)
+    return not on and 0 not in tuple(shape) and fit(norms.DTYPES, x, *parameters)
 
 
 def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -261,7 +263,7 @@ def attends(
 ) -> bool:
     """Whether the op for attention takes the operands."""
     return (
-        _fit(attention.DTYPES, query, key, value)
+        fit(attention.DTYPES, query, key, value)
         and _attends(query, key, value, scale, enable_gqa)
         and 0 <= dropout < 1
         and _masks(mask, query, key, is_causal)

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from dispatch.errors import BadRequest
-from dispatch.torch import fused, transformers_attention
+from dispatch.torch import fused, torch_layers, transformers_attention
 from dispatch.torch.patterns import Note, Patterns
 
 __all__ = ["Note", "Report", "fuse"]
@@ -37,18 +37,18 @@ class Report:
 
     replaced: list[Note] = field(default_factory=list)
     kept: list[Note] = field(default_factory=list)
-    _modules: list[nn.Module] = field(default_factory=list, repr=False)
+    _forwards: list[tuple[nn.Module, str]] = field(default_factory=list, repr=False)
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
     _taken: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
 
     def undo(self) -> None:
         """Give all modules the forward of their classes, and their configs, again; a second time it does nothing."""
-        for module in self._modules:
-            module.__dict__.pop("forward", None)
+        for module, name in self._forwards:
+            module.__dict__.pop(name, None)
         for module, config in self._configs:
             if transformers_attention.is_chosen(module):
                 module.__dict__["config"] = config
-        self._modules.clear()
+        self._forwards.clear()
         self._configs.clear()
 
     def __str__(self) -> str:
@@ -67,9 +67,18 @@ class Report:
         text = "fuse changes the model itself and gives back a report: call the model"
         raise TypeError(f"a {type(self).__name__} is no model; {text}")
 
-    def _install(self, module: nn.Module, forward: Any) -> None:
-        module.__dict__["forward"] = MethodType(forward, module)
-        self._modules.append(module)
+    def _install(self, module: nn.Module, forward: Any, name: str = "forward") -> None:
+        module.__dict__[name] = MethodType(forward, module)
+        self._forwards.append((module, name))
+
+    def _layer(self, where: str, module: nn.Module, linears: bool) -> None:
+        """What becomes of one of torch's layers for transformers."""
+        found = torch_layers.look(where, module, linears)
+        for name, forward in found.forwards.items():
+            self._install(module, forward, name)
+        self.replaced += found.replaced
+        self.kept += found.kept
+        self._taken.update(found.taken)
 
     def _linear(self, where: str, module: nn.Module) -> None:
         """Have a Linear that is in no pattern call our op."""
@@ -112,6 +121,10 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Rep
     of one token, since cuDNN would prepare each length of the cache behind it anew, and for what a model adds to
     attention: soft caps, biases by position, caches in pages.
 
+    MultiheadAttention called with need_weights=False attends by our op, TransformerEncoderLayer calls its modules in
+    eval mode, too, where torch has one function for all; but padded sequences, which TransformerEncoder then packs to a
+    nested tensor, run by that function as before.
+
     With `linears`, each other Linear is one call of `linear`, too.
 
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
@@ -139,6 +152,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Rep
                 report.replaced.append(Note(where, kind.__name__))
             else:
                 report.kept.append(Note(where, kind.__name__, "it does not compute weight · x / √(mean of x² + eps)"))
+        elif kind in torch_layers.KINDS:
+            report._layer(where, module, linears)
         elif kind is nn.Linear and linears:
             report._linear(where, module)
         elif _traceable(module):

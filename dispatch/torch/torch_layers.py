@@ -1,0 +1,209 @@
+"""Forwards for torch's own MultiheadAttention, TransformerEncoderLayer and TransformerDecoderLayer in a fused model.
+
+In eval mode the first two have one function of torch's do everything, past the modules in them and so past what
+`fuse` made of these. The forwards here call the modules. (That function computes GELU by erf, also where the layer was
+given GELU by tanh: in eval mode such a layer's results differ from those of the forward here, as they differ from its
+own in training.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from dispatch.torch import attention, fused
+from dispatch.torch.patterns import EXACT, HOOKS, Note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["KINDS", "Found", "look"]
+
+F = torch.nn.functional
+KINDS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+INNER = ("linear1", "activation", "dropout", "linear2")  # one behind the other
+
+
+class Found(NamedTuple):
+    """What becomes of a module."""
+
+    forwards: dict[str, Any]  # by the names of the methods that they are instead of
+    replaced: list[Note]
+    kept: list[Note]
+    taken: list[nn.Module]  # whose weights the forwards read
+
+
+def look(where: str, module: Any, linears: bool) -> Found:
+    """What `fuse` does to a module of one of the KINDS."""
+    if isinstance(module, nn.MultiheadAttention):
+        why = _why_not(module)
+        if why:
+            return Found({}, [], [Note(where, "MultiheadAttention", why)], [])
+        own = _multihead_with_linears if linears else _multihead
+        return Found({"forward": own}, [Note(where, "MultiheadAttention, with need_weights=False")], [], [])
+    found = Found({}, [], [], [])
+    if isinstance(module, nn.TransformerEncoderLayer):
+        found.forwards["forward"] = of_encoder_layer
+        found.replaced.append(Note(where, "TransformerEncoderLayer, whose modules are called in eval mode, too"))
+    first = f"{where}.linear1" if where else "linear1"
+    name, why = _activation(module)
+    if why:
+        found.kept.append(Note(first, "Linear", why))
+    else:
+        last = "dropout2" if isinstance(module, nn.TransformerEncoderLayer) else "dropout3"
+        found.forwards["_ff_block"] = _feed_forward(name, last)
+        found.replaced.append(Note(first, f"Linear + {'ReLU' if name == 'relu' else 'GELU'} + Linear"))
+        found.taken.extend((module.linear1, module.linear2))
+    return found
+
+
+# -- the layers ----------------------------------------------------------------------------------------------------
+def of_encoder_layer(
+    self: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+) -> Any:
+    """The forward of a TransformerEncoderLayer, module by module; a nested tensor is left to torch's."""
+    if src.is_nested:
+        return type(self).forward(self, src, src_mask, src_key_padding_mask, is_causal)
+    given = (src_mask, src_key_padding_mask, is_causal)
+    if self.norm_first:
+        x = src + self._sa_block(self.norm1(src), *given)
+        return x + self._ff_block(self.norm2(x))
+    x = self.norm1(src + self._sa_block(src, *given))
+    return self.norm2(x + self._ff_block(x))
+
+
+def _activation(layer: Any) -> tuple[str, str]:
+    """The activation between a layer's two linear ones, and why it is not fused with them."""
+    activation = layer.activation
+    inner = {name: getattr(layer, name) for name in INNER}
+    hooked = [
+        name
+        for name, module in inner.items()
+        if isinstance(module, nn.Module) and any(getattr(module, hooks) for hooks in HOOKS)
+    ]
+    if hooked:
+        return "", f"{hooked[0]} has hooks"
+    if any(type(inner[name]) is not nn.Linear or "forward" in inner[name].__dict__ for name in ("linear1", "linear2")):
+        return "", "it or the one behind it is no plain Linear"
+    if activation in (F.relu, torch.relu) or type(activation) is nn.ReLU:
+        return "relu", ""
+    if type(activation) is nn.GELU and activation.approximate == "tanh":
+        return "gelu", ""
+    if activation is F.gelu or type(activation) is nn.GELU:
+        return "", EXACT
+    return "", "no ReLU or GELU is right behind it"
+
+
+def _feed_forward(name: str, last: str) -> Callable[[Any, Any], Any]:
+    def feed_forward(self: Any, x: Any) -> Any:
+        one, two = self.linear1, self.linear2
+        if self.training and self.dropout.p > 0:
+            y = two(self.dropout(fused.linear(x, one.weight, one.bias, name)))
+        else:
+            y = fused.mlp(x, one.weight, one.bias, two.weight, two.bias, name)
+        return getattr(self, last)(y)
+
+    return feed_forward
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+def _why_not(module: nn.MultiheadAttention) -> str:
+    if not module._qkv_same_embed_dim:
+        return "its keys or values have another width than its queries"
+    if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+        return "it adds a key and a value of its own"
+    if module.head_dim % 8 or module.head_dim > fused.WIDEST:
+        return f"its heads are {module.head_dim} wide: cuDNN takes multiples of 8 up to {fused.WIDEST}"
+    return ""
+
+
+def _by(project: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    """The forward of a MultiheadAttention whose linear layers are computed by this."""
+
+    def of_multihead_attention(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        key_padding_mask: Any = None,
+        need_weights: bool = True,
+        attn_mask: Any = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Any:
+        if need_weights or not _takes(self, query, key, value, key_padding_mask, attn_mask, is_causal):
+            choices = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return type(self).forward(self, query, key, value, *choices)
+        q, k, v = (_heads(self, t) for t in _projected(self, query, key, value, project))
+        causal = is_causal and key_padding_mask is None  # as torch takes it, else the mask counts
+        mask = None if causal else _merged(attn_mask, key_padding_mask, q, k)
+        dropped = self.dropout if self.training else 0.0
+        y = fused.scaled_dot_product_attention(q, k, v, mask, dropped, causal)
+        y = y.transpose(1, 2) if self.batch_first else y.permute(2, 0, 1, 3)
+        return project(y.flatten(-2), self.out_proj.weight, self.out_proj.bias), None
+
+    return of_multihead_attention
+
+
+_multihead = _by(F.linear)
+_multihead_with_linears = _by(lambda x, weight, bias: fused.linear(x, weight, bias, None))
+
+
+def _takes(self: Any, query: Any, key: Any, value: Any, padding: Any, mask: Any, is_causal: bool) -> bool:
+    """Whether both torch's own and cuDNN take the operands; the rest is torch's, or torch's to refuse."""
+    given = (query, key, value)
+    if any(t.ndim != 3 or t.is_nested or t.shape[2] != self.embed_dim or not t.numel() for t in given):
+        return False
+    if not fused.fit(attention.DTYPES, *given, self.in_proj_weight, self.out_proj.weight):
+        return False
+    batch, tokens = (0, 1) if self.batch_first else (1, 0)
+    n, queries, keys = query.shape[batch], query.shape[tokens], key.shape[tokens]
+    fits = key.shape == value.shape and key.shape[batch] == n and max(queries, keys) > 1
+    fits = fits and not (is_causal and mask is None)
+    shapes = ((queries, keys), (n * self.num_heads, queries, keys))
+    return fits and _is_mask(mask, shapes, query) and _is_mask(padding, ((n, keys),), query)
+
+
+def _is_mask(mask: Any, shapes: tuple[tuple[int, ...], ...], query: Any) -> bool:
+    if mask is None:
+        return True
+    return mask.dtype in (torch.bool, query.dtype) and mask.device == query.device and tuple(mask.shape) in shapes
+
+
+def _merged(mask: Any, padding: Any, q: Any, k: Any) -> Any:
+    """The mask (…, queries, keys) of both: True for keys that are seen, or what is added to the scores."""
+    n, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    given = []
+    if mask is not None:
+        given.append(mask[None, None] if mask.ndim == 2 else mask.reshape(n, heads, queries, keys))
+    if padding is not None:
+        given.append(padding.reshape(n, 1, 1, keys))
+    if not given:
+        return None
+    if all(one.dtype == torch.bool for one in given):
+        return ~(given[0] if len(given) == 1 else given[0] | given[1])
+    added = [one if one.dtype != torch.bool else q.new_zeros(one.shape).masked_fill(one, -torch.inf) for one in given]
+    return added[0] if len(added) == 1 else added[0] + added[1]
+
+
+def _projected(self: Any, query: Any, key: Any, value: Any, project: Any) -> Any:
+    """Queries, keys and values by as few products as there are different operands."""
+    weight, bias, width = self.in_proj_weight, self.in_proj_bias, self.embed_dim
+    if query is key and key is value:
+        return project(query, weight, bias).chunk(3, -1)
+    bounds = ((query, 0, 1), (key, 1, 3)) if key is value else ((query, 0, 1), (key, 1, 2), (value, 2, 3))
+    found: list[Any] = []
+    for x, start, stop in bounds:
+        rows = slice(start * width, stop * width)
+        y = project(x, weight[rows], None if bias is None else bias[rows])
+        found += y.chunk(stop - start, -1)
+    return found
+
+
+def _heads(self: Any, x: Any) -> Any:
+    """(batch, heads, tokens, head), a view."""
+    x = x.unflatten(-1, (self.num_heads, self.head_dim))
+    return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
