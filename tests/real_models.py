@@ -161,13 +161,13 @@ def tokens(small: bool) -> torch.Tensor:
 
 
 CASES = {
-    "llama": Case("transformers", llama, tokens, 5),
-    "vit": Case("transformers", vit, images(32, 128), 7),
+    "llama": Case("transformers", llama, tokens, 7),
+    "vit": Case("transformers", vit, images(32, 128), 9),
     "convnext": Case("transformers", convnext, images(32, 128), 13),
     "timm-vit": Case("timm", timm_vit, images(32, 224), 9),
     "timm-convnext": Case("timm", timm_convnext, images(32, 128), 9),
     "resnet": Case("torchvision", resnet, images(64, 128), 12, kinked=True),
-    "encoder": Case("torch", encoder, lambda small: torch.randn((4, 16, 64) if small else (8, 128, 768)), 4),
+    "encoder": Case("torch", encoder, lambda small: torch.randn((4, 16, 64) if small else (8, 128, 768)), 8),
 }
 
 

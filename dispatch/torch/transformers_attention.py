@@ -56,6 +56,8 @@ def why_not(module: nn.Module) -> str:
         return "its forward compares the name of its attention function with 'sdpa'"
     if any("position_bias" in some for some in constants):  # the name of an argument
         return "it adds a bias by position to its scores"
+    if getattr(module, "attn_logit_softcapping", None) is not None:
+        return "it caps its scores"
     interface = forward.__globals__.get(INTERFACE)
     if interface is None or interface["sdpa"] is not _of_transformers():
         return "the sdpa function that it calls is not transformers' own"

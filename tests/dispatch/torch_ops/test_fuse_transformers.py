@@ -111,6 +111,10 @@ class Biased(Attention):
         return attend(self, x, x, x, None, position_bias=x)
 
 
+class Capped(Attention):
+    attn_logit_softcapping = 50.0
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """Have `dispatch` find the functions above where those of transformers are."""
@@ -211,6 +215,7 @@ def test_dropout_by_our_op(calls):
         (Attention, "eager", "its config chooses 'eager' for attention, not 'sdpa': "),
         (Compares, "sdpa", "its forward compares the name of its attention function with 'sdpa'"),
         (OfItsOwn, "sdpa", "it does not read config._attn_implementation of its own"),
+        (Capped, "sdpa", "it caps its scores"),
         (Biased, "sdpa", "it adds a bias by position to its scores"),
     ],
 )
