@@ -66,7 +66,7 @@ class Monitor:
         by_fd = {link.socket.fileno(): queue for link, queue in zip(child.links, self.queues, strict=True)}
         control = child.control.fileno()
         for fd in (control, *by_fd):
-            self.poll.register(fd, select.EPOLLIN)  # what is closed is no longer in it
+            self.poll.register(fd, select.EPOLLIN)
         while child is self.children.present and not self.cooling_down and not self.is_over():
             loss: ChildLoss | None = None
             heard = False
@@ -76,7 +76,7 @@ class Monitor:
                     os.eventfd_read(self.bell)
                 elif fd == control:
                     heard = True
-                else:
+                elif fd in by_fd:  # else of a child before: whoever forks holds its ends for a moment longer
                     loss = loss or self._read(by_fd[fd])
             if not events or any(fd == self.bell or event & select.EPOLLOUT for fd, event in events):
                 for queue in self.queues:

@@ -212,6 +212,9 @@ class ProcessPool(Monitor, WorkerPool):
                 queue.link = None
         if self._child is None:
             return
+        for end in (self._child.control, *(link.socket for link in self._child.links)):
+            with suppress(OSError, ValueError):  # only closed it may stay in there, by the copy of a forked process
+                self.poll.unregister(end)
         for queue, link in zip(self.queues, self._child.links, strict=True):
             with suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves

@@ -483,6 +483,29 @@ def test_memory_made_while_the_child_is_replaced_reaches_the_next_one(open_super
         assert out.numpy().all()
 
 
+def test_ends_of_a_child_before_that_a_forked_process_holds_are_passed_over(open_supervisor, monkeypatch):
+    """Closed here, and open in a copy, they stay among what is listened to, and tell that nobody is there."""
+    with open_supervisor(streams=1) as sup:
+        request = trouble_of(sup, "fine")
+        sup.submit(request).result(PATIENCE)
+        link = sup._pool._child.links[0].socket
+        copy = os.dup(link.fileno())
+        os.kill(child_of(sup), signal.SIGKILL)
+        sup.submit(request).result(PATIENCE)
+        stale, other = os.pipe()
+        os.close(other)
+        looked, patience = threading.Semaphore(0), sup._pool._patience
+        monkeypatch.setattr(sup._pool, "_patience", lambda: looked.release() or patience())
+        sup._pool.poll.register(stale, select.EPOLLIN)  # told of at once, and again and again
+        for _ in range(5):
+            assert looked.acquire(timeout=PATIENCE)
+        sup.submit(request).result(PATIENCE)
+        assert sup.generation == 2
+        sup._pool.poll.unregister(stale)
+        os.close(stale)
+        os.close(copy)
+
+
 PARENT = """
 import os, signal, sys, time
 import dispatch as dp, trouble
