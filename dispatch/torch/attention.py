@@ -130,9 +130,11 @@ def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any
         raise BadRequest("attn_mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {scores}")
     mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
     mask = mask.expand(*mask.shape[:2], *scores[2:])
-    hidden = ~mask if mask.dtype == torch.bool else mask.detach() == -torch.inf
-    zeros = query.new_zeros(()) if mask.dtype == torch.bool else mask
-    return torch.where(hidden, NEVER[query.dtype], zeros), hidden.all(-1, keepdim=True)
+    never = NEVER[query.dtype]
+    if mask.dtype == torch.bool:
+        return torch.where(mask, query.new_zeros(()), never), ~mask.any(-1, keepdim=True)
+    # What is lower than that has no weight either, but beside others as low it has its share, as in torch.
+    return mask.clamp(min=never), (mask.detach() == -torch.inf).all(-1, keepdim=True)
 
 
 def _ready(x: Any) -> Any:

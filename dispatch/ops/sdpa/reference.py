@@ -149,10 +149,14 @@ def weights_of(request: SdpaRequest, work: np.dtype[Any], stats: Array | None = 
         scores = scores + values(request.bias, work)
     scores = np.where(visible(request), scores, -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if stats is None:
-            top = _seen(scores.max(axis=-1, keepdims=True))
-            stats = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
-        return Weights(np.exp(scores - _seen(stats)), stats, scores)
+        if stats is not None:
+            return Weights(np.exp(scores - _seen(stats)), stats, scores)
+        top = _seen(scores.max(axis=-1, keepdims=True))
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=-1, keepdims=True)
+        # Not by the statistics, which are too coarse where all scores of a query are of a large magnitude.
+        weights = weights / np.where(total == 0, total.dtype.type(1), total)
+        return Weights(weights, top + np.log(total), scores)
 
 
 def _seen(top: Array) -> Array:

@@ -112,3 +112,18 @@ def test_what_does_not_fit_is_refused_by_name():
             call()
     with pytest.raises(NoRow, match="multiple of 8"):
         attend(q[..., :4].contiguous(), k[..., :4].contiguous(), v)
+
+
+def test_a_row_of_the_lowest_numbers_has_equal_weights_as_in_torch():
+    """As some models write masks: finite, so that nothing is hidden from a query that sees nothing else."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 4, 8).bfloat16() for _ in range(3))
+    mask = torch.zeros(1, 1, 4, 4).bfloat16()
+    mask[..., 1, :] = torch.finfo(torch.bfloat16).min
+    mask[..., 2, 1:] = torch.finfo(torch.bfloat16).min
+    mask[..., 3, :] = -torch.inf
+    y = attention.scaled_dot_product_attention(q, k, v, mask)
+    right = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask.double())
+    right[..., 1, :] = v.double().mean(2)
+    right[..., 3, :] = 0
+    torch.testing.assert_close(y.double(), right, rtol=2e-2, atol=2e-2)
