@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,3 +132,21 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed, name = request.config.stash[SEED], request.node.stash[NAME]
     print(f"rng: --seed={seed} for {name}")  # pytest shows it when the test fails
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many requests are made, by op."""
+    from dispatch.core.operands import OperandRequest
+    from dispatch.ops.matmul.request import MatmulRequest
+
+    count: Counter[str] = Counter()
+    for kind in (OperandRequest, MatmulRequest):
+        before = kind.__post_init__
+
+        def counted(self: Any, before: Any = before) -> None:
+            count[type(self).op] += 1
+            before(self)
+
+        monkeypatch.setattr(kind, "__post_init__", counted)
+    return count

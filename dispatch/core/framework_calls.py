@@ -76,36 +76,42 @@ def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices:
 
     `operands` and `choices` are the call's own, in the order of the class's fields.
     """
-    executor = _executor_of(request, operands, choices)
-    if executor is None:
+    memory = _memory_of(request, operands, choices)
+    if memory is None:
         return
-    found, key = ways.of(request.framework, request.framework.code).key(*operands, *choices)
-    if found is executor:
-        take = _take(request, *fields_of(type(request)), choices, {}, {})
-        if take is not None:
-            _keep(executor, key, take)
+    key = ways.of(request.framework, request.framework.code).key(*operands, *choices)[1]
+    take = _take(request, *fields_of(type(request)), choices, {}, {})
+    if take is not None:
+        _keep(memory, key, take)
 
 
-def _executor_of(request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]) -> Any:
-    """The executor that may remember a call that went through a request, and is found by its stream; None for none."""
+def _memory_of(
+    request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
+) -> dict[Any, Callable[..., Any]] | None:
+    """Where a call that went through a request is remembered, for who finds the executor by its stream; None: nowhere.
+
+    It is another one once the table has changed, which another thread may do at any time: then nobody looks here.
+    """
     framework, bound = request.framework, request.bound
     code = None if framework is None else framework.code
-    if code is None or request.addresses() is None or getattr(bound, "executor", None) is None:
+    executor: Any = getattr(bound, "executor", None)
+    if code is None or executor is None or request.addresses() is None:
         return None
-    executor, device = bound.executor, request.device
+    memory: dict[Any, Callable[..., Any]] = executor.calls
     if executor.plans is not bound.plans or not all(one is None or type(one) in code.kinds for one in operands):
         return None
+    device = request.device
     handle = framework.lasting(device)
     if handle is None or handle != (executor.stream.c_handle.value or 0) or not all(map(is_constant, choices)):
         return None
     current.by_handle[device.ordinal, handle] = executor
-    return executor
+    return memory
 
 
-def _keep(executor: Any, key: Any, take: Callable[..., Any]) -> None:
-    if len(executor.calls) >= MAX_CALLS:
-        executor.calls.pop(next(iter(executor.calls)), None)
-    executor.calls[key] = take
+def _keep(memory: dict[Any, Callable[..., Any]], key: Any, take: Callable[..., Any]) -> None:
+    if len(memory) >= MAX_CALLS:
+        memory.pop(next(iter(memory)), None)
+    memory[key] = take
 
 
 def _never(*_: Any) -> Any:
@@ -149,21 +155,17 @@ class Repeated:
         `views` has the function's operand for each of the request's, `shapes` those of the outputs that the request
         makes: of dense memory, which the function gives back in another shape than the request's.
         """
-        executor = _executor_of(request, operands, choices)
-        if executor is None:
+        memory = _memory_of(request, operands, choices)
+        if memory is None:
             return
         if self._way is None:
             code = request.framework.code
             self._way = _way(self, self.operands[0], self.operands, self._needed, self.choices, code)
             self.run = self._way.run
-        found, key = self._way.key(*operands, *choices)
-        if found is executor:
-            own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
-            same_memory = all(
-                tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors()
-            )
-            take = _take(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
-            _keep(executor, key, _never if take is None else take)
+        own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
+        same_memory = all(tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors())
+        take = _take(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
+        _keep(memory, self._way.key(*operands, *choices)[1], _never if take is None else take)
 
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
@@ -224,6 +226,7 @@ class Form(NamedTuple):
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
+    sized: tuple[str, ...]  # of those given, which have elements, and so memory
     unusual: tuple[str, ...]  # conditions of elements that are not as they lie in memory
 
 
@@ -265,6 +268,7 @@ def _take(
         results=tuple(names[id(one)] for one in results),
         is_tuple=isinstance(result, tuple),
         pairs=tuple(pairs),
+        sized=tuple(name for name, (tensor, _) in uses.items() if tensor.layout.size),
         unusual=tuple(guard.format(x=name) for name, guard in guards.items() if guard),
     )
     bounds = [bounds_of(uses[one][0].layout, uses[other][0].layout) for one, other, _ in form.pairs]
@@ -281,6 +285,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     conditions = [
         *(f"type({name}) not in _kinds" for name in given),
         f"({code.watching} and ({watched}))",
+        *([f"not ({' and '.join(f'_at_{name}' for name in form.sized)})"] if form.sized else []),
         *form.unusual,
         *starmap(meeting, enumerate(form.pairs)),
     ]

@@ -374,9 +374,9 @@ anew(Device, "opening", threading.RLock)
 
 def _forget_closed_devices() -> None:
     """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
-    streams, executors = current.own_streams, current.executors
-    current.own_streams = {device: stream for device, stream in streams.items() if device.alive}
-    current.executors = {stream: executor for stream, executor in executors.items() if stream.device.alive}
+    current.own_streams = {device: stream for device, stream in current.own_streams.items() if device.alive}
+    current.executors = {stream: one for stream, one in current.executors.items() if stream.device.alive}
+    current.by_handle = {key: one for key, one in current.by_handle.items() if one.stream.device.alive}
 
 
 def _forget_an_executor(stream: Stream) -> None:

@@ -287,8 +287,11 @@ def alike(value):
     return [value]
 
 
-def judge(dev, rng, rounds=ROUNDS):
-    """What ends otherwise by a call than by a request, up to the first; how many calls of each op made no request."""
+def judge(dev, rng, rounds=ROUNDS, both=both, converted=lambda fields: fields):
+    """What ends otherwise by a call than by a request, up to the first; how many calls of each op made no request.
+
+    `converted` makes the operands those of another library, or gives None where it has no such.
+    """
     drawn, differences, quick = Drawn(dev, rng), [], Counter()
     before = OperandRequest.__post_init__
     made = Counter()
@@ -306,7 +309,7 @@ def judge(dev, rng, rounds=ROUNDS):
             fields = drawn.base(kind, gaps=0.1)
             variants = [fields, drawn.again(fields), drawn.changed(kind, fields)]
             variants += [drawn.again(variants[-1]), drawn.changed(kind, fields), drawn.again(fields)]
-            for given in variants:
+            for given in filter(None, map(converted, variants)):
                 first = given[kind.plain_reads()[0]]
                 if isinstance(first, np.ndarray) or (isinstance(first, Tensor) and first.device is drawn.pool.other):
                     continue  # it is for that device to run
@@ -328,18 +331,18 @@ def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
     assert len(dev.executor().calls) > 100
 
 
-def reordered(change):
+def reordered(change, module=remembered):
     """A mutation of a form."""
 
     def mutate(monkeypatch):
-        maker = remembered._maker
-        monkeypatch.setattr(remembered, "_maker", lambda form: maker(change(form)))
+        maker = module._maker
+        monkeypatch.setattr(module, "_maker", lambda form: maker(change(form)))
 
     return mutate
 
 
-def replaced(name, other):
-    return lambda monkeypatch: monkeypatch.setattr(remembered, name, other)
+def replaced(name, other, module=remembered):
+    return lambda monkeypatch: monkeypatch.setattr(module, name, other)
 
 
 def swapped(names):

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core.operands import OperandRequest
 from dispatch.errors import BadRequest
-from dispatch.ops.matmul.request import MatmulRequest
 
 pytestmark = pytest.mark.usefixtures("dev")
 BOUNDS = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 2e-3}  # of the largest element; f32 may be TF32
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """How many requests are made, by op."""
-    count = Counter()
-    for kind in (OperandRequest, MatmulRequest):
-        before = kind.__post_init__
-
-        def counted(self, before=before):
-            count[type(self).op] += 1
-            before(self)
-
-        monkeypatch.setattr(kind, "__post_init__", counted)
-    return count
 
 
 def matrix(torch, rng, rows, columns, dtype):
@@ -175,6 +157,15 @@ def test_what_torch_follows_is_refused_after_good_calls(torch):
         assert dp.softmax(x.clone().requires_grad_()).shape == x.shape
     with pytest.raises(BadRequest, match="overlaps"):
         dp.softmax(x[:4], out=x[1:5])
+
+
+def test_memory_that_was_let_go_is_refused_after_good_calls(torch):
+    for _ in range(3):
+        dp.softmax(torch.randn(8, 64, device="cuda"))
+    gone = torch.empty(8, 64, device="cuda")
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(BadRequest, match="let go"):
+        dp.softmax(gone)
 
 
 def test_ours_and_theirs_stay_in_order(torch, dev):

@@ -91,6 +91,9 @@ class Torch(Framework):
         except RuntimeError as error:
             what = "a tensor of a transformation of torch's (vmap, grad, functionalize, …)"
             raise BadRequest(operand, what, "one with memory", str(error)) from None
+        if not ptr and given.numel():  # FSDP lets go of parameters so, between their uses
+            what, hint = "a tensor whose memory was let go, or was never there", "x.clone(), once it is there again"
+            raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
         home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
         return Adopted(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)

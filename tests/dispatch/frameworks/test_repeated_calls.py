@@ -11,22 +11,18 @@ import gc
 import importlib.util
 import threading
 import weakref
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.core import framework_calls
-from dispatch.core.operands import OperandRequest
 from dispatch.device.frameworks import frameworks
 from dispatch.device.frameworks.framework import Adopted
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
 from dispatch.ops import matmul
-from dispatch.ops.matmul.request import MatmulRequest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -175,34 +171,7 @@ def both(dev, kind, fields):
 
 
 def judge(dev, rng, rounds=ROUNDS):
-    drawn, differences, quick, made = calls.Drawn(dev, rng), [], Counter(), Counter()
-    before = OperandRequest.__post_init__
-
-    def counted(self):
-        made[type(self).op] += 1
-        before(self)
-
-    OperandRequest.__post_init__ = counted
-    try:
-        for turn in range(rounds):
-            if differences:
-                break
-            kind = drawn.kinds[turn % len(drawn.kinds)]
-            fields = drawn.base(kind, gaps=0.1)
-            variants = [fields, drawn.again(fields), drawn.changed(kind, fields)]
-            variants += [drawn.again(variants[-1]), drawn.changed(kind, fields), drawn.again(fields)]
-            for given in map(converted, variants):
-                if given is None or isinstance(given[kind.plain_reads()[0]], np.ndarray):
-                    continue
-                count = made[kind.op]
-                call, request = both(dev, kind, given)
-                quick[kind.op] += made[kind.op] < count + 2 and bool(call[1])
-                if call != request:
-                    differences.append((kind.op, given, call, request))
-    finally:
-        OperandRequest.__post_init__ = before
-        drawn.close()
-    return differences, quick, drawn
+    return calls.judge(dev, rng, rounds, both, converted)
 
 
 def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
@@ -211,20 +180,9 @@ def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
     assert all(quick[kind.op] > 10 for kind in drawn.kinds), quick
 
 
-def reordered(change):
-    def mutate(monkeypatch):
-        maker = framework_calls._maker
-        monkeypatch.setattr(framework_calls, "_maker", lambda form: maker(change(form)))
-
-    return mutate
-
-
-def replaced(name, other):
-    return lambda monkeypatch: monkeypatch.setattr(framework_calls, name, other)
-
-
-def swapped(names):
-    return (names[1], names[0], *names[2:]) if len(names) > 1 else names
+reordered = partial(calls.reordered, module=framework_calls)
+replaced = partial(calls.replaced, module=framework_calls)
+swapped = calls.swapped
 
 
 MUTATIONS = {
@@ -263,21 +221,6 @@ class Subclass(torch.Tensor):
 
 def softmax(x, **more):
     return dp.softmax(x, **more)
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """How many requests are made."""
-    count = Counter()
-    for kind in (OperandRequest, MatmulRequest):
-        before = kind.__post_init__
-
-        def counted(self, before=before):
-            count[type(self).op] += 1
-            before(self)
-
-        monkeypatch.setattr(kind, "__post_init__", counted)
-    return count
 
 
 @pytest.mark.usefixtures("dev")
@@ -377,6 +320,36 @@ def test_the_table_is_asked_again_once_it_has_changed(dev, made):
     dev.forget_plans()
     softmax(randn(8, 16))
     assert made["softmax"] == 2
+
+
+def test_a_plan_is_not_kept_where_the_table_changed_meanwhile(dev, made, monkeypatch):
+    take = framework_calls._take
+
+    def changes(*given):
+        dev.forget_plans()
+        return take(*given)
+
+    monkeypatch.setattr(framework_calls, "_take", changes)
+    for turn in range(1, 4):
+        softmax(randn(8, 16))
+        assert not dev.executor().calls
+        assert made["softmax"] == turn
+
+
+@pytest.mark.usefixtures("dev")
+def test_memory_that_was_let_go_is_refused_after_good_calls():
+    """As FSDP has it between two uses of a parameter: the tensor is as before, and nothing lies behind it."""
+    for _ in range(2):
+        softmax(randn(8, 16))
+        dp.matmul(randn(8, 16), randn(16, 4))
+    gone = torch.empty(8, 16)
+    gone.untyped_storage().resize_(0)
+    for given in (gone, torch._efficientzerotensor(8, 16)):
+        assert given.data_ptr() == 0
+        for call in (softmax, lambda x: dp.matmul(x, randn(16, 4)), lambda x: softmax(randn(8, 16), out=x)):
+            with pytest.raises(BadRequest, match="let go, or was never there"):
+                call(given)
+    assert softmax(torch.empty(0, 16)).shape == (0, 16)
 
 
 def test_operands_of_several_libraries_make_a_request(dev, made):
