@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
         raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
     if is_plain and not followed(query, key, value) and ATTENTION.direct(query, key, value):
-        return _alone(query, key, value, is_causal, scale)
+        return _inference(query, key, value, is_causal, scale)
     bias, blind = _bias_of(attn_mask, query, key, is_causal)
     # Drawn here, so that the op gives the same for the same operands, as torch.compile takes it to.
     seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=query.device) if dropout_p else None
@@ -81,7 +81,7 @@ def scaled_dot_product_attention(
 REPEATED = Repeated(("query", "key", "value"), ("is_causal", "scale"))
 
 
-def _alone(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
+def _inference(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
     """O without what a gradient reads; the next call like it is to find the plan."""
     choices = _choices(None, None, 0.0, is_causal, scale)
     ready = (_ready(query), _ready(key), _ready(value))

@@ -62,6 +62,8 @@ def rms_norm(
 
 def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> torch.Tensor:
     y: torch.Tensor
+    if type(normalized_shape) in (torch.Size, list):
+        normalized_shape = tuple(normalized_shape)
     if weight is not None and quiet():
         y = REPEATED.run(x, weight, bias, mode, eps, normalized_shape)
         if y is not UNFIT:
@@ -92,14 +94,14 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     if followed(x, weight, bias) or not NORM.direct(x, weight, bias):
         y = NORM(x, weight, bias, mode, eps)[0]
     else:
-        y = _alone(x, weight, bias, (mode, eps, normalized_shape))
+        y = _inference(x, weight, bias, (mode, eps, normalized_shape))
     return y
 
 
 REPEATED = Repeated(("x", "weight", "bias"), ("mode", "eps", "shape"), optional=("bias",))
 
 
-def _alone(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequence[int]]) -> Any:
+def _inference(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequence[int]]) -> Any:
     """y without statistics; the next call like it is to find the plan."""
     mode, eps, _ = choices
     folded = _folded(x, weight)

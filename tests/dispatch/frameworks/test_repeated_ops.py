@@ -20,7 +20,7 @@ from dispatch.torch import attention, norms, products, shared  # noqa: E402
 spec = importlib.util.spec_from_file_location("repeated_calls", Path(__file__).with_name("test_repeated_calls.py"))
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
-dev, made, randn = calls.dev, calls.made, calls.randn
+dev, randn = calls.dev, calls.randn
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +139,15 @@ def test_other_shapes_strides_and_choices_are_other_calls(made):
                     y = ops.linear(randn(rows, 2, 8).transpose(0, 1), randn(4, 8))
                     assert tuple(y.shape) == (2, rows, 4)
     assert made["matmul"] <= 2 * 3 + 2 * 9
+
+
+def test_a_shape_may_be_of_torch_or_a_list(made):
+    with torch.no_grad():
+        for _ in range(3):
+            x, w = randn(3, 8), randn(8)
+            for shape in ((8,), [8], x.shape[-1:]):
+                assert ops.rms_norm(x, shape, w).shape == x.shape
+    assert made["norm_fwd"] == 1
 
 
 def test_what_is_copied_for_a_call_is_copied_each_time(dev):
