@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["of_device", "of_module", "of_tensor"]
+__all__ = ["of_argument", "of_device", "of_module", "of_tensor"]
 
 OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
 NORM = "dispatch.norm_fwd(x, scale, bias, mode={!r})"
@@ -45,6 +45,29 @@ TENSOR = {
     **dict.fromkeys(("cpu", "cuda", "to"), COPIES),
     **{name: f"x.astype({kind!r})" for name, kind in (("bfloat16", "bf16"), ("float", "f32"), ("half", "f16"))},
 }
+
+ARGUMENT = {
+    **dict.fromkeys(("activation", "act"), ("epilogue", "mode")),
+    **dict.fromkeys(("dim", "dims", "axis"), ("axis", "axes")),
+    **dict.fromkeys(("causal", "is_causal"), ("right_bound=0",)),
+    **dict.fromkeys(("dtype", "output_dtype"), ("out_dtype",)),
+    **dict.fromkeys(("eps",), ("epsilon",)),
+    **dict.fromkeys(("gamma",), ("scale",)),
+    **dict.fromkeys(("input", "self"), ("x", "a", "q")),
+    **dict.fromkeys(("kernel", "kernel_size", "size"), ("window",)),
+    **dict.fromkeys(("mat2", "other"), ("b",)),
+    **dict.fromkeys(("output", "result"), ("out",)),
+    **dict.fromkeys(("padding",), ("pad",)),
+    **dict.fromkeys(("residual", "add"), ("c", "residual")),
+    **dict.fromkeys(("weight", "weights", "filter"), ("w", "weights", "scale")),
+    **dict.fromkeys(("transpose_a", "transa", "trans_a"), ("a=a.T",)),
+    **dict.fromkeys(("transpose_b", "transb", "trans_b"), ("b=b.T",)),
+}  # by an argument's name in NumPy or torch: those it may be here, of which an op has one
+
+
+def of_argument(name: str, known: list[str]) -> str:
+    """The argument of an op that is called so in NumPy or torch, with its value where that says it; "" for none."""
+    return next((one for one in ARGUMENT.get(name.lower(), ()) if one.partition("=")[0] in known), "")
 
 
 def of_device(name: str) -> str:

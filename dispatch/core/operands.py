@@ -16,6 +16,7 @@ from dispatch.checks import check_kinds
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.core.request_class import check_class_body, check_request_class
+from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
@@ -199,7 +200,7 @@ class OperandRequest(Request[R_co]):
         names = {field.name for field in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
         for name in operands:
             if name not in names:
-                raise BadRequest(name, "an operand", f"one of {', '.join((*self.reads, *self.writes))}")
+                refuse_operand(name, (*self.reads, *self.writes))
         return replace(self, **operands)  # type: ignore[type-var]
 
     def describe(self) -> str:

@@ -15,6 +15,7 @@ from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tu
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_class import check_request_class
+from dispatch.core.unknown_arguments import name_unknown, refuse_unknown, signature_of
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 
@@ -48,7 +49,8 @@ def request_function(
 
     Raises BadRequestClass where the class lacks what a request needs.
 
-    `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request.
+    `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request. It has
+    a `**unknown`, too, and leaves what is in there to `refuse_unknown`: Python's own error names no other argument.
     """
     kind: Any = request_class
     check_request_class(kind)
@@ -56,6 +58,9 @@ def request_function(
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name
     function.__module__ = kind.__module__
+    signature = signature_of(kind)
+    name_unknown(kind, signature)
+    function.__signature__ = signature.replace(return_annotation=_result(kind))
     function.__annotations__ = {field.name: field.type for field in fields(kind)} | {"return": _result(kind)}
     function.__doc__ = _documentation(kind)
     return cast("Callable[P, R]", function)
@@ -79,8 +84,7 @@ def request_function_of_either(
     otherwise.
     """
     function: Any = request_function(first, name, call)
-    parameters = inspect.signature(first).parameters.values()
-    function.__signature__ = inspect.Signature(list(parameters), return_annotation=_result(first))
+    name_unknown(second, signature_of(second))
     text, entries, _ = _sections(second)
     function.__doc__ = f"{function.__doc__}\n\nOr: {text}\n\nArgs:\n{entries}"
     return cast("OfEither[P, R, Q, S]", function)
@@ -136,7 +140,12 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
         parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
         passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
     made = f"_kind({', '.join(passed)})"
-    scope: dict[str, Any] = {"_kind": kind, "_run": run, "_defaults": {field.name: field.default for field in given}}
+    scope: dict[str, Any] = {
+        "_kind": kind,
+        "_run": run,
+        "_refuse_unknown": refuse_unknown,
+        "_defaults": {field.name: field.default for field in given},
+    }
     values = ", ".join(field.name for field in given)
     if unpacked is not None:
         scope["_unpacked"] = unpacked
@@ -149,7 +158,8 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
         scope |= {"_Tensor": Tensor, "_ways": Ways(kind, reads[0]), "_learn": learn}
         lines = _lines_of_call(kind, reads[0], made, by_request)
-    exec("\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), scope)
+    lines = ["if _unknown:", f"    _refuse_unknown({name!r}, _kind, _unknown)", *lines]
+    exec("\n    ".join([f"def {name}({', '.join(parameters)}, **_unknown):", *lines]), scope)
     return scope[name]
 
 
@@ -158,7 +168,7 @@ def _lines_of_call(kind: Any, first: str, made: str, by_request: list[str]) -> l
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
     return [
-        f"if type({first}) is not _Tensor:",
+        f"if {first}.__class__ is not _Tensor:",
         f"    _way = _ways.get(type({first}))",
         "    if _way is not None:",
         f"        _result = _way({', '.join((*operands, *choices))})",

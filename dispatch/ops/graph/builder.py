@@ -19,6 +19,7 @@ from dispatch.checks import check_int, whole
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import each
 from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
@@ -188,7 +189,7 @@ def _request_of(
     known = [name for name, _ in named]
     for name in operands:
         if name not in known:
-            raise BadRequest(name, "an operand", f"one of {', '.join(known)}")
+            refuse_operand(name, known)
     return GraphRequest(graph, named, tuple(operands.get(name) for name in known), tf32, deterministic, autotune)
 
 

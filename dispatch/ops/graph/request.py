@@ -14,6 +14,7 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, check_type, shown
 from dispatch.core.overlap import overlap
 from dispatch.core.request import Argument, NamedArguments, Operands, Request, Signature, Unpacked, Use
+from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -153,7 +154,7 @@ class GraphRequest(Request):
         names = [name for name, _ in self.named]
         for name in operands:
             if name not in names:
-                raise BadRequest(name, "an operand", f"one of {', '.join(names)}")
+                refuse_operand(name, names)
         given = tuple(operands.get(name, old) for name, old in zip(names, self.given, strict=True))
         return replace(self, given=given)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request_function import request_function_of_either
+from dispatch.core.unknown_arguments import refuse_unknown
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -62,8 +63,11 @@ def _grouped_matmul(
     fast_accum: Any = False,
     config: Any = None,
     library: Any = None,
+    **unknown: Any,
 ) -> Any:
     """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
+    if unknown:
+        refuse_unknown("grouped_matmul", GroupedMatmulRequest, unknown)
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
         return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, library)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):

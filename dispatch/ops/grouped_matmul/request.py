@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.checks import as_array
 from dispatch.core.operand_checks import check_extents
+from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -111,7 +112,7 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
     def replace(self, **operands: Tensor) -> Self:
         for name in operands:
             if name not in (*TENSORS, "alpha"):
-                raise BadRequest(name, "no operand of this request", f"one of {', '.join(TENSORS)}, alpha")
+                refuse_operand(name, (*TENSORS, "alpha"))
         changed: dict[str, Any] = operands
         return replace(self, **changed)
 

@@ -18,6 +18,7 @@ from dispatch.core.remembered import UNFIT, fields_of
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
+from dispatch.core.unknown_arguments import refuse_unknown
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Choice, Compute, Epilogue
@@ -114,10 +115,12 @@ def _matmul(
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | str | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
     autotune: bool = False, reduced_precision: bool = False, operands: Any = NO_OPERANDS, config: Config | None = None,
-    library: str | None = None,
+    library: str | None = None, **unknown: Any,
 ) -> Any:
     # fmt: on
     """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
+    if unknown:
+        refuse_unknown("matmul", MatmulRequest, unknown)
     if type(a) is not Tensor:
         way = WAYS.get(type(a))
         if way is not None:
@@ -151,8 +154,8 @@ def _matmul(
             None if out is None else out.layout,
             epilogue,
             beta if beta is None else beta != 0,
-            *(compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision),
-        )
+            compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision,
+        )  # fmt: skip
         shortcut = executor.shortcuts.get(key)
         if shortcut is None and executor.patterns:
             shortcut = recognize(executor, key)

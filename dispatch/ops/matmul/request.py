@@ -14,10 +14,10 @@ from cudabind._cached import cached_property
 from dispatch.checks import read_choices
 from dispatch.core.overlap import broadcast
 from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Request, Signature, Unpacked, Use
+from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue, member
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.validate import TENSORS, validate
@@ -345,7 +345,7 @@ class MatmulRequest(Request[R_co]):
         names = {field.name for field in fields(self)}
         for name in operands:
             if name not in names:
-                raise BadRequest(name, "an operand", f"one of {', '.join((*TENSORS, 'alpha', 'beta', 'scales'))}")
+                refuse_operand(name, (*TENSORS, "alpha", "beta", "scales"))
         return replace(self, **operands)  # type: ignore[arg-type]  # names are checked, values by the new request
 
     def describe(self) -> str:
