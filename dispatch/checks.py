@@ -266,7 +266,10 @@ def _words(annotation: str) -> set[str]:
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
 def as_array(name: str, source: Any) -> Array:
-    """The array of numbers that NumPy makes of an object, of which no element may be masked."""
+    """The array of numbers that NumPy makes of an object, of which no element may be masked.
+
+    It is in this machine's byte order: one of the other is converted, for it is copied in any case.
+    """
     check_unmasked(name, source)
     try:
         array = np.asarray(source)
@@ -278,7 +281,7 @@ def as_array(name: str, source: Any) -> Array:
     is_number = array.dtype.kind in "biufc" or array.dtype in Dtype.by_numpy or array.dtype.isbuiltin == 2
     if not is_number:
         raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def check_unmasked(name: str, source: object) -> None:

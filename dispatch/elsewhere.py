@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dispatch import errors
+
 __all__ = ["of_argument", "of_device", "of_module", "of_tensor"]
 
 OVER_AXES = "dispatch.reduce(x, axes, reduce={!r})"
@@ -76,8 +78,8 @@ def of_device(name: str) -> str:
 
 
 def of_module(name: str) -> str:
-    """What is called so in NumPy or torch, as this package has it; "" for what it has nothing like."""
-    return MODULE.get(name, "")
+    """What is called so in NumPy, torch or a module here, as this package has it; "" for what it has nothing like."""
+    return f"dispatch.errors.{name}" if name in errors.__all__ else MODULE.get(name, "")
 
 
 def of_tensor(name: str) -> str:

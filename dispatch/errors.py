@@ -102,7 +102,8 @@ class OutOfRange(BadRequest, OverflowError):
 class NoRow(DispatchError, LookupError):
     """A sound request that no row of the table takes: what was asked, the nearest that works, the nearest rows.
 
-    `tried` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them.
+    `tried` holds all rows in the table's order, each with its reasons; the message spells out the nearest of them, and
+    one of another machine's only where this machine has none.
     `nearest` names the row that is least far away and what it needs; `change` says which fields to change to what for
     a row to take the request, or is empty where no small change does. `request` is what was asked in full.
     """
@@ -117,12 +118,15 @@ class NoRow(DispatchError, LookupError):
     ) -> None:
         self.request, self.nearest, self.change, self.asked = request, nearest, change, asked or request
         self.tried = tuple((row, tuple(reasons)) for row, reasons in tried)
+        nearest_first = self.nearest_first
+        here = sum(not _is_elsewhere(why) for _, why in nearest_first)
+        listed = nearest_first[: min(here or NEAREST, NEAREST)]
         lines = [
             one_line(f"no row of the table takes {self.asked}", LINE),
             one_line(f"Nearest that works: {change or nearest}", LONG_LINE),
-            *(one_line(f"  {row}: {'; '.join(map(str, why))}", LINE) for row, why in self.nearest_first[:NEAREST]),
+            *(one_line(f"  {row}: {'; '.join(map(str, why))}", LINE) for row, why in listed),
         ]
-        more = len(self.tried) - NEAREST
+        more = len(self.tried) - len(listed)
         further = f"{more} more row{'s' if more > 1 else ''} further away; all: " if more > 0 else "all: "
         lines.append(f"  {further}error.tried, print(dispatch.explain(request))")
         super().__init__("\n".join(lines))
@@ -135,7 +139,7 @@ class NoRow(DispatchError, LookupError):
 
         def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, bool, int]:
             kinds = {reason.kind for reason in entry[1]}
-            return Kind.ARCH in kinds, Kind.LIBRARY not in kinds, distance(entry[1])
+            return _is_elsewhere(entry[1]), Kind.LIBRARY not in kinds, distance(entry[1])
 
         return sorted(self.tried, key=far)
 
@@ -144,6 +148,11 @@ class NoRow(DispatchError, LookupError):
 
     def __reduce__(self) -> tuple[type[NoRow], tuple[object, ...]]:
         return type(self), (self.request, self.tried, self.nearest, self.change, self.asked)
+
+
+def _is_elsewhere(reasons: Sequence[Refusal]) -> bool:
+    """Whether a row is another machine's."""
+    return any(reason.kind is Kind.ARCH for reason in reasons)
 
 
 class Refused(DispatchError):

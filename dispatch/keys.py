@@ -56,6 +56,9 @@ class Dtype:
         **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
         "float8_e4m3": "It has infinities; NVIDIA's has none: f8e4m3, which is float8_e4m3fn",
         "tf32": "It is no type of memory: take f32 with compute='tf32'",
+        **dict.fromkeys(("int16", "uint16"), "No library has it: dev.array(x, 'i32') converts"),
+        **dict.fromkeys(("float96", "float128"), "No library has it: dev.array(x, 'f64') rounds to it"),
+        **dict.fromkeys(("complex192", "complex256"), "No library has it: dev.array(x, 'c128') rounds to it"),
         "torch.float4_e2m1fn_x2": "Its elements are pairs; f4e2m1 counts single ones",
     }
 
@@ -98,9 +101,11 @@ class Dtype:
     @staticmethod
     def hint(spec: object) -> str:
         """What to take in place of a name, or of a dtype of torch, that is refused; "" where that is not known."""
-        if not (isinstance(spec, str) or _is_of_torch(spec)):
+        if not (isinstance(spec, (str, np.dtype)) or _is_of_torch(spec)):
             return ""
         text = str(spec).lower()
+        if text.startswith((">", "<")):
+            return "Memory here is in this machine's byte order; dev.array(x) converts an array of the other"
         return Dtype.ambiguous.get(text) or Dtype.ambiguous.get(text.rpartition(".")[2], "")
 
     @property
@@ -206,6 +211,11 @@ class Choice(IntEnum, metaclass=_Choices):
         """What members are called elsewhere: that name, without "_", to the member's."""
         return {}
 
+    @staticmethod
+    def instead() -> dict[str, str]:
+        """What does the work of a name that no member has: that name, without "_", to a sentence."""
+        return {}
+
     @classmethod
     def _missing_(cls, value: object) -> Any:
         if isinstance(value, str) and (found := cls.named(value)) is not None:
@@ -269,11 +279,13 @@ def _with_a_word_like(word: str, names: list[str]) -> list[str]:
 
 
 def meant(kind: Any, value: object) -> str:
-    """`. Did you mean Epilogue.GELU?`, or nothing where no name of an enum is like what was given."""
+    """`. Did you mean Epilogue.GELU?`, or what else does it; "" where no name of an enum is like what was given."""
     if not isinstance(value, str):
         return ""
     from difflib import get_close_matches  # for an error alone: `import dispatch` stays quick
 
+    if sentence := kind.instead().get(_letters(value.rpartition(".")[2])):
+        return f". {sentence}"
     word = value.rpartition(".")[2].strip().upper().replace("-", "_")
     like = get_close_matches(word, list(kind.__members__), 1, 0.7)
     like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average": there are two

@@ -341,3 +341,52 @@ def test_another_error_is_told_in_one_line() -> None:
     assert text.splitlines()[1] == f"  NoRow: {str(error).splitlines()[0]}"
     assert len(text.splitlines()) == 12
     assert len(text) < 2000
+
+
+WRONG = {
+    "mixed": lambda a: dp.matmul(a((4, 4), "f16"), a((4, 4), "bf16")),
+    "integers": lambda a: dp.matmul(a((4, 4), "i32"), a((4, 4), "i32")),
+    "fp8": lambda a: dp.matmul(a((4, 4), "f8e4m3"), a((4, 4), "f8e4m3"), epilogue="gelu_aux"),
+    "tree": lambda a: dp.matmul(a((4, 4)), a((4, 4)), compute="tf32", epilogue="gelu", library="cutlass"),
+    "softmax": lambda a: dp.softmax(a((4, 4), "i8")),
+    "convolution": lambda a: dp.conv_fwd(a((1, 4, 4, 4), "i8"), a((4, 4, 3, 3))),
+    "attention": lambda a: dp.sdpa_fwd(*[a((1, 2, 8, 8), "f64")] * 3),
+    "norm": lambda a: dp.norm_fwd(a((4, 4), "i8"), a((4,))),
+    "pooling": lambda a: dp.pooling(a((1, 4, 4, 4), "u8"), 2),
+    "reduction": lambda a: dp.reduce(a((4, 4), "i64"), (0,)),
+    "activation": lambda a: dp.activation(a((4, 4), "f8e5m2")),
+    "grouped": lambda a: dp.grouped_matmul(a((4, 4), "f64"), a((2, 4, 4), "f64"), a((2,), "i32")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_refusal_is_short_and_of_this_machine(name):
+    home = dp.device("host")
+    with pytest.raises(NoRow) as caught:
+        WRONG[name](lambda shape, dtype="f32": home.zeros(shape, dtype))
+    first, second, *rows, last = str(caught.value).split("\n")
+    assert first.startswith("no row of the table takes ")
+    assert "=77" not in first  # the number of a member
+    assert second.startswith("Nearest that works: ")
+    assert 1 <= len(rows) <= 8
+    assert all(len(line) <= 160 for line in (first, *rows, last))
+    assert len(second) <= 240
+    assert not any(" sm_" in row for row in rows)
+    assert last.strip().endswith("all: error.tried, print(dispatch.explain(request))")
+    assert f"{len(caught.value.tried) - len(rows)} more rows" in last
+    assert "\n" not in repr(caught.value)
+
+
+def test_undelivered_and_the_log_take_one_line_of_each(caplog):
+    caplog.set_level("INFO", "dispatch")
+    sup = dp.Supervisor("host", streams=1)
+    for name in ("f16", "i8"):
+        sup.submit(dp.MatmulRequest(sup.device.zeros((4, 4), name), sup.device.zeros((4, 4), "f64")))
+    with pytest.raises(Undelivered) as caught:
+        sup.close()
+    lines = str(caught.value).split("\n")
+    assert len(lines) == 3
+    assert all(line.startswith("  NoRow: no row of the table takes matmul(") for line in lines[1:])
+    told = [record.getMessage() for record in caplog.records if record.name == "dispatch"]
+    assert told
+    assert not any("\n" in line for line in told)

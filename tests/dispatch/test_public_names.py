@@ -336,3 +336,9 @@ def test_pyright_finds_the_wrong_calls_of_a_user(tmp_path):
         f'{{"typeCheckingMode": "strict", "extraPaths": ["{ROOT}"], "pythonVersion": "3.10"}}'
     )
     checked_by(["basedpyright", "--project", "."], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["NoRow", "BadRequest", "QueueFull"])
+def test_an_error_is_found_in_its_module(name):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; dispatch\.errors\.{name}$"):
+        getattr(dp, name)

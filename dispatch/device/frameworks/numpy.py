@@ -33,7 +33,10 @@ class NumPy(Framework):
         if isinstance(given, np.matrix):
             raise BadRequest(operand, "a numpy.matrix", "an array", "np.asarray(x)")
         dtype = Dtype.by_numpy.get(given.dtype)
-        if dtype is None or dtype.bits < WIDE or not given.dtype.isnative:
+        if not given.dtype.isnative and given.dtype.newbyteorder("=") in Dtype.by_numpy:
+            order, hint = "the other byte order", "x.astype(x.dtype.newbyteorder('=')), or dev.array(x), which converts"
+            raise BadRequest(operand, f"an array of {given.dtype}, {order}", "one in this machine's byte order", hint)
+        if dtype is None or dtype.bits < WIDE:
             known = ", ".join(name for name, kind in Dtype.by_name.items() if kind.bits >= WIDE)
             raise BadRequest(operand, f"an array of {given.dtype}", f"one of {known}", "convert it: x.astype(…)")
         item = given.dtype.itemsize

@@ -55,6 +55,24 @@ class ActivationMode(Choice):
     ELU = 4
     SWISH = 6
 
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"SILU": "SWISH"}
+
+    @staticmethod
+    def instead() -> dict[str, str]:
+        graph = "dispatch.cudnn.Graph has pointwise({!r}, x)"
+        gelu = f"Behind a product, dispatch.matmul(a, b, epilogue='gelu'); alone, {graph}"
+        return {
+            "GELU": gelu.format("GELU_FWD"),
+            "GELUTANH": gelu.format("GELU_APPROX_TANH_FWD"),
+            "SOFTPLUS": graph.format("SOFTPLUS_FWD"),
+            "LEAKYRELU": "dispatch.cudnn.Graph has pointwise('RELU_FWD', x, RELU_LOWER_CLIP_SLOPE=0.01)",
+            "RELU6": "It is mode='clipped_relu' with coef=6.0",
+            "SOFTMAX": "dispatch.softmax(x)",
+            "IDENTITY": "x.copy() is the identity",
+        }
+
 
 WITH_COEF = (ActivationMode.CLIPPED_RELU, ActivationMode.ELU, ActivationMode.SWISH)
 

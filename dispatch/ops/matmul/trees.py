@@ -189,7 +189,7 @@ class TreeForm(Treed):
     def describe(self) -> str:
         request = self.request
         choices = {name: getattr(request, name) for name in ("compute", "config", "library")}
-        words = [f"{name}={value}" for name, value in choices.items() if value is not None]
+        words = [f"{name}={getattr(value, 'name', value)}" for name, value in choices.items() if value is not None]
         words += [name for name in ("fast_accum", "autotune") if getattr(request, name)]
         c = "" if self.c is None else f" + {self.c.layout}"
         text = f"matmul {self.a.layout} x {self.b.layout}{c} -> {self.d_dtype}, epilogue {self.tree}"
