@@ -33,6 +33,7 @@ COMMANDS = {
 }
 
 
+STATUSES = "Exit status: 0; 1 for a refusal or a failure; 2 for a mistake in the call; 130 after Ctrl-C."
 PAGED = ("table", "explain", "doctor", "cache")  # the others show what they do while they do it
 
 
@@ -65,7 +66,7 @@ def _run(given: list[str]) -> int:
 
 def _parser(named: str | None) -> Parser:
     """The options of all, and of the command that is named."""
-    parser = Parser(prog=program("dispatch"), description="Which library function carries out what.")
+    parser = Parser(prog=program("dispatch"), description="Which library function carries out what.", epilog=STATUSES)
     parser.add_argument("--version", action="version", version=f"dispatch {__version__}")
     _add_common(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

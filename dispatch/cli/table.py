@@ -48,10 +48,10 @@ def architecture(text: str) -> Arch:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the rows asked for; 1 where there is none."""
+    """Print the rows asked for; 1 where there is none, 2 for an op that is none."""
     if options.op is not None and options.op not in TABLE.ops:
         complain(f"the table has no op {options.op!r}; it has {', '.join(TABLE.ops)}; --import MODULE brings yours")
-        return 1
+        return 2
     rows = [row for row in TABLE if options.op in (None, row.op) and (options.arch is None or row.on(options.arch))]
     if options.json:
         print_json([describe(row) for row in rows])

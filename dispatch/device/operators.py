@@ -13,9 +13,17 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["point_elsewhere", "refuse_operators", "refuse_product", "refuse_ufunc"]
+__all__ = ["apply_function", "point_elsewhere", "refuse_operators", "refuse_product", "refuse_ufunc"]
 
 T = TypeVar("T")
+
+# NumPy's functions that a tensor answers itself, without a look at its elements.
+ANSWERED: dict[Any, Callable[..., Any]] = {
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    np.transpose: lambda a, axes=None: a.transpose() if axes is None else a.transpose(axes),
+}
 
 # By the operator's special method without its underscores: how it is written, and cuDNN's pointwise mode for it.
 BINARY = {
@@ -164,3 +172,38 @@ def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
     else:
         other = f"{call}(a.numpy(), …) computes on the host"
     raise TypeError(f"{call} does not take a Tensor, which it would copy from the GPU in silence. {other}")
+
+
+def apply_function(kind: Any, function: Any, types: Iterable[type], args: Any, options: dict[str, Any]) -> Any:
+    """NumPy's function of tensors, of class `kind`: of the host as NumPy reads them, without a copy.
+
+    Raises TypeError where one is on a GPU: what copies from there has a name, `a.numpy()`.
+    """
+    if not all(issubclass(each, (kind, np.ndarray)) for each in types):
+        return NotImplemented
+    if function in ANSWERED and isinstance(args[0] if args else None, kind):
+        return ANSWERED[function](*args, **options)
+
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
+            if not value.device.is_host:
+                _refuse_function(function, value)
+            return np.asarray(value)
+        if type(value) in (list, tuple):
+            return type(value)(map(read, value))
+        return value
+
+    return function(*map(read, args), **{name: read(value) for name, value in options.items()})
+
+
+def _refuse_function(function: Any, tensor: Any) -> NoReturn:
+    from dispatch import elsewhere
+
+    module = function.__module__.removeprefix("numpy").lstrip(".")
+    name = function.__name__
+    call = f"np.{module}.{name}" if hasattr(getattr(np, module, None), name) else f"np.{name}"
+    instead = elsewhere.of_module(name)
+    way = f"{instead}, or on the host {call}(a.numpy(), …)" if instead else f"{call}(a.numpy(), …) computes on the host"
+    raise TypeError(
+        f"{call} does not take a Tensor on {tensor.device}, which it would copy to the host in silence. {way}"
+    )

@@ -12,7 +12,7 @@ import numpy as np
 
 from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
 from dispatch.device import dlpack, printing
-from dispatch.device.operators import point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
+from dispatch.device.operators import apply_function, point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
 from dispatch.errors import BadIndex, BadRequest, BadType
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class Tensor:
     Made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another; never by calling the class.
     Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
 
-    `a @ b` is a request of the table. Elementwise operators, comparisons and NumPy's functions of arrays raise a
-    TypeError that says what to use, `a == b` too: it would have to compute. A tensor is hashed by its identity, so that
-    it may be a key; `a is b` compares identities, and `a == None` is False.
+    `a @ b` is a request of the table. Elementwise operators, comparisons and NumPy's ufuncs raise a TypeError that says
+    what to use, `a == b` too: it would have to compute. NumPy's other functions, such as `np.linalg.norm(a)`, read
+    tensors of the host where they lie, and refuse those of a GPU. A tensor is hashed by its identity, so that it may be
+    a key; `a is b` compares identities, and `a == None` is False.
     """
 
     __slots__ = ("__weakref__", "layout", "ptr", "storage")
@@ -334,6 +335,9 @@ class Tensor:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *_inputs: Any, **_options: Any) -> NoReturn:
         refuse_ufunc(ufunc, method)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        return apply_function(Tensor, function, types, args, options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False and not (self.device.is_host and self.dtype.bits >= 8):

@@ -187,14 +187,14 @@ def test_operators_of_one_say_what_to_use(dev, name):
 
 
 def test_the_requests_that_are_named_are_there(dev):
-    """`a + b` names a mode of cuDNN's graphs, and np.sum an operation of dispatch.reduce."""
+    """`a + b` names a mode of cuDNN's graphs, and np.add.reduce an operation of dispatch.reduce."""
     x = dev.array([1.0, -2.0, 3.0], "f32").reshape(1, 1, 3)
     graph = dp.cudnn.Graph()
     nodes = [graph.tensor(name, (1, 1, 3), "f32") for name in "xy"]
     graph.output("out", graph.pointwise("ADD", *nodes), "f32")
     assert graph(x=x, y=x).tolist() == [[[2, -4, 6]]]
     with pytest.raises(TypeError, match=r"dispatch\.reduce with ReduceOp\.ADD"):
-        np.sum(x)
+        np.add.reduce(x)
     for call in (lambda: np.add(x, x), lambda: np.exp(x), lambda: np.ones(3) + x, lambda: np.float64(2) * x):
         with pytest.raises(TypeError, match=r"does not take a Tensor.*\.numpy\(\)"):
             call()
@@ -303,3 +303,61 @@ def test_f8_is_refused_for_it_may_mean_two_things(dev):
     with pytest.raises(TypeError, match="float64 is f64"):
         dp.Dtype.of("f8")
     assert dev.zeros(3, np.dtype("f8")).dtype == "f64"
+
+
+FUNCTIONS = {
+    "np.sum": np.sum,
+    "np.mean": lambda a: np.mean(a, axis=0),
+    "np.max": np.max,
+    "np.linalg.norm": np.linalg.norm,
+    "np.concatenate": lambda a: np.concatenate([np.ones(3), a]),
+    "np.where": lambda a: np.where(np.ones(a.shape, bool), a, 0),
+    "np.allclose": lambda a: np.allclose(np.ones(a.shape), a),
+    "np.array_equal": lambda a: np.array_equal(a, a),
+    "np.clip": lambda a: np.clip(a, 0, 1),
+    "np.einsum": lambda a: np.einsum("i,i->", a, a),
+    "np.fft.fft": np.fft.fft,
+    "np.reshape": lambda a: np.reshape(a, (3, 1)),
+    "np.copyto": lambda a: np.copyto(np.zeros(3), a),
+    "np.pad": lambda a: np.pad(array=a, pad_width=1),
+}
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Gives a device that says it is none of the host."""
+
+    def pretend():
+        monkeypatch.setattr(type(dp.device("host")), "is_host", False)
+
+    return pretend
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_numpy_read_tensors_of_the_host_and_refuse_those_of_a_gpu(dev, name, on_a_gpu):
+    model = np.array([1.0, -2.0, 3.0], np.float32)
+    x = dev.array(model)
+    on_host = dev.array(model)
+    view = np.asarray(on_host)
+    got = FUNCTIONS[name](on_host)
+    np.testing.assert_array_equal(got, FUNCTIONS[name](model))
+    assert np.shares_memory(on_host, view)
+    on_a_gpu()
+    text = rf"^{name} does not take a Tensor on host.* in silence\. .*{name}\(a\.numpy\(\), …\)"
+    with pytest.raises(TypeError, match=text):
+        FUNCTIONS[name](x)
+
+
+def test_of_a_gpu_shapes_and_views_are_answered_and_asking_for_an_array_copies(dev, on_a_gpu):
+    x = dev.zeros((2, 3))
+    on_a_gpu()
+    assert (np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)) == ((2, 3), 2, 6, 3)
+    assert np.transpose(x).strides == np.transpose(x, (1, 0)).strides == x.T.strides
+    with pytest.raises(TypeError, match=r"dispatch\.reduce\(x, axes, reduce='add'\), or on the host np\.sum"):
+        np.sum(x)
+
+
+def test_an_output_of_the_host_is_written(dev):
+    x, out = dev.array([[1.0, 2.0], [3.0, 4.0]], "f32"), dev.zeros(2)
+    np.sum(x, axis=0, out=out)
+    assert out.tolist() == [4, 6]
