@@ -72,11 +72,15 @@ class OperandRequest(Request[R_co]):
 
     `reads` and `writes` are its tensor fields in the order of `arguments()`; a field of either may be None. `updates`
     are those of `reads` that the op changes. `in_place` holds pairs of (output, input) that may be one view.
+
+    Inputs have the dtype of the first, by which rows are matched, but those in `mixed`, for which `check_fields`
+    answers. Rows of a class with `dtypes` of its own are matched with these, and none is checked.
     """
 
     reads: ClassVar[tuple[str, ...]]
     writes: ClassVar[tuple[str, ...]] = ("out",)
     updates: ClassVar[tuple[str, ...]] = ()
+    mixed: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -89,6 +93,8 @@ class OperandRequest(Request[R_co]):
         self._check_tensors()
         check_kinds(self)
         self.check_fields()
+        for name in _of_one_dtype(type(self)):
+            self._check_dtype(name)
         self._check_outputs()
 
     # -- what a subclass says -------------------------------------------------------------------------------------
@@ -231,6 +237,15 @@ class OperandRequest(Request[R_co]):
                 hint = f"move it: {home}.array(x)"
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
 
+    def _check_dtype(self, name: str) -> None:
+        """An input has the dtype of the first: rows are not matched with its own."""
+        tensor: Tensor | None = getattr(self, name)
+        first: Tensor = getattr(self, self.reads[0])
+        if tensor is not None and tensor.dtype is not first.dtype:
+            kind = type(self).__name__
+            hint = f'{name}.astype("{first.dtype}"); or mixed: ClassVar[tuple[str, ...]] = ("{name}",) in {kind}'
+            raise BadRequest(name, str(tensor.layout), f"{first.dtype}, as {self.reads[0]} is", hint)
+
     def _check_outputs(self) -> None:
         """Outputs that were given fit what the op makes, and their memory is nobody else's."""
         made = self._outputs
@@ -277,6 +292,14 @@ OWN = (
 def _has_own(kind: type[OperandRequest]) -> bool:
     """Whether a class says itself what `OperandRequest` says for all."""
     return any(getattr(kind, name) is not getattr(OperandRequest, name) for name in OWN)
+
+
+@functools.cache
+def _of_one_dtype(kind: type[OperandRequest]) -> tuple[str, ...]:
+    """The inputs that have the dtype of the first, where rows are matched with that."""
+    if kind.dtypes is not OperandRequest.dtypes or not isinstance(kind.reads, tuple):
+        return ()  # its requests say it, each for itself
+    return tuple(name for name in kind.reads[1:] if name not in kind.mixed)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check_class_body", "check_request_class", "is_tensor"]
 
 DECORATOR = "@dataclass(frozen=True, eq=False)"
-CONSTANTS = ("op", "reads", "writes", "updates", "in_place", "advice")
+CONSTANTS = ("op", "reads", "writes", "updates", "mixed", "in_place", "advice")
 TENSOR = re.compile(r"Tensor|Tensor \| None|None \| Tensor|Optional\[Tensor\]")
 
 
@@ -52,7 +52,7 @@ def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
         return  # its requests say which, each for itself
     if not hasattr(kind, "in_place"):
         return  # a Request that says all by itself
-    for name in ("reads", "writes", "updates"):
+    for name in ("reads", "writes", "updates", "mixed"):
         yield from _lacks_as_names(kind, name)
     for pair in kind.in_place:
         if len(pair) != 2 or pair[0] not in kind.writes or pair[1] not in kind.reads:
@@ -107,6 +107,9 @@ def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
         if field.name not in named and is_tensor(field):
             remedy = "name it there, in the order of the addresses that the plan is given"
             yield f"has a tensor {field.name} that neither reads nor writes name", remedy
+    for name in kind.mixed:
+        if name not in kind.reads[1:]:
+            yield f"has {name!r} in mixed, which are inputs beside the first", f"name some of {kind.reads[1:]}"
     for name in (*kind.updates, *(pair[1] for pair in kind.in_place)):
         if name not in kind.reads:
             yield f"has {name!r} in updates and not in reads", "what the op changes it reads as well"

@@ -235,3 +235,43 @@ def test_an_own_op_is_explained_and_refused_as_any(own_op):
     assert own_op.contiguous(own_op.SquaredReluRequest(dev.zeros((3, 4)).T)).startswith("needs x and out in C order")
     assert all(row.on(Arch(90)) for row in rows)
     assert "slope: what the squares" in own_op.squared_relu.__doc__
+
+
+# -- dtypes of other inputs --------------------------------------------------------------------------------------------
+@pytest.fixture
+def host():
+    return dp.device("host")
+
+
+def two(**names):
+    fields = {"x": "dp.Tensor", "w": "dp.Tensor", "out": "dp.Tensor | None"}
+    return made(reads=("x", "w"), annotations=fields, **names)
+
+
+def test_an_input_of_another_dtype_is_refused_unless_the_class_says_that_it_may_be(host):
+    x, w = host.zeros((4, 4), "f32"), host.zeros((4, 4), "f16")
+    kind = two()
+    kind(x, x)
+    with pytest.raises(dp.errors.BadRequest, match=r'w: got f16\[4, 4\]; expected f32, as x is.*mixed: .*\("w",\)'):
+        kind(x, w)
+    with pytest.raises(dp.errors.BadRequest, match="w: got f16"):
+        kind(x, x).replace(w=w)
+    for free in (two(mixed=("w",)), two(dtypes=property(lambda self: (self.x.dtype, self.w.dtype, self.x.dtype)))):
+        assert free(x, w).w is w
+
+
+def test_an_absent_input_has_no_dtype(host):
+    fields = {"x": "dp.Tensor", "w": "dp.Tensor | None", "out": "dp.Tensor | None"}
+    kind = made(reads=("x", "w"), annotations=fields, w=None)
+    assert kind(host.zeros(3)).w is None
+    with pytest.raises(dp.errors.BadRequest, match="w: got i32"):
+        kind(host.zeros(3), host.zeros(3, "i32"))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "text"),
+    [(("z",), "'z' in mixed, which is no field"), ("w", "which is no tuple"), (("x",), "inputs beside the first")],
+)
+def test_what_mixed_may_say(mixed, text):
+    with pytest.raises(BadRequestClass, match=text):
+        dp.request_function(two(mixed=mixed), "own")

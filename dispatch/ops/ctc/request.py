@@ -41,6 +41,7 @@ class CtcRequest(OperandRequest[R_co]):
 
     op: ClassVar[str] = "ctc_loss"
     reads: ClassVar[tuple[str, ...]] = ("logits", "labels", "label_lengths", "input_lengths")
+    mixed: ClassVar[tuple[str, ...]] = ("labels", "label_lengths", "input_lengths")
     writes: ClassVar[tuple[str, ...]] = ("out", "gradient")
 
     logits: Tensor

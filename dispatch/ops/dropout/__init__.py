@@ -130,6 +130,7 @@ class DropoutRequest(OperandRequest["tuple[Tensor, Tensor]"]):
 
     op: ClassVar[str] = "dropout"
     reads: ClassVar[tuple[str, ...]] = ("x", "states")
+    mixed: ClassVar[tuple[str, ...]] = ("states",)
     writes: ClassVar[tuple[str, ...]] = ("out", "reserve")
     updates: ClassVar[tuple[str, ...]] = ("states",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
@@ -164,6 +165,7 @@ class DropoutBwdRequest(OperandRequest["Tensor"]):
 
     op: ClassVar[str] = "dropout_bwd"
     reads: ClassVar[tuple[str, ...]] = ("dy", "reserve")
+    mixed: ClassVar[tuple[str, ...]] = ("reserve",)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "dy")})
 
     dy: Tensor

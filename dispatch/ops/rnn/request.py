@@ -152,6 +152,7 @@ class RnnRequest(RnnBase["tuple[Tensor, ...]"]):
 
     op: ClassVar[str] = "rnn"
     reads: ClassVar[tuple[str, ...]] = ("x", "weights", "hx", "cx", "states")
+    mixed: ClassVar[tuple[str, ...]] = ("states",)
     writes: ClassVar[tuple[str, ...]] = ("out", "hy", "cy", "reserve")
     updates: ClassVar[tuple[str, ...]] = ("states",)
 
@@ -222,6 +223,7 @@ class RnnBwdDataRequest(RnnBase["tuple[Tensor, ...]"]):
 
     op: ClassVar[str] = "rnn_bwd_data"
     reads: ClassVar[tuple[str, ...]] = ("y", "dy", "weights", "reserve", "hx", "cx", "dhy", "dcy")
+    mixed: ClassVar[tuple[str, ...]] = ("reserve",)
     writes: ClassVar[tuple[str, ...]] = ("out", "dhx", "dcx")
     updates: ClassVar[tuple[str, ...]] = ("reserve",)
 
@@ -270,6 +272,7 @@ class RnnBwdWeightsRequest(RnnBase["Tensor"]):
 
     op: ClassVar[str] = "rnn_bwd_weights"
     reads: ClassVar[tuple[str, ...]] = ("x", "y", "reserve", "hx")
+    mixed: ClassVar[tuple[str, ...]] = ("reserve",)
     updates: ClassVar[tuple[str, ...]] = ("reserve",)
 
     x: Tensor
