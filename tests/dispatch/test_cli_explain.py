@@ -62,6 +62,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "matmul --dtype bf16 --epilogue 'silu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "silu(add(acc, row(bias)))"),
     "matmul --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
     "grouped_matmul --dtype bf16 --shape 512x256 --shape 4x256x128": ("bf16×bf16→bf16 sm_90 cutlass", "4 groups"),
+    "grouped_matmul --dtype f16 --library cublasLt --shape 512x256 --shape 4x256x128": ("f16×f16→f16 32F sm_90 cublasLt", "4 groups"),
     f"conv_fwd --dtype f16 --library cutlass {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "strides (576, 1, 192, 64)"),
     f"conv_fwd --dtype f16 --epilogue 'relu(accumulator() + row(\"bias\")) + load(\"more\")' {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "row(bias)"),
     f"conv_bwd_data --dtype f16 --library cutlass {IMAGES}": ("f16×f16→f16 sm_90 cutlass", "pad=1"),

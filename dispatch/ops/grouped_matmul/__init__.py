@@ -1,8 +1,9 @@
-"""Grouped products by one CUTLASS kernel: rows of one matrix in groups, or products of any extents.
+"""Grouped products by one kernel: rows of one matrix in groups, or products of any extents.
 
 `grouped_matmul` is the request function, `GroupedMatmulRequest` and `GroupedMatmulListRequest` are the
-requests; `cutlass_plan` and `numpy_plan` carry them out, reference.py says what is right. The files: base, request and
-request_lists (what may be asked), rules, config, cutlass (on a GPU), reference, cases.
+requests; `cutlass_plan`, `cublaslt_plan` and `numpy_plan` carry them out, reference.py says what is right. The files:
+base, request and request_lists (what may be asked), rules, config, plans, cutlass and cublaslt (on a GPU), reference,
+cases.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def cutlass_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
     return cutlass.plan(request, executor, row)
 
 
+def cublaslt_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in `cublasLtMatmul` with grouped layouts."""
+    from dispatch.ops.grouped_matmul import cublaslt  # at first use, as above
+
+    return cublaslt.plan(request, executor, row)
+
+
 def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     """A plan that computes with NumPy, group by group."""
     from dispatch.ops.grouped_matmul import reference as host
@@ -46,7 +54,7 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     return host.plan(request, row)
 
 
-CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "library")
+CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "autotune", "library")
 _of_rows = OperandCalls(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
 _of_lists = OperandCalls(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
 
@@ -62,6 +70,7 @@ def _grouped_matmul(
     out_dtype: Any = None,
     fast_accum: Any = False,
     config: Any = None,
+    autotune: Any = False,
     library: Any = None,
     **unknown: Any,
 ) -> Any:
@@ -69,10 +78,10 @@ def _grouped_matmul(
     if unknown:
         refuse_unknown("grouped_matmul", GroupedMatmulRequest, unknown)
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
-        return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, library)
+        return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, autotune, library)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
         raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
-    return _of_lists(a, b, out, epilogue, alpha, out_dtype, fast_accum, config, library)
+    return _of_lists(a, b, out, epilogue, alpha, out_dtype, fast_accum, config, autotune, library)
 
 
 grouped_matmul = request_function_of_either(

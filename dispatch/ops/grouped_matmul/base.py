@@ -50,7 +50,8 @@ class GroupedBase(Request[R_co]):
         out_dtype: the dtype of D; None for that of `out`, else A's, bf16 for fp8.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
-        library: the one whose rows alone are asked, such as "cutlass"; None asks all in the table's order.
+        autotune: time the rows of all libraries that take the request once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked, "cutlass" or "cublasLt"; None asks all in the table's order.
     """
 
     op: ClassVar[str] = "grouped_matmul"
@@ -61,6 +62,7 @@ class GroupedBase(Request[R_co]):
     out_dtype: Any = None
     fast_accum: bool = False
     config: Config | None = None
+    autotune: bool = False
     library: str | None = None
 
     # -- what a subclass says -------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class GroupedBase(Request[R_co]):
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(tensor.layout for _, tensor in self.operands)
         alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
-        choices = (self.tree, self.d_dtype.cuda, self.fast_accum, self.config, self.library)
+        choices = (self.tree, self.d_dtype.cuda, self.fast_accum, self.config, self.autotune, self.library)
         return (self.groups, layouts, alpha, *choices)
 
     @property

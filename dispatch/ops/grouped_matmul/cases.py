@@ -57,6 +57,8 @@ class GroupedCase:
     tree: Node | None = None
     fast_accum: bool = False
     config: Config | None = None
+    alpha_on_device: bool = False
+    library: str | None = None  # of a row that is asked behind another
 
     @property
     def id(self) -> str:
@@ -78,9 +80,10 @@ class GroupedCase:
             device.array(np.cumsum(self.sizes), "i32"),
             out=memory.view,
             epilogue=self.tree,
-            alpha=0.75,
+            alpha=device.array([0.75], "f32") if self.alpha_on_device else 0.75,
             fast_accum=self.fast_accum,
             config=self.config,
+            library=self.library,
         )
         return request, memory
 
@@ -146,6 +149,7 @@ class ListCase:
     dtypes: tuple[Dtype, ...]
     extents: tuple[tuple[int, int, int], ...]
     order: str = "c"
+    library: str | None = None
 
     @property
     def id(self) -> str:
@@ -160,6 +164,7 @@ class ListCase:
             tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
             out=tuple(memory.view for memory in memories),
             alpha=-0.5,
+            library=self.library,
         )
         return ListTrial(self.id, request, memories)
 
@@ -193,22 +198,32 @@ class ListTrial:
 
 def list_cases(row: Row) -> list[ListCase]:
     """All extents with the kernels of `cases`."""
-    return [ListCase(name, row.dtypes, extents) for name, extents in EXTENTS.items()]
+    return [ListCase(name, row.dtypes, extents, library=named(row)) for name, extents in EXTENTS.items()]
 
 
 def grouped_cases(row: Row) -> list[GroupedCase]:
     """All sizes with two kernels, by their mean; b with dense rows and a tree where operands are of 16 bits."""
-    found = [GroupedCase(name, row.dtypes, sizes) for name, sizes in SIZES.items()]
-    found += [GroupedCase(f"{n} columns", row.dtypes, SIZES["varying"], n, k) for n, k in ((53, 29), (1, 80))]
+    library = named(row)
+    varying = GroupedCase("varying", row.dtypes, SIZES["varying"], library=library)
+    found = [replace(varying, name=name, sizes=sizes) for name, sizes in SIZES.items()]
+    found += [replace(varying, name=f"{n} columns", n=n, k=k) for n, k in ((53, 29), (1, 80))]
     if row.dtypes[0] in FP8:
-        found.append(GroupedCase("fast", row.dtypes, SIZES["varying"], fast_accum=True))
+        found.append(replace(varying, name="fast", fast_accum=True))
         return [replace(case, k=80 if case.k % 8 == 0 else case.k) for case in found]
-    if row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
+    if library is not None:
+        found.append(replace(varying, name="alpha on the device", alpha_on_device=True))
+        found.append(replace(varying, name="b by rows", order="r"))
+    elif row.dtypes[0] is row.dtypes[3] and row.dtypes[0].name == "bf16":
         tree = evt.silu(evt.scalar("alpha") * evt.accumulator())
-        found.append(GroupedCase("silu", row.dtypes, SIZES["varying"], tree=tree))
-        found.append(GroupedCase("large tiles", row.dtypes, SIZES["varying"], config=LARGE))
-        found.append(GroupedCase("b by rows", row.dtypes, SIZES["varying"], order="r"))
+        found.append(replace(varying, name="silu", tree=tree))
+        found.append(replace(varying, name="large tiles", config=LARGE))
+        found.append(replace(varying, name="b by rows", order="r"))
     return found
+
+
+def named(row: Row) -> str | None:
+    """The library that a request names for a row of it to be asked; None for the rows that are asked first."""
+    return "cublasLt" if row.of("cublasLt") else None
 
 
 def cases(row: Row) -> list[GroupedCase | ListCase]:

@@ -7,12 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.libraries.cutlass.layout import lines_by_16, order_of
+from dispatch.libraries.cutlass.evt import accumulator, scalar
+from dispatch.libraries.cutlass.layout import lines_by_16, order_of, pitch
 
 if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.base import GroupedBase
 
-__all__ = ["by_16_bytes", "k_dense", "no_fast_accum", "one_order", "rows_dense", "some_elements"]
+__all__ = [
+    "alpha_alone",
+    "by_16_bytes",
+    "k_dense",
+    "no_config",
+    "no_fast_accum",
+    "one_order",
+    "rows_dense",
+    "some_elements",
+    "steps_of_32_bits",
+]
+
+MOST_STEP = (1 << 31) - 1
+ALPHA = scalar("alpha")
+ALPHA_ALONE = (accumulator(), ALPHA * accumulator(), accumulator() * ALPHA)
 
 
 def by_16_bytes(request: GroupedBase[Any]) -> str:
@@ -48,3 +63,20 @@ def some_elements(request: GroupedBase[Any]) -> str:
 def no_fast_accum(request: GroupedBase[Any]) -> str:
     """Fast accumulation is a choice of fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""
+
+
+def alpha_alone(request: GroupedBase[Any]) -> str:
+    """cuBLASLt scales groups, and fuses nothing else with them but a bias of each group's own."""
+    return "" if request.tree in ALPHA_ALONE else f"needs an epilogue of alpha · acc, has {request.tree}"
+
+
+def no_config(request: GroupedBase[Any]) -> str:
+    """cuBLASLt chooses its kernels itself."""
+    return "" if request.config is None else f"needs config=None, has {request.config}"
+
+
+def steps_of_32_bits(request: GroupedBase[Any]) -> str:
+    """cuBLASLt reads the steps between lines as i32."""
+    steps = {name: pitch(tensor.shape, tensor.layout.strides) for name, tensor in request.matrices}
+    wrong = [f"{name} has {step}" for name, step in steps.items() if step > MOST_STEP]
+    return f"needs lines up to {MOST_STEP} elements apart, {' and '.join(wrong)}" if wrong else ""

@@ -18,7 +18,7 @@ import numpy as np
 from conv_kernels import EXAMPLES, convolutions
 
 import dispatch as dp
-from dispatch.keys import BF16, HOST, Arch
+from dispatch.keys import BF16, Arch
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import candidates, choose
@@ -88,7 +88,7 @@ def trees() -> Iterator[Kernel]:
 def groups() -> Iterator[Kernel]:
     """Those of the grouped products."""
     for row in dp.TABLE.of("grouped_matmul"):
-        if row.min_arch == HOST:
+        if row.library != "cutlass":
             continue
         for case in grouped_cases(row):
             request = case.request(DEV, np.random.default_rng(0))

@@ -1,0 +1,94 @@
+"""cuBLASLt's grouped layouts: products of many extents as one, with extents, steps and addresses in device memory.
+
+The library has them for Hopper from 13.4 on, with 32-bit extents, one alpha for all, and no epilogue but a bias. Its
+matrices are column-major, so that the rows of a row-major A are the columns of its B, and D comes out transposed.
+`Groups` says where the arrays lie; nothing here launches anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cublasLt as lt
+from dispatch.keys import F32, Compute
+from dispatch.libraries.cublaslt.descriptors import Desc, OperationDescriptors, preference_of, suggested
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+
+__all__ = ["NUMBERS", "GroupedDescriptors", "Groups", "grouped_heuristic"]
+
+ADDRESSES = ("a", "b", "d")
+NUMBERS = ("m", "n", "k", "step_a", "step_b", "step_d")
+ALIGNED = (16, 16, 16, 16)  # bytes that every group's matrix begins at a multiple of
+Preference = lt.cublasLtMatmulPreferenceAttributes_t
+MEANS = (
+    Preference.CUBLASLT_MATMUL_PREF_GROUPED_DESC_D_AVERAGE_COLS,
+    Preference.CUBLASLT_MATMUL_PREF_GROUPED_DESC_D_AVERAGE_ROWS,
+    Preference.CUBLASLT_MATMUL_PREF_GROUPED_AVERAGE_REDUCTION_DIM,
+)
+
+
+class Groups(NamedTuple):
+    """The arrays in device memory: from `at` on the addresses of A, B and D, then extents and steps as i32."""
+
+    at: int
+    number: int  # of groups
+
+    @property
+    def room(self) -> int:
+        """For how many groups each array has room: arrays begin at multiples of 16 bytes."""
+        return -(-self.number // 4) * 4
+
+    @property
+    def size(self) -> int:
+        """The bytes of all arrays."""
+        return self.room * (8 * len(ADDRESSES) + 4 * len(NUMBERS))
+
+    def addresses(self, name: str) -> int:
+        """Where the addresses of a matrix are."""
+        return self.at + 8 * self.room * ADDRESSES.index(name)
+
+    def numbers(self, name: str) -> int:
+        """Where the extents or the steps of this name are."""
+        return self.at + self.room * (8 * len(ADDRESSES) + 4 * NUMBERS.index(name))
+
+
+class GroupedDescriptors(OperationDescriptors):
+    """The descriptors of A · B for each group, row-major A and D, B of either order."""
+
+    def __init__(self, groups: Groups, dtypes: tuple[Dtype, Dtype, Dtype], order_b: str, *, device_alpha: bool) -> None:
+        super().__init__(Compute.COMPUTE_32F, F32.cuda)
+        a, b, d = dtypes
+        by_rows = order_b == "row"
+        self._layout("a", b, groups, *(("n", "k") if by_rows else ("k", "n")), "step_b")
+        self._layout("b", a, groups, "k", "m", "step_a")
+        self._layout("d", d, groups, "n", "m", "step_d")
+        self.layouts["c"] = self.layouts["d"]
+        if not by_rows:
+            self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(1))
+        if device_alpha:
+            self.read_scalars_on_device()
+
+    def _layout(self, place: str, dtype: Dtype, groups: Groups, rows: str, columns: str, step: str) -> None:
+        layout = lt.cublasLtMatrixLayout_t()
+        kind: Any = dtype.cuda
+        arrays = (groups.numbers(name) for name in (rows, columns, step))
+        lt.cublasLtGroupedMatrixLayoutCreate(layout, kind, groups.number, *arrays)
+        self.layouts[place] = layout
+
+
+def grouped_heuristic(
+    handle: lt.cublasLtHandle_t, descriptors: GroupedDescriptors, workspace: int, means: tuple[int, int, int]
+) -> lt.cublasLtMatmulHeuristicResult_t:
+    """The algorithm that cuBLASLt suggests for groups of so many rows, columns and k in the mean; Refused for none."""
+    schemes = lt.cublasLtReductionScheme_t.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+    preference = preference_of(workspace, ALIGNED, schemes)
+    try:
+        for attribute, mean in zip(MEANS, means, strict=True):
+            number = ctypes.c_int64(mean)  # the header says uint32_t, the library takes eight bytes alone
+            lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(number), 8)
+        return suggested(handle, descriptors, preference, 1)[0]
+    finally:
+        lt.cublasLtMatmulPreferenceDestroy.unchecked(preference)
