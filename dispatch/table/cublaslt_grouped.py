@@ -1,7 +1,8 @@
 """The table's rows of grouped_matmul that end in `cublasLtMatmul` with grouped layouts. Rows, and nothing else.
 
-`ops/__init__.py` names this file; its rows are asked behind CUTLASS's. The library has grouped layouts from 13.2 on and
-for Hopper from 13.4 on; 13.5 is the first that takes groups at every multiple of 16 bytes.
+`ops/__init__.py` names this file; its rows are asked behind CUTLASS's. The library has grouped layouts from 13.2 on,
+for Hopper from 13.4 on and there for fp8 from 13.5 on; those before 13.5 were reported to read out of bounds at some
+alignments (pytorch/pytorch#196645). The last column names the machines on which the cases have passed, as elsewhere.
 """
 
 # fmt: off
@@ -11,11 +12,12 @@ from dataclasses import replace
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, HOST, Arch, Compute
+from dispatch.keys import BF16, F8E4M3, F16, F32, HOST, Arch, Compute
 from dispatch.ops.grouped_matmul import cublaslt_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
     alpha_alone,
     by_16_bytes,
+    k_dense,
     no_config,
     no_fast_accum,
     one_order,
@@ -27,15 +29,17 @@ from dispatch.ops.grouped_matmul.rules import (
 __all__ = ["ROWS"]
 
 RULES = (by_16_bytes, rows_dense, one_order, some_elements, no_fast_accum, alpha_alone, no_config, steps_of_32_bits)
+RULES_8 = (by_16_bytes, rows_dense, some_elements, k_dense, alpha_alone, no_config, steps_of_32_bits)
 SM90, COMP_32F = Arch(90), Compute.COMPUTE_32F
 LT = ("cublasLt", "cublasLtMatmul", cublaslt_plan)
 
 GPU_ROWS = (
-#       op                a     b     c     d      compute   rules  min_arch, max_arch, min_version, calls, run_on
-    Row("grouped_matmul", (F16,  F16,  F16,  F16),  COMP_32F, RULES, SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (F16,  F16,  F32,  F32),  COMP_32F, RULES, SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (BF16, BF16, BF16, BF16), COMP_32F, RULES, SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (BF16, BF16, F32,  F32),  COMP_32F, RULES, SM90, SM90, (13, 5), *LT),
+#       op                 a       b       c     d      compute   rules    min_, max_arch, min_version, calls, run_on
+    Row("grouped_matmul", (F16,    F16,    F16,  F16),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
+    Row("grouped_matmul", (F16,    F16,    F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
+    Row("grouped_matmul", (BF16,   BF16,   BF16, BF16), COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
+    Row("grouped_matmul", (BF16,   BF16,   F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
+    Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), COMP_32F, RULES_8, SM90, SM90, (13, 5), *LT),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.

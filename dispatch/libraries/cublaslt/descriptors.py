@@ -47,6 +47,10 @@ class OperationDescriptors:
         """Set one attribute of the operation from a ctypes value of its type."""
         lt.cublasLtMatmulDescSetAttribute(self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value))
 
+    def point(self, attribute: lt.cublasLtMatmulDescAttributes_t, address: int) -> None:
+        """Set one pointer of the operation."""
+        self.set(attribute, ctypes.c_void_p(address))
+
     def read_scalars_on_device(self) -> None:
         """Have alpha and beta be addresses on the device."""
         device = lt.cublasLtPointerMode_t.CUBLASLT_POINTER_MODE_DEVICE
@@ -96,10 +100,6 @@ class Descriptors(OperationDescriptors):
             self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, ctypes.c_int64(problem.aux_stride))
             if problem.aux_dtype >= 0:
                 self.set(Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, ctypes.c_int32(problem.aux_dtype))
-
-    def point(self, attribute: lt.cublasLtMatmulDescAttributes_t, address: int) -> None:
-        """Set one pointer of the operation."""
-        self.set(attribute, ctypes.c_void_p(address))
 
 
 def _layout(matrix: Matrix, batch: int) -> Any:

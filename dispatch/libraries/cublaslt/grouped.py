@@ -11,7 +11,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cublasLt as lt
-from dispatch.keys import F32, Compute
+from dispatch.keys import F32, FP8, Compute
 from dispatch.libraries.cublaslt.descriptors import Desc, OperationDescriptors, preference_of, suggested
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NUMBERS", "GroupedDescriptors", "Groups", "grouped_heuristic"]
 
-ADDRESSES = ("a", "b", "d")
+ADDRESSES = ("a", "b", "d", "scale")
 NUMBERS = ("m", "n", "k", "step_a", "step_b", "step_d")
 ALIGNED = (16, 16, 16, 16)  # bytes that every group's matrix begins at a multiple of
 Preference = lt.cublasLtMatmulPreferenceAttributes_t
@@ -29,9 +29,18 @@ MEANS = (
     Preference.CUBLASLT_MATMUL_PREF_GROUPED_AVERAGE_REDUCTION_DIM,
 )
 
+PER_GROUP = lt.cublasLtMatmulMatrixScale_t.CUBLASLT_MATMUL_MATRIX_SCALE_PER_BATCH_SCALAR_32F
+SCALES = (
+    (Desc.CUBLASLT_MATMUL_DESC_A_SCALE_MODE, Desc.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER),
+    (Desc.CUBLASLT_MATMUL_DESC_B_SCALE_MODE, Desc.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER),
+)
+
 
 class Groups(NamedTuple):
-    """The arrays in device memory: from `at` on the addresses of A, B and D, then extents and steps as i32."""
+    """The arrays in device memory: from `at` on the addresses of A, B, D and a factor, then extents and steps as i32.
+
+    The factor, of fp8 matrices, is a 1 in f32 behind the arrays: the library wants an address for each group.
+    """
 
     at: int
     number: int  # of groups
@@ -43,8 +52,8 @@ class Groups(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of all arrays."""
-        return self.room * (8 * len(ADDRESSES) + 4 * len(NUMBERS))
+        """The bytes of all arrays, and of the factor."""
+        return self.room * (8 * len(ADDRESSES) + 4 * len(NUMBERS)) + 4
 
     def addresses(self, name: str) -> int:
         """Where the addresses of a matrix are."""
@@ -58,7 +67,15 @@ class Groups(NamedTuple):
 class GroupedDescriptors(OperationDescriptors):
     """The descriptors of A · B for each group, row-major A and D, B of either order."""
 
-    def __init__(self, groups: Groups, dtypes: tuple[Dtype, Dtype, Dtype], order_b: str, *, device_alpha: bool) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        dtypes: tuple[Dtype, Dtype, Dtype],
+        order_b: str,
+        *,
+        device_alpha: bool,
+        fast_accum: bool,
+    ) -> None:
         super().__init__(Compute.COMPUTE_32F, F32.cuda)
         a, b, d = dtypes
         by_rows = order_b == "row"
@@ -70,6 +87,11 @@ class GroupedDescriptors(OperationDescriptors):
             self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(1))
         if device_alpha:
             self.read_scalars_on_device()
+        if a in FP8:
+            for mode, pointer in SCALES:
+                self.set(mode, ctypes.c_int32(PER_GROUP))
+                self.point(pointer, groups.addresses("scale"))
+            self.set(Desc.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8(fast_accum))
 
     def _layout(self, place: str, dtype: Dtype, groups: Groups, rows: str, columns: str, step: str) -> None:
         layout = lt.cublasLtMatrixLayout_t()

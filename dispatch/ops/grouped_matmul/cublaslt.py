@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALL", "CublasLtProduct", "means", "plan"]
 
-# `numbers` and `addresses` are those of `Groups`: six arrays of i32 and three of addresses, each for `room` groups.
+# `numbers` and `addresses` are those of `Groups`: six arrays of i32 and four of addresses, each for `room` groups.
 SMALL = f"""\
 typedef long long Int;
 __device__ void tell(Int g, Int groups, Int const* words, int* numbers, Int* addresses) {{
@@ -38,6 +38,9 @@ __device__ void tell(Int g, Int groups, Int const* words, int* numbers, Int* add
     addresses[i * room + g] = words[3 + i];
     numbers[(3 + i) * room + g] = int(words[6 + i]);
   }}
+  float* const factor = (float*)(numbers + 6 * room);  // all write the same
+  *factor = 1;
+  addresses[3 * room + g] = Int(factor);
 }}
 
 // From where each group ends along the rows of A and D.
@@ -83,7 +86,13 @@ class CublasLtProduct:
         self._options = ("-std=c++17", f"-DSIZE={a.dtype.itemsize}", f"-DSIZE_D={d.itemsize}")
         self._alpha, self._beta = ctypes.c_float(), ctypes.c_float()
         on_device = hasattr(request.alpha, "ptr")
-        self._descriptors = GroupedDescriptors(self._groups, (a.dtype, b.dtype, d), order_of(b), device_alpha=on_device)
+        self._descriptors = GroupedDescriptors(
+            self._groups,
+            (a.dtype, b.dtype, d),
+            order_of(b),
+            device_alpha=on_device,
+            fast_accum=request.fast_accum,
+        )
         limit = executor.workspace.nbytes
         self._result = grouped_heuristic(handle_of(executor), self._descriptors, limit, means(request))
 

@@ -17,7 +17,7 @@ from cudabind import _load, driver, nvrtc
 from cudabind.errors import LibraryNotFound
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import NoRow
-from dispatch.keys import BF16, F16, F32, HOST, Arch, Dtype
+from dispatch.keys import BF16, F8E4M3, F16, F32, HOST, Arch, Dtype
 from dispatch.libraries.cublaslt.grouped import Groups
 from dispatch.libraries.cutlass import evt, staged
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest, cublaslt, grouped_matmul, plans
@@ -41,7 +41,7 @@ extern "C" void place_at(Placed const* placed, Int first, Int count, Int groups,
   place(*placed, first, count, groups, numbers, addresses);
 }
 """
-DTYPES = {int(dtype.cuda): dtype for dtype in (F16, BF16, F32)}
+DTYPES = {int(dtype.cuda): dtype for dtype in (F16, BF16, F32, F8E4M3)}
 
 
 @pytest.fixture
@@ -117,6 +117,14 @@ def grouped_product(_handle, operation, alpha, *operands):
         lt.cublasLtMatmulDescAttributes_t.CUBLASLT_MATMUL_DESC_TRANSA,
         ctypes.c_int32,
     )
+    names = lt.cublasLtMatmulDescAttributes_t
+    for side in "AB" if layout(a_layout)[0] is F8E4M3 else "":
+        mode = getattr(names, f"CUBLASLT_MATMUL_DESC_{side}_SCALE_MODE")
+        assert attribute(lt.cublasLtMatmulDescGetAttribute, operation, mode, ctypes.c_int32) == 6  # one for each group
+        scale = getattr(names, f"CUBLASLT_MATMUL_DESC_{side}_SCALE_POINTER")
+        array = attribute(lt.cublasLtMatmulDescGetAttribute, operation, scale, ctypes.c_void_p)
+        factors = at(array, ctypes.c_int64, len(layout(d_layout)[1]))
+        assert {ctypes.c_float.from_address(address).value for address in factors} == {1.0}
     factor = ctypes.c_float.from_address(alpha).value
     assert ctypes.c_float.from_address(beta).value == 0
     assert c == d
@@ -199,9 +207,9 @@ def test_the_small_kernels_compile_for_hopper(entry):
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
 def test_the_arrays_are_apart_and_begin_at_16_bytes(count):
     groups = Groups(4096, count)
-    begins = [(groups.addresses(name), 8) for name in "abd"]
+    begins = [(groups.addresses(name), 8) for name in ("a", "b", "d", "scale")]
     begins += [(groups.numbers(name), 4) for name in ("m", "n", "k", "step_a", "step_b", "step_d")]
-    ends = [*(begin for begin, _ in begins[1:]), 4096 + groups.size]
+    ends = [*(begin for begin, _ in begins[1:]), 4096 + groups.size - 4]
     assert begins[0][0] == 4096
     for (begin, size), end in zip(begins, ends, strict=True):
         assert begin % 16 == 0
