@@ -122,7 +122,7 @@ class CublasLtProduct:
         status = lt.cublasLtMatmul.unchecked(
             *(handle_of(executor), self._descriptors.matmul, scalars[0]),
             *(b, layouts["a"], a, layouts["b"], scalars[1], d, layouts["c"], d, layouts["d"]),
-            *(self._result.algo, executor.workspace.c_ptr, self._result.workspaceSize, executor.target),
+            *(self._result.algo, executor.workspace.c_ptr, self._result.workspaceSize, executor.target.value),
         )
         if status:
             executor.stream.done()  # raises DeviceFault where it is the device that is lost

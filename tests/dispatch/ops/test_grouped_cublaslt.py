@@ -108,8 +108,11 @@ def lines(dtype: Dtype, address, columns, step, length):
     return np.lib.stride_tricks.as_strided(flat, (columns, length), (step * dtype.itemsize, dtype.itemsize))
 
 
-def grouped_product(_handle, operation, alpha, *operands):
+def grouped_product(*arguments):
     """What `cublasLtMatmul` does with grouped layouts; D is written as TMA does, in whole 16 bytes."""
+    for kind, argument in zip(lt.cublasLtMatmul.unchecked.argtypes, arguments, strict=True):
+        kind.from_param(argument)  # as ctypes asks of each, and raises
+    _handle, operation, alpha, *operands = arguments
     a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout = operands[:9]
     transposed = attribute(
         lt.cublasLtMatmulDescGetAttribute,
@@ -172,7 +175,7 @@ def executor(host, library, monkeypatch):
     monkeypatch.setattr(cublaslt, "loaded", lambda _source, entry, options, _device: (library(options), entry))
     monkeypatch.setattr(cublaslt, "handle_of", lambda _: None)
     monkeypatch.setattr(cublaslt, "lt", SimpleNamespace(cublasLtMatmul=SimpleNamespace(unchecked=grouped_product)))
-    chosen = SimpleNamespace(algo=None, workspaceSize=0)
+    chosen = SimpleNamespace(algo=lt.cublasLtMatmulAlgo_t(), workspaceSize=0)
     monkeypatch.setattr(cublaslt, "grouped_heuristic", lambda *_: chosen)
     zero = ctypes.c_float(0)
     return SimpleNamespace(
