@@ -31,15 +31,15 @@ __all__ = ["ROWS"]
 RULES = (by_16_bytes, rows_dense, one_order, some_elements, no_fast_accum, alpha_alone, no_config, steps_of_32_bits)
 RULES_8 = (by_16_bytes, rows_dense, some_elements, k_dense, alpha_alone, no_config, steps_of_32_bits)
 SM90, COMP_32F = Arch(90), Compute.COMPUTE_32F
-LT = ("cublasLt", "cublasLtMatmul", cublaslt_plan)
+LT, H100 = ("cublasLt", "cublasLtMatmul", cublaslt_plan), ("H100",)  # with cuBLASLt 13.10
 
 GPU_ROWS = (
 #       op                 a       b       c     d      compute   rules    min_, max_arch, min_version, calls, run_on
-    Row("grouped_matmul", (F16,    F16,    F16,  F16),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (F16,    F16,    F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (BF16,   BF16,   BF16, BF16), COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (BF16,   BF16,   F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT),
-    Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), COMP_32F, RULES_8, SM90, SM90, (13, 5), *LT),
+    Row("grouped_matmul", (F16,    F16,    F16,  F16),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT, H100),
+    Row("grouped_matmul", (F16,    F16,    F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT, H100),
+    Row("grouped_matmul", (BF16,   BF16,   BF16, BF16), COMP_32F, RULES,   SM90, SM90, (13, 5), *LT, H100),
+    Row("grouped_matmul", (BF16,   BF16,   F32,  F32),  COMP_32F, RULES,   SM90, SM90, (13, 5), *LT, H100),
+    Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), COMP_32F, RULES_8, SM90, SM90, (13, 5), *LT, H100),
 )
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
