@@ -370,7 +370,9 @@ class Supervisor:
         return in_words(self._pool, BROKEN)
 
     def _repr_html_(self) -> str:
-        return f"<div><code>{in_words(self._pool, BROKEN).replace('<', '&lt;')}</code></div>"
+        from html import escape
+
+        return f"<div><code>{escape(repr(self))}</code></div>"
 
 
 def _drop(pool: WorkerPool) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "candidates", "explain", "no_row", "reasons", "select"]
 
 LONGEST_REQUEST = 116  # characters of a request in the first line of a refusal
+MOST_LINES = 12  # of an explanation in a notebook
+LONGEST_LINE = 400  # characters of one of them
 
 
 def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
@@ -147,7 +149,10 @@ class Explanation:
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<div><pre>{escape(str(self))}</pre></div>"
+        lines = [one_line(line, LONGEST_LINE) for line in str(self).splitlines()]
+        more = len(lines) - MOST_LINES
+        shown = lines if more <= 0 else [*lines[:MOST_LINES], f"   {more} more rows: print(dispatch.explain(request))"]
+        return f"<div><pre>{escape(chr(10).join(shown))}</pre></div>"
 
     def __str__(self) -> str:
         row, refusal = self.row, self.refusal

@@ -1,5 +1,9 @@
 """What things print of themselves: tensors as NumPy's arrays do, all others in a line; nothing raises."""
 
+import html
+import re
+from html.parser import HTMLParser
+
 import numpy as np
 import pytest
 
@@ -105,3 +109,59 @@ def test_a_failed_future_says_with_what_and_stays_undelivered():
     with dp.Supervisor(dp.device("host"), streams=1) as sup:
         assert repr(sup) == "<Supervisor of host, 1 workers, 0 requests queued>"
         assert sup._repr_html_().startswith("<div><code>&lt;Supervisor of host")
+
+
+# -- in a notebook ----------------------------------------------------------------------------------------------------
+class Reader(HTMLParser):
+    """The text of HTML, and the tags that do not match."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def things(dev):
+    a, b = dev.zeros((4, 6)), dev.zeros((6, 4), "f16")
+    for shape in ((), (0, 5), (3, 4), (1000, 1000), (2,) * 16, (1,) * 40):
+        yield dev.zeros(shape)
+    yield dp.TABLE
+    yield dp.explain(dp.MatmulRequest(a, a.T))
+    yield dp.explain(dp.MatmulRequest(a, b))
+    yield dp.explain(dp.SoftmaxRequest(dev.zeros((4, 4), "i8")))
+    with dp.Supervisor("host", streams=2) as sup:
+        yield sup
+    yield sup
+    stale = dev.zeros(3)
+    dev.close()
+    yield stale
+
+
+def test_html_is_balanced_escaped_and_bounded(dev):
+    for thing in things(dev):
+        text = thing._repr_html_()
+        reader = Reader()
+        reader.feed(text)
+        reader.close()
+        assert not reader.wrong
+        assert not reader.open
+        assert len(text) < 8_000 + (1 << 16) * isinstance(thing, dp.Tensor)
+        bare = re.sub(r"</?(div|code|pre|em|table|tr|th|td)>", "", text)
+        assert not set("<>") & set(bare)
+        assert html.unescape(bare) == reader.text
+
+
+def test_an_explanation_in_a_notebook_says_where_the_rest_is(dev):
+    why = dp.explain(dp.MatmulRequest(dev.zeros((4, 6)), dev.zeros((6, 4), "f16")))
+    text = html.unescape(why._repr_html_())
+    assert str(why).splitlines()[:3] == text.removeprefix("<div><pre>").splitlines()[:3]
+    assert "more rows: print(dispatch.explain(request))" in text
