@@ -81,7 +81,7 @@ class BadRequest(DispatchError, ValueError):
         self.operand, self.given = operand, one_line(given, GIVEN)
         self.expected, self.hint = one_line(expected, EXPECTED), one_line(hint, EXPECTED)
         text = f"{operand}: got {self.given}; expected {self.expected}"
-        super().__init__(f"{text}. Hint: {self.hint}" if hint else text)
+        self.args = (f"{text}. Hint: {self.hint}" if hint else text,)  # torch.compile can trace no super().__init__()
 
     def __reduce__(self) -> tuple[type[BadRequest], tuple[str, ...]]:
         return type(self), (self.operand, self.given, self.expected, self.hint)

@@ -31,7 +31,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def refuse_unknown(function: str, kind: Any, given: Iterable[str]) -> NoReturn:
     """Raise a TypeError for the first of the keywords that a request class has no field of."""
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in sorted(fields(kind), key=lambda field: bool(field.kw_only))]
     name = next(one for one in given if one not in known)
     package = kind.__module__.partition(".")[0]
     help_of = f"help({package}.{function})" if package == "dispatch" else f"help({function})"
