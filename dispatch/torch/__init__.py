@@ -13,6 +13,9 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     trees         tree_linear: a product with an epilogue tree, forward alone
     fusing        fuse: has a model call these where it does the same in several
     patterns      what fuse looks for in the graph of a forward
+    graphs        CUDA graphs of a fused model's forward
+    model_state   what a model consists of, and whether it is as it was
+    masks         masks of attention as cuDNN adds them
     fused         what a fused model calls
     torch_layers  torch's layers for transformers in a fused model
     transformers_attention  what attention modules of transformers call in a fused model

@@ -12,6 +12,7 @@ from dispatch.errors import BadRequest
 from dispatch.ops.sdpa import SdpaFwdRequest as _SdpaFwdRequest
 from dispatch.ops.sdpa import sdpa_bwd as _sdpa_bwd
 from dispatch.ops.sdpa import sdpa_fwd as _sdpa_fwd
+from dispatch.torch import masks
 from dispatch.torch.shared import ALIGNED, autocast, check_tensors, define, dense, followed, nothing, on_gpu, quiet
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ SdpaFwdRequest: Callable[..., Any] = _SdpaFwdRequest
 sdpa_fwd: Callable[..., Any] = _sdpa_fwd  # which take torch's tensors, too
 sdpa_bwd: Callable[..., Any] = _sdpa_bwd
 DTYPES = (torch.float16, torch.bfloat16)
-# What is added to the score of a key that is not seen: far below any other, and finite also times log₂ e in f32.
-NEVER = {torch.float16: -65504.0, torch.bfloat16: -1e30}
 
 
 def scaled_dot_product_attention(
@@ -59,9 +58,8 @@ def scaled_dot_product_attention(
     """
     del enable_gqa
     result: torch.Tensor
-    is_plain = attn_mask is None and dropout_p == 0
-    if is_plain and quiet():
-        result = REPEATED.run(query, key, value, is_causal, scale)
+    if attn_mask is None and dropout_p == 0 and quiet():
+        result = REPEATED.run(query, key, value, None, is_causal, scale)
         if result is not UNFIT:
             return result
     query, key, value, attn_mask = autocast(query, key, value, attn_mask)
@@ -69,30 +67,36 @@ def scaled_dot_product_attention(
     _check_shapes(query, key, value)
     if type(dropout_p) not in (int, float) or not 0 <= dropout_p < 1:
         raise BadRequest("dropout_p", repr(dropout_p), "a probability from 0 to below 1")
-    if is_plain and not followed(query, key, value) and ATTENTION.direct(query, key, value):
-        return _inference(query, key, value, is_causal, scale)
     bias, blind = _bias_of(attn_mask, query, key, is_causal)
+    if dropout_p == 0 and not followed(query, key, value, bias) and ATTENTION.direct(query, key, value, bias):
+        result = _inference(query, key, value, bias, is_causal, scale)
+        return result if blind is None else result.masked_fill_(blind, 0)
     # Drawn here, so that the op gives the same for the same operands, as torch.compile takes it to.
     seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=query.device) if dropout_p else None
     result = ATTENTION(query, key, value, bias, seed, float(dropout_p), is_causal, scale)[0]
     return result if blind is None else result.masked_fill(blind, 0)
 
 
-REPEATED = Repeated(("query", "key", "value"), ("is_causal", "scale"))
+REPEATED = Repeated(("query", "key", "value", "bias"), ("is_causal", "scale"), optional=("bias",))
 
 
-def _inference(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
+def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
     """O without what a gradient reads; the next call like it is to find the plan."""
-    choices = _choices(None, None, 0.0, is_causal, scale)
-    ready = (_ready(query), _ready(key), _ready(value))
+    operands = (query, key, value, bias)
     out: torch.Tensor
-    if not on_gpu(query) or REPEATED.known(query, key, value, is_causal, scale):
+    if bias is not None and quiet():
+        out = REPEATED.run(*operands, is_causal, scale)
+        if out is not UNFIT:
+            return out
+    choices = _choices(bias, None, 0.0, is_causal, scale)
+    ready = (_ready(query), _ready(key), _ready(value))
+    if not on_gpu(query) or REPEATED.known(*operands, is_causal, scale):
         out = sdpa_fwd(*ready, **choices)
         return out
     request = SdpaFwdRequest(*ready, **choices)
     out = run(request)
-    views = {"q": "query", "k": "key", "v": "value"}
-    REPEATED.learn(request, views, (query, key, value), (is_causal, scale), {})
+    views = {"q": "query", "k": "key", "v": "value", "bias": "bias"}
+    REPEATED.learn(request, views, operands, (is_causal, scale), {})
     return out
 
 
@@ -112,10 +116,7 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
 
 
 def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any]:
-    """What is added to the scores, (B or 1, Hq or 1, Sq, Skv), and which queries see no key; None without a mask.
-
-    cuDNN is given finite numbers alone: a row of -∞ would be NaN.
-    """
+    """What is added to the scores, and which queries see no key; None without a mask."""
     if mask is None:
         return None, None
     scores = (*query.shape[:3], key.shape[2])
@@ -128,13 +129,7 @@ def _bias_of(mask: Any, query: Any, key: Any, is_causal: bool) -> tuple[Any, Any
         raise BadRequest("attn_mask", f"a tensor of {mask.dtype} on {mask.device}", what, "mask.to(…)")
     if mask.ndim > 4 or any(m not in (1, s) for m, s in zip(mask.shape[::-1], scores[::-1], strict=False)):
         raise BadRequest("attn_mask", f"shape {tuple(mask.shape)}", f"what broadcasts to {scores}")
-    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
-    mask = mask.expand(*mask.shape[:2], *scores[2:])
-    never = NEVER[query.dtype]
-    if mask.dtype == torch.bool:
-        return torch.where(mask, query.new_zeros(()), never), ~mask.any(-1, keepdim=True)
-    # What is lower than that has no weight either, but beside others as low it has its share, as in torch.
-    return mask.clamp(min=never), (mask.detach() == -torch.inf).all(-1, keepdim=True)
+    return masks.added(mask, query.dtype, *scores[2:])
 
 
 def _ready(x: Any) -> Any:

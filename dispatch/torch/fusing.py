@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention
+from dispatch.torch.graphs import NAME, Graphs, of_model
 from dispatch.torch.patterns import Note, Patterns
 
 __all__ = ["Note", "Report", "fuse"]
@@ -33,10 +34,12 @@ class Report:
     Attributes:
         replaced: what now runs by an op of this package, where it takes the operands; else torch's own runs.
         kept: what looks like it and was left, and why.
+        graphs: with `graphs=True`, what was recorded, how often it was replayed, and why other calls were not.
     """
 
     replaced: list[Note] = field(default_factory=list)
     kept: list[Note] = field(default_factory=list)
+    graphs: Graphs | None = None
     _forwards: list[tuple[nn.Module, str]] = field(default_factory=list, repr=False)
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
     _taken: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
@@ -45,6 +48,8 @@ class Report:
         """Give all modules the forward of their classes, and their configs, again; a second time it does nothing."""
         for module, name in self._forwards:
             module.__dict__.pop(name, None)
+            if self.graphs is not None and module.__dict__.get(NAME) is self.graphs:
+                del module.__dict__[NAME]
         for module, config in self._configs:
             if transformers_attention.is_chosen(module):
                 module.__dict__["config"] = config
@@ -90,6 +95,21 @@ class Report:
             self.replaced.append(Note(where, "Linear"))
             self.kept = [note for note in self.kept if (note.where, note.what) != (where, "Linear")]
 
+    def _record(self, model: nn.Module) -> None:
+        """Have calls of the model that look alike replayed as CUDA graphs."""
+        what = "forward as a CUDA graph"
+        if NAME in model.__dict__:
+            self.kept.append(Note("", what, "it is recorded already"))
+            return
+        before = model.__dict__.get("forward")
+        inner = getattr(before, "__func__", None) if getattr(before, "__self__", None) is model else None
+        if before is not None and inner is None:
+            self.kept.append(Note("", what, "the model has a forward of its own"))
+            return
+        self.graphs = model.__dict__[NAME] = Graphs()
+        self._install(model, of_model(type(model).forward if inner is None else inner))
+        self.replaced.append(Note("", what))
+
     def _attend(self, where: str, module: nn.Module) -> None:
         """Have a module of transformers call our attention, or note why not."""
         why = transformers_attention.why_not(module)
@@ -103,7 +123,7 @@ class Report:
             self.replaced.append(Note(where, f"{type(module).__name__}: {ATTENTION}"))
 
 
-def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Report:
+def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 
     The model itself is changed, and goes on being used; what is given back is the report of it.
@@ -126,6 +146,15 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Rep
     nested tensor, run by that function as before.
 
     With `linears`, each other Linear is one call of `linear`, too.
+
+    With `graphs`, the whole forward is a CUDA graph where it is called again and again with operands that look alike:
+    tensors of the same layouts on one GPU, and the same numbers, strings and None, in eval mode, without gradients.
+    After three calls one is recorded, held against the forward itself, and replayed from then on, up to 16 graphs a
+    model. Results are the caller's, in memory of their own. A parameter at another address, an attribute or submodule
+    that was set, hooks, autocast, other operands: the forward itself runs, and a new graph is recorded later. What a
+    forward reads besides (globals, files, a dict within an attribute) is as it was at the recording. A forward that
+    writes to its operands or buffers, waits for the GPU or gives back other objects than tensors is not recorded:
+    `report.graphs.reasons` counts why.
 
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
@@ -161,6 +190,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False) -> Rep
                 _fuse_one(where, module, report, trees)
             if transformers_attention.attends(module):
                 report._attend(where, module)
+    if graphs:
+        report._record(model)
     return report
 
 
@@ -207,9 +238,14 @@ def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
         raise TypeError("it takes *args, **kwargs or arguments by keyword alone; its modules were looked at")
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about defaults that no assertion can be written for
-        return _Shallow().trace(module, defaults or None)
+    buffers = module._buffers
+    module.__dict__["_buffers"] = {name: None if t is None else t.clone() for name, t in buffers.items()}
+    try:  # what the forward does to buffers alone, it does while it is traced
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about defaults that no assertion can be written for
+            return _Shallow().trace(module, defaults or None)
+    finally:
+        module.__dict__["_buffers"] = buffers
 
 
 def _forward(found: dict[bool, Any], parameters: list[inspect.Parameter]) -> Any:

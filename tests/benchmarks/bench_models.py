@@ -2,8 +2,9 @@
 
 A Llama of 8 layers, 1,024 wide, forward with 4 sequences of 1 and of 512 tokens; and training steps (forward, backward,
 SGD) of a ViT-B/16 with GELU by tanh and of torch's own encoder. Candidates are torch as it is, after
-`dispatch.torch.fuse`, with every linear layer, norm, convolution and attention by this package's op, by torch.compile
-as it comes (for one shape), and torch.compile of the fused model. Each is held against the model in float64 first. Then
+`dispatch.torch.fuse`, without and with CUDA graphs and trees, with every linear layer, norm, convolution and attention
+by this package's op, by torch.compile as it comes (for one shape) and with its own CUDA graphs, and torch.compile of
+the fused model. Each is held against the model in float64 first. Then
 bursts of all candidates alternate; a burst ends when its last result is there, and the median of the bursts counts.
 Repeat: `python tests/benchmarks/bench_models.py [--quick] [--device cuda:0|host] [--json FILE]`; five minutes.
 On `host` the models are small, nothing is compiled, and it shows whether they run, not how fast.
@@ -33,14 +34,17 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for real_models, which imports torch
 
 EAGER, FUSED, EVERY = "eager torch", "dispatch.torch.fuse", "every op by ours"
-COMPILED, BOTH = "torch.compile", "torch.compile of fused"
+GRAPHS, TREES = "fuse(graphs=True)", "fuse(graphs=True, trees=True)"
+COMPILED, BOTH, REDUCED = "torch.compile", "torch.compile of fused", "torch.compile, reduce-overhead"
 ONE, MANY, VIT, ENCODER = "Llama 4x1", "Llama 4x512", "ViT step", "encoder step"
 WRONG = 2.0  # times torch's own error: a call that does nothing must not win; tests have the narrow bound
 WARM = 5  # calls of each candidate before the clock
 TARGETS = (
     Target("a Llama's forward of 4x1", f"{ONE}: {FUSED}", 1.0, "ms", f"{ONE}: {EAGER}"),
     Target("of 4x512", f"{MANY}: {FUSED}", 0.95, "ms", f"{MANY}: {EAGER}"),
-    Target("of 4x512 beside torch.compile", f"{MANY}: {FUSED}", 0.9, "ms", f"{MANY}: {COMPILED}"),
+    Target("of 4x512 beside torch.compile", f"{MANY}: {GRAPHS}", 0.9, "ms", f"{MANY}: {COMPILED}"),
+    Target("of 4x512 beside its CUDA graphs", f"{MANY}: {GRAPHS}", 0.9, "ms", f"{MANY}: {REDUCED}"),
+    Target("of 4x1 beside its CUDA graphs", f"{ONE}: {GRAPHS}", 0.9, "ms", f"{ONE}: {REDUCED}"),
     Target("a ViT's training step", f"{VIT}: {FUSED}", 0.95, "ms", f"{VIT}: {EAGER}"),
 )
 
@@ -104,12 +108,18 @@ def models_of(of: Subject, compiled: bool) -> tuple[dict[str, Any], str]:
 
     found = {EAGER: of.model, FUSED: copy.deepcopy(of.model), EVERY: copy.deepcopy(of.model)}
     report = fuse(found[FUSED])
+    if compiled and not of.trained:
+        found[GRAPHS], found[TREES] = copy.deepcopy(of.model), copy.deepcopy(of.model)
+        fuse(found[GRAPHS], graphs=True)
+        fuse(found[TREES], graphs=True, trees=True)
     if compiled:
         torch._dynamo.reset()  # what was compiled for another shape would make this one dynamic
         found[COMPILED] = torch.compile(copy.deepcopy(of.model), dynamic=False)
         both = copy.deepcopy(of.model)
         fuse(both)
         found[BOTH] = torch.compile(both, dynamic=False)
+        if not of.trained:
+            found[REDUCED] = torch.compile(copy.deepcopy(of.model), dynamic=False, mode="reduce-overhead")
     what = Counter(note.what for note in report.replaced)
     why = Counter(f"{note.what}: {note.why}" for note in report.kept)
     lines = [f"  {count} x {name}" for name, count in what.most_common()]

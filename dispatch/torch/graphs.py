@@ -1,0 +1,358 @@
+"""CUDA graphs of a fused model's forward: calls without a gradient whose operands look alike are recorded and replayed.
+
+A small model's forward is bound by the host: each of its hundreds of kernels costs it more than the GPU. A graph of all
+of them is one launch. What a replay cannot know is asked first, and where anything is not as it was when the graph was
+recorded, the forward itself runs: another layout of an operand, parameters at other addresses, an attribute or a
+submodule that was set, hooks, autograd, autocast, modes of torch's, a capture of the caller's.
+
+Operands are copied to where the graph reads them, results are copied from where it writes them: they are the caller's.
+All graphs of a device are recorded on one stream, which is ours alone, and replayed one behind the other, on whichever
+stream is current: they share the workspaces of that stream, and one pool of memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter, OrderedDict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree
+
+from cudabind import driver
+from dispatch.torch import masks
+from dispatch.torch.model_state import ModelState
+from dispatch.torch.shared import on_gpu, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+__all__ = ["NAME", "Graphs", "of_model"]
+
+NAME = "_dispatch_graphs"  # where a model keeps its own
+BEFORE = 3  # calls that look alike and run themselves before one is recorded: plans are learnt meanwhile
+MOST = 16  # graphs of a model: the one that was replayed longest ago makes room
+SEEN = 512  # kinds of calls that are counted
+FAILURES = 2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
+CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
+
+class Graphs:
+    """The recorded calls of one model.
+
+    Attributes:
+        recorded: how many graphs were recorded.
+        replayed: how many calls were replays.
+        reasons: how many calls ran the forward itself, by the reason.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+        self.reasons: Counter[str] = Counter()
+        self._kept: OrderedDict[Any, _Graph] = OrderedDict()
+        self._seen: OrderedDict[Any, int | str] = OrderedDict()  # how often, or why it is not recorded
+        self._failures = 0
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, _memo: Any) -> Graphs:
+        return Graphs()  # a copy of the model has parameters of its own
+
+    def __reduce__(self) -> Any:
+        return Graphs, ()
+
+    def __repr__(self) -> str:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in self.reasons.most_common(4))
+        return f"<Graphs: {self.recorded} recorded, {self.replayed} replays; {reasons or 'no other calls'}>"
+
+    def call(self, model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """What `forward` gives for the operands: by a graph, if one stands for it."""
+        tensors: list[torch.Tensor] = []
+        key = _key(args, kwargs, tensors)
+        if type(key) is not str:
+            graph = self._find(key)
+            if graph is not None:
+                return graph.replay(tensors)
+            found = self._learn(key, model, forward, args, kwargs, tensors)
+            if type(found) is not str:
+                return found[0]
+            key = found
+        self.reasons[key] += 1
+        return forward(*args, **kwargs)
+
+    def _find(self, key: Any) -> _Graph | None:
+        """The graph of calls like this one, unless the model is another meanwhile."""
+        with self._lock:
+            graph = self._kept.get(key)
+            if graph is None:
+                return None
+            if graph.stands():
+                self._kept.move_to_end(key)
+                self.replayed += 1
+                return graph
+            del self._kept[key]
+            self._seen.pop(key, None)
+        graph.finish()
+        return None
+
+    def _learn(
+        self,
+        key: Any,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+    ) -> tuple[Any] | str:
+        """The result of a call that is made itself, or of its graph if it was made often enough; or why of neither."""
+        count = self._seen.get(key, 0)
+        if isinstance(count, str):
+            return count
+        if model.training:
+            return "the model is in training mode: model.eval()"
+        if self._failures >= FAILURES:
+            return "recordings of other calls failed"
+        if count < BEFORE:
+            state = ModelState(model)
+            if why := state.why_not():
+                return why
+            versions = [(t, _version(t)) for t in (*state.tensors, *tensors)]
+            y = forward(*args, **kwargs)
+            self.reasons["it is learnt"] += 1
+            self._note(key, _restless(state, versions, y) or count + 1)
+            return (y,)
+        recorder = _recorder(tensors[0].get_device())
+        found = recorder.record(model, forward, args, kwargs, tensors)
+        if isinstance(found, str):
+            self._failures += recorder.failed
+            self._note(key, found)
+            return found
+        self.recorded += 1
+        self.replayed += 1
+        with self._lock:
+            self._kept[key] = found
+            outdated = self._kept.popitem(last=False)[1] if len(self._kept) > MOST else None
+        if outdated is not None:
+            outdated.finish()
+        return (found.replay(tensors),)
+
+    def _note(self, key: Any, what: int | str) -> None:
+        with self._lock:
+            self._seen[key] = what
+            while len(self._seen) > SEEN:
+                self._seen.popitem(last=False)
+
+
+def of_model(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a model that keeps `Graphs`, over its forward of before as a function of the model."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return inner(self, *args, **kwargs)
+
+        if torch.compiler.is_compiling():
+            return run(*args, **kwargs)
+        graphs: Graphs = self.__dict__[NAME]
+        return graphs.call(self, run, args, kwargs)
+
+    return forward
+
+
+# -- what a call is known by -------------------------------------------------------------------------------------------
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+    """What calls of one graph have in common, and the operands that are tensors; or why none stands for the call."""
+    if torch.is_grad_enabled():
+        return "gradients are enabled: call under torch.no_grad() or torch.inference_mode()"
+    if not quiet():
+        return "torch compiles, traces, transforms, profiles or casts it"
+    parts: list[Any] = [len(args), *kwargs]
+    for x in chain(args, kwargs.values()):
+        kind = type(x)
+        if kind is torch.Tensor:
+            if not on_gpu(x) or x.layout is not torch.strided or x.is_conj() or x.is_neg():
+                return "an operand is no plain tensor of a GPU"
+            tensors.append(x)
+            parts.append((x.dtype, x.shape, x.stride(), x.get_device()))
+        elif kind in CONSTANTS:
+            parts.append((kind, x))
+        else:
+            return f"an operand is a {kind.__name__}, which a graph does not know"
+    if not tensors:
+        return "no operand is a tensor"
+    device = tensors[0].get_device()
+    if any(x.get_device() != device for x in tensors) or device != _current_device():
+        return "operands lie on several devices, or not on the current one"
+    if _captured():
+        return "the caller captures it"
+    parts.append(torch.are_deterministic_algorithms_enabled())
+    return tuple(parts)
+
+
+_current_device: Callable[[], int] = torch.cuda.current_device
+_captured: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+
+
+def _version(t: torch.Tensor) -> int:
+    return -1 if t.is_inference() else t._version
+
+
+def _restless(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: Any) -> str:
+    """Why a call that was made cannot be recorded; empty where nothing speaks against it."""
+    if any(_version(t) != before for t, before in versions):
+        return "it writes to its operands, parameters or buffers"
+    leaves = _pytree.tree_leaves(y)
+    odd = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
+    if odd is not None:
+        return f"it gives back a {type(odd).__name__}, which is no tensor"
+    own = {t.untyped_storage().data_ptr() for t in state.tensors}
+    if any(x.untyped_storage().data_ptr() in own for x in leaves if type(x) is torch.Tensor):
+        return "it gives back memory of a parameter or buffer"
+    return ""
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+class _Recorder:
+    """Records the graphs of one device, and has them replayed one behind the other."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.lock = threading.RLock()
+        self.failed = False
+        self._handle = ctypes.c_void_p()
+        with torch.cuda.device(ordinal):
+            torch.cuda.current_stream().query()  # a context
+            driver.cuStreamCreate(ctypes.byref(self._handle), NON_BLOCKING)
+            external: Any = torch.cuda.ExternalStream
+            self.stream = external(self._handle.value or 0)
+            self.pool = torch.cuda.graph_pool_handle()
+            event: Any = torch.cuda.Event
+            self.replayed = event()
+            self.replayed.record()
+
+    def record(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> _Graph | str:
+        """A graph of the call, held against two calls of the forward itself; or why there is none."""
+        self.failed = False
+        with self.lock:
+            current = torch.cuda.current_stream()
+            current.wait_event(self.replayed)
+            with torch.inference_mode(False), torch.no_grad():
+                own = [torch.empty_like(x).copy_(x) for x in tensors]
+            args, kwargs = _with(own, args, kwargs)
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                expected, again = (_leaves(forward(*args, **kwargs)) for _ in range(2))
+            state = ModelState(model)
+            self.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with (
+                    masks.kept_in_a_capture(),
+                    torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+                ):
+                    y = forward(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  # whatever a forward of others raises under capture
+                self.failed = True
+                cause: BaseException = error
+                while cause.__context__ is not None:  # the end of a capture that was lost raises, too
+                    cause = cause.__context__
+                return f"it cannot be captured: {[*str(cause).strip().splitlines(), type(cause).__name__][0]}"
+            leaves, spec = _pytree.tree_flatten(y)
+            found = _Graph(self, graph, state, own, leaves, spec)
+            graph.replay()
+            current.synchronize()
+            if not _same(expected, again):
+                return "two calls of it with the same operands differ"
+            if not _same(expected, _leaves(y)):
+                return "its graph gives other results than it does: it depends on more than its operands"
+            if not state.is_as_it_was():
+                return "it sets attributes at each call"
+            self.replayed.record()
+            return found
+
+
+class _Graph:
+    """One recorded call: where it reads its operands, where it writes its results."""
+
+    __slots__ = ("_graph", "_leaves", "_own", "_recorder", "_spec", "_state")
+
+    def __init__(
+        self, recorder: _Recorder, graph: Any, state: ModelState, own: list[torch.Tensor], leaves: list[Any], spec: Any
+    ) -> None:
+        self._recorder, self._graph, self._state = recorder, graph, state
+        self._own, self._leaves, self._spec = own, leaves, spec
+
+    def finish(self) -> None:
+        """Wait for the last replay, which may read and write what goes away with this."""
+        self._recorder.replayed.synchronize()
+
+    def stands(self) -> bool:
+        """Whether the model is as it was recorded."""
+        return self._state.is_as_it_was()
+
+    def replay(self, tensors: list[torch.Tensor]) -> Any:
+        """What the forward gives for these operands, in memory of the caller's."""
+        recorder = self._recorder
+        with recorder.lock:
+            torch.cuda.current_stream().wait_event(recorder.replayed)
+            with torch.inference_mode(False), torch.no_grad():
+                torch._foreach_copy_(self._own, tensors)
+            self._graph.replay()
+            copies: dict[int, Any] = {}
+            for x in self._leaves:
+                if type(x) is torch.Tensor and id(x) not in copies:
+                    copies[id(x)] = x.clone()
+            recorder.replayed.record()
+        return _pytree.tree_unflatten([copies.get(id(x), x) for x in self._leaves], self._spec)
+
+
+_RECORDERS: dict[int, _Recorder] = {}
+_MAKING = threading.Lock()
+
+
+def _recorder(ordinal: int) -> _Recorder:
+    with _MAKING:
+        if ordinal not in _RECORDERS:
+            _RECORDERS[ordinal] = _Recorder(ordinal)
+        return _RECORDERS[ordinal]
+
+
+def _with(own: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The arguments with tensors of our own in the place of the caller's."""
+    left = iter(own)
+    args = tuple(next(left) if type(x) is torch.Tensor else x for x in args)
+    return args, {name: next(left) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
+
+
+def _leaves(y: Any) -> list[Any]:
+    return [x.clone() if type(x) is torch.Tensor else x for x in _pytree.tree_leaves(y)]
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two results are one but for rounding: kernels may add in another order, or be others under capture."""
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if type(a) is not torch.Tensor or type(b) is not torch.Tensor:
+        return type(a) is type(b) and a == b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return False
+    bound = torch.finfo(a.dtype).eps ** 0.5
+    a, b = (x.double().where(finite, 0) for x in (a, b))
+    return bool((a - b).norm() <= bound * a.norm())

@@ -1,0 +1,70 @@
+"""What a torch model consists of, so that it can be asked, in some ten microseconds, whether it is as it was."""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch.torch.shared import on_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+__all__ = ["ModelState"]
+
+_END = object()
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class ModelState:
+    """A model's tensors with their addresses, its submodules and attributes, told apart by identity.
+
+    What is within an attribute, as a dict of tensors, is not looked at.
+
+    Attributes:
+        tensors: parameters, buffers, and attributes that are tensors.
+    """
+
+    __slots__ = ("_addresses", "_dicts", "_hooks", "_values", "tensors")
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._dicts: list[dict[str, Any]] = []
+        for m in modules:
+            self._dicts += [m.__dict__, m._parameters, m._buffers, m._modules]
+        self._values = list(self._now())
+        self._hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.tensors = [x for x in self._values if isinstance(x, torch.Tensor)]
+        self._addresses = [t.data_ptr() for t in self.tensors]
+
+    def _now(self) -> Iterator[Any]:
+        return chain(chain.from_iterable(map(dict.values, self._dicts)), (_END,))
+
+    def why_not(self) -> str:
+        """Why a recording would not stand for the model's calls; empty where it would."""
+        if any(type(t) not in _PLAIN for t in self.tensors):
+            return "a parameter is no plain tensor"
+        if any(not on_gpu(t) for t in self.tensors if t.numel() > 1):
+            return "a part of the model is not on the GPU"
+        return "modules have hooks" if self.is_hooked() else ""
+
+    def is_hooked(self) -> bool:
+        return any(map(len, self._hooks)) or _hooked_everywhere()
+
+    def is_as_it_was(self) -> bool:
+        """Whether everything is the same object, at the same address, as when this was made."""
+        return (
+            all(map(operator.is_, self._now(), self._values))
+            and [t.data_ptr() for t in self.tensors] == self._addresses
+            and not self.is_hooked()
+        )
+
+
+def _hooked_everywhere() -> bool:
+    module = torch.nn.modules.module
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
