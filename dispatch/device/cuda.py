@@ -110,6 +110,8 @@ class CudaDevice(Device):
         return stream
 
     def external(self, handle: int) -> ExternalStream:
+        if not current.executors:  # of a thread that may have no context yet, which default streams need: autograd's
+            self.activate()
         return self.externals.named(handle)
 
     def event(self) -> ctypes.c_void_p:

@@ -12,7 +12,6 @@ stream is current: they share the workspaces of that stream, and one pool of mem
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import Counter, OrderedDict
 from itertools import chain
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from cudabind import driver
+from dispatch.device.registry import device as device_of
 from dispatch.torch import masks
 from dispatch.torch.model_state import ModelState
 from dispatch.torch.shared import on_gpu, quiet
@@ -39,7 +38,6 @@ MOST = 16  # graphs of a model: the one that was replayed longest ago makes room
 SEEN = 512  # kinds of calls that are counted
 FAILURES = 2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
 CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
-NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 class Graphs:
@@ -222,12 +220,10 @@ class _Recorder:
     def __init__(self, ordinal: int) -> None:
         self.lock = threading.RLock()
         self.failed = False
-        self._handle = ctypes.c_void_p()
+        self._own = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
         with torch.cuda.device(ordinal):
-            torch.cuda.current_stream().query()  # a context
-            driver.cuStreamCreate(ctypes.byref(self._handle), NON_BLOCKING)
             external: Any = torch.cuda.ExternalStream
-            self.stream = external(self._handle.value or 0)
+            self.stream = external(self._own.c_handle.value)
             self.pool = torch.cuda.graph_pool_handle()
             event: Any = torch.cuda.Event
             self.replayed = event()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -197,3 +199,36 @@ def test_arrays_of_cupy(cupy, rng, made):
     with cupy.cuda.Stream(non_blocking=True):  # which goes with its object: each call has its events
         assert np.allclose(dp.matmul(a, b).get(), a.get() @ b.get())
     assert np.allclose(dp.matmul(a, b).get(), a.get() @ b.get())
+
+
+@pytest.mark.parametrize("work", ["product", "norm's gradient", "under the stream"])
+def test_a_thread_without_a_context_may_begin_with_a_call_of_ours(dev, work):
+    """Autograd's thread has none until torch itself does something there; the default stream is of that which is current."""
+    script = """
+import sys, threading, torch, dispatch as dp, dispatch.torch as ops
+work, found = sys.argv[1], []
+x, w, b = torch.randn(64, 64, device="cuda"), torch.randn(64, device="cuda"), torch.randn(64, device="cuda")
+torch.cuda.synchronize()
+if work == "norm's gradient":
+    y = x.clone().requires_grad_()
+    ops.layer_norm(y, (64,), w, b).backward(torch.ones_like(x))  # the first thing that the thread of gradients does
+    z = x.clone().requires_grad_()
+    torch.nn.functional.layer_norm(z, (64,), w, b).backward(torch.ones_like(x))
+    found = [(y.grad, z.grad)]
+else:
+    def first():
+        if work == "product":
+            found.append((dp.matmul(x, x), x @ x))
+        else:
+            with dp.use_torch_stream():
+                found.append((dp.matmul(x, x), x @ x))
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join()
+torch.testing.assert_close(*found[0], rtol=1e-2, atol=1e-2)
+print("right")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, work], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "right", done.stderr
