@@ -202,8 +202,8 @@ def test_arrays_of_cupy(cupy, rng, made):
 
 
 @pytest.mark.parametrize("work", ["product", "norm's gradient", "under the stream"])
-def test_a_thread_without_a_context_may_begin_with_a_call_of_ours(dev, work):
-    """Autograd's thread has none until torch itself does something there; the default stream is of that which is current."""
+def test_a_thread_without_a_context_may_begin_with_a_call_of_ours(work):
+    """Autograd's thread has none until torch does something there, and default streams are of the current context."""
     script = """
 import sys, threading, torch, dispatch as dp, dispatch.torch as ops
 work, found = sys.argv[1], []
