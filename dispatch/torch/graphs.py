@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from dispatch.device.registry import device as device_of
 from dispatch.torch import masks
 from dispatch.torch.model_state import ModelState
 from dispatch.torch.shared import on_gpu, quiet
+from dispatch.torch.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,9 +122,11 @@ class Graphs:
             if why := state.why_not():
                 return why
             versions = [(t, _version(t)) for t in (*state.tensors, *tensors)]
-            y = forward(*args, **kwargs)
+            with Waiting() if count == BEFORE - 1 else nullcontext() as waiting:
+                y = forward(*args, **kwargs)
             self.reasons["it is learnt"] += 1
-            self._note(key, _restless(state, versions, y) or count + 1)
+            why = f"it waits for the GPU, in {waiting.found}" if waiting and waiting.found else ""
+            self._note(key, why or _restless(state, versions, y) or count + 1)
             return (y,)
         recorder = _recorder(tensors[0].get_device())
         found = recorder.record(model, forward, args, kwargs, tensors)
@@ -220,14 +224,25 @@ class _Recorder:
     def __init__(self, ordinal: int) -> None:
         self.lock = threading.RLock()
         self.failed = False
+        self._ordinal = ordinal
         self._own = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
-        with torch.cuda.device(ordinal):
+        with torch.cuda.device(ordinal), torch.inference_mode(False):
             external: Any = torch.cuda.ExternalStream
             self.stream = external(self._own.c_handle.value)
             self.pool = torch.cuda.graph_pool_handle()
             event: Any = torch.cuda.Event
             self.replayed = event()
             self.replayed.record()
+            self._nothing = torch.zeros(1, device="cuda")
+
+    def _mend(self) -> None:
+        """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._ordinal, self.pool)
+        self.pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            self._nothing.zero_()
 
     def record(
         self,
@@ -262,6 +277,8 @@ class _Recorder:
                 cause: BaseException = error
                 while cause.__context__ is not None:  # the end of a capture that was lost raises, too
                     cause = cause.__context__
+                graph.reset()
+                self._mend()
                 return f"it cannot be captured: {[*str(cause).strip().splitlines(), type(cause).__name__][0]}"
             leaves, spec = _pytree.tree_flatten(y)
             found = _Graph(self, graph, state, own, leaves, spec)

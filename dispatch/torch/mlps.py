@@ -137,7 +137,11 @@ def _gradients(
     if any(needs[:3]):
         summed = needs[2] and dy.numel() and weight1.numel()
         epilogue = _epilogue("D", activation, "_BGRAD" if summed else "")
-        found = matmul(dy, dense_lines(weight2), aux=_as_stored(slopes, activation), epilogue=epilogue)
+        # The product is rounded before the slope multiplies it, as torch's is: one that is not costs the hidden layer's
+        # gradient a kernel of its own over f32 (ViT-B, batch 32: 148 + 65 us for each layer beside 45).
+        rounds = activation == "gelu" and dy.dtype in (torch.float16, torch.bfloat16)
+        aux = _as_stored(slopes, activation)
+        found = matmul(dy, dense_lines(weight2), aux=aux, epilogue=epilogue, reduced_precision=rounds)
         dz, dbias1 = found if summed else (found, dbias1)
         if needs[2] and not summed:
             dbias1 = dz.sum(0)
