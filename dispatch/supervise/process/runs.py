@@ -1,6 +1,7 @@
 """Runs: requests of a queue that its child knows, which are taken, sent and ended together, in steps for all of them.
 
-sending.py takes and sends them, remote_queue.py ends them; what is not as others goes by itself there. Each step is one
+sending.py, whose queues these are, takes and sends them, remote_queue.py ends them; what is not as others goes by itself
+there. Each step is one
 call into the interpreter's own code, within which no signal is handled and no other thread comes.
 """
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dispatch.supervise.process.messages import Connection
-    from dispatch.supervise.process.remote_queue import RemoteQueue
-    from dispatch.supervise.process.sending import SendingQueue, SentRequest
 
 __all__ = ["Run", "end_run", "loose", "take_run"]
 
@@ -55,7 +54,7 @@ def loose(entries: Iterable[Sent | Run], link: Connection) -> list[Sent | Run]:
     return found
 
 
-def take_run(queue: SendingQueue, link: Connection, count: int) -> int:
+def take_run(queue: Any, link: Connection, count: int) -> int:
     """Take up to `count` requests from the beginning of a queue that may go as a run; returns how many.
 
     Where this is interrupted, or somebody withdraws one of them meanwhile, they stand in `taken`, and whoever comes
@@ -96,10 +95,10 @@ def take_run(queue: SendingQueue, link: Connection, count: int) -> int:
     return count
 
 
-def known(queue: SendingQueue, bounds: Iterable[Any]) -> list[SentRequest]:
+def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:
     """Those at the beginning that the child knows and that need no memory for outputs."""
     pool, defined = queue.pool, queue.defined
-    found: list[SentRequest] = []
+    found: list[Any] = []
     for bound in bounds:
         if getattr(bound, "pool", None) is not pool or bound.unallocated or bound.name not in defined:
             break
@@ -107,7 +106,7 @@ def known(queue: SendingQueue, bounds: Iterable[Any]) -> list[SentRequest]:
     return found
 
 
-def end_run(queue: RemoteQueue, numbers: range, *, is_helper: bool) -> bool:
+def end_run(queue: Any, numbers: range, *, is_helper: bool) -> bool:
     """End those requests with success, all in one step; False where each is to be looked at by itself."""
     sents = list(map(queue.sent.get, numbers))
     if queue.pool.device.taints or not all(sents):  # a deadline of one was over, and it has failed with that
