@@ -1,8 +1,7 @@
 """Runs: requests of a queue that its child knows, which are taken, sent and ended together, in steps for all of them.
 
-sending.py, whose queues these are, takes and sends them, remote_queue.py ends them; what is not as others goes by itself
-there. Each step is one
-call into the interpreter's own code, within which no signal is handled and no other thread comes.
+sending.py takes and sends them from its queues, remote_queue.py ends them; what is not as others goes by itself there.
+Each step is one call into the interpreter's own code, within which no signal is handled and no other thread comes.
 """
 
 from __future__ import annotations
