@@ -10,6 +10,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F16, F32, F64, HOST
+from dispatch.ops import gated as ops
 from dispatch.ops.gated import (
     GatedActivationBwdRequest,
     GatedActivationRequest,
@@ -154,6 +155,19 @@ def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     count = 16 // row.dtypes[0].itemsize
     assert {name for name, each in at_once if each == count} >= {"vectors", "gaps of vectors", "vectors in place"}
     assert {name for name, each in at_once if each == 1} >= {"primes", "gaps", "two orders", "six axes"}
+
+
+def test_more_than_32_bits_count_are_counted_by_64(dev, rng, on_cpu, monkeypatch):
+    monkeypatch.setattr(ops, "SMALL", 1)
+    for row in OWN[-1:]:
+        for case in (case for case in cases(row) if case.name in ("vectors", "gaps")):
+            with as_on_a_gpu():
+                check = case.check(dev, rng)
+            kernel = kernel_of(check.request)
+            assert "-DINDEX=unsigned long long" in kernel.options
+            assert kernels_on_cpu.size_for_sm_90(kernel) > 1000
+            on_cpu.run(kernel, check.request)
+            check.verify(check.request.result({}))
 
 
 @pytest.mark.parametrize("mode", list(M))

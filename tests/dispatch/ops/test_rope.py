@@ -9,6 +9,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F16, F32, F64, HOST
+from dispatch.ops import rope as ops
 from dispatch.ops.rope import RopeRequest, aligned, kernel_of, reference, vector_of
 from dispatch.ops.rope.cases import cases
 from dispatch.row_check import check_row
@@ -130,6 +131,19 @@ def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     count = 16 // row.dtypes[0].itemsize
     assert {name for name, each in at_once if each == count} >= {"vectors", "a rest", "gaps of vectors", "in place"}
     assert {name for name, each in at_once if each == 1} >= {"primes", "gaps", "across", "an odd rest"}
+
+
+def test_more_than_32_bits_count_are_counted_by_64(dev, rng, on_cpu, monkeypatch):
+    monkeypatch.setattr(ops, "SMALL", 1)
+    for row in OWN[-1:]:
+        for case in (case for case in cases(row) if case.name in ("vectors", "gaps")):
+            with as_on_a_gpu():
+                check = case.check(dev, rng)
+            kernel = kernel_of(check.request)
+            assert "-DINDEX=unsigned long long" in kernel.options
+            assert kernels_on_cpu.size_for_sm_90(kernel) > 1000
+            on_cpu.run(kernel, check.request)
+            check.verify(check.request.result({}))
 
 
 def test_every_choice_of_the_kernel_compiles_for_sm_90(dev, rng):
