@@ -105,7 +105,7 @@ def test_opcheck(dtype):
 
 
 def test_gradcheck_of_it_and_of_its_gradient():
-    *both, cos, sin = operands(turned=6)
+    *both, cos, sin = operands(q=(2, 2, 2, 8), heads=1, turned=6)
     for interleaved in (False, True):
         assert torch.autograd.gradcheck(lambda q, k: rotary.rope(q, k, cos, sin, interleaved), both)  # noqa: B023
         assert torch.autograd.gradgradcheck(lambda q, k: rotary.rope(q, k, cos, sin, interleaved), both)  # noqa: B023
