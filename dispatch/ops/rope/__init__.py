@@ -58,6 +58,7 @@ class RopeRequest(OperandRequest["tuple[Tensor, Tensor]"]):
     op: ClassVar[str] = "rope"
     reads: ClassVar[tuple[str, ...]] = ("q", "k", "cos", "sin")
     writes: ClassVar[tuple[str, ...]] = ("q_out", "k_out")
+    mixed: ClassVar[tuple[str, ...]] = ("cos", "sin")
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("q_out", "q"), ("k_out", "k")})
     q: Tensor
     k: Tensor
