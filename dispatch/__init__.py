@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
+    from dispatch.ops.gated import *
     from dispatch.ops.grouped_matmul import *
     from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from dispatch.ops.pooling import *
     from dispatch.ops.reduction import *
     from dispatch.ops.rnn import *
+    from dispatch.ops.rope import *
     from dispatch.ops.sdpa import *
     from dispatch.ops.softmax import *
     from dispatch.supervise import trace as trace

@@ -303,6 +303,12 @@ def _alignments(call: Call) -> None:
         call.want(name, (sequences,), I32)
 
 
+def _rotated(call: Call) -> None:
+    q = call.shape("q")
+    call.want("k", q, order=call.specs["q"].order)
+    call.want("sin", call.want("cos", (1, *q[2:])), call.specs["cos"].dtype)
+
+
 FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or of what several derive from
     "MatmulRequest": _product,
     "GroupedMatmulRequest": _groups,
@@ -314,4 +320,5 @@ FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or
     "PoolingBwdRequest": _pooled,
     "SdpaBwdRequest": _attention,
     "CtcRequest": _alignments,
+    "RopeRequest": _rotated,
 }

@@ -54,6 +54,9 @@ STATEMENTS = {
     "rnn_bwd_data":    f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
     "rnn_bwd_weights": f"{IEEE}; {TO_NAN}; {UNREAD}",
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
+    "rope":            IEEE,
+    "gated_activation":     IEEE,
+    "gated_activation_bwd": f"{IEEE}; what ReLU drops is 0, whatever it was",
 }
 # fmt: on
 # Of ops that others have rows of as well.

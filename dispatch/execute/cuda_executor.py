@@ -33,7 +33,7 @@ from dispatch.execute.workspace import Workspace
 from dispatch.keys import C128, U8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from dispatch.core.request import Argument, Operands, Plan, Request
@@ -283,9 +283,18 @@ class CudaExecutor(CapturableExecutor):
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
         """Record a plan at some addresses; None where recordings are lost again and again."""
+        return self.record_calls([(plan, arguments)])
+
+    def record_calls(self, calls: Sequence[tuple[Plan, tuple[Argument, ...]]]) -> GraphExec | None:
+        """Record calls of plans, one behind the other, as one graph; None as above."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
-        graph = self.capture(lambda: plan.enqueue(arguments))
+
+        def enqueue() -> None:
+            for plan, arguments in calls:
+                plan.enqueue(arguments)
+
+        graph = self.capture(enqueue)
         if graph is not None:
             graph.keep = self.lasting()
         return graph

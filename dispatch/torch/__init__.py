@@ -8,6 +8,8 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     grouped       grouped_linear: rows in groups, each by weights of its own
     fp8           fp8_linear
     norms         layer_norm, rms_norm
+    rotary        rope: queries and keys with their position
+    gated         gated_activation: what is behind the first products of a gated MLP
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
     trees         tree_linear: a product with an epilogue tree, forward alone
@@ -19,6 +21,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     masks         masks of attention as cuDNN adds them
     fused         what a fused model calls
     torch_layers  torch's layers for transformers in a fused model
+    transformers_rotary     what they call for the position of queries and keys
     transformers_attention  what attention modules of transformers call in a fused model
     shared        what the ops share
 
@@ -33,11 +36,13 @@ from dispatch.torch.fp8 import fp8_linear as fp8_linear
 from dispatch.torch.fusing import Note as Note
 from dispatch.torch.fusing import Report as Report
 from dispatch.torch.fusing import fuse as fuse
+from dispatch.torch.gated import gated_activation as gated_activation
 from dispatch.torch.grouped import grouped_linear as grouped_linear
 from dispatch.torch.mlps import mlp as mlp
 from dispatch.torch.norms import layer_norm as layer_norm
 from dispatch.torch.norms import rms_norm as rms_norm
 from dispatch.torch.products import linear as linear
+from dispatch.torch.rotary import rope as rope
 from dispatch.torch.trees import tree_linear as tree_linear
 
 __all__ = [
@@ -46,11 +51,13 @@ __all__ = [
     "conv2d",
     "fp8_linear",
     "fuse",
+    "gated_activation",
     "grouped_linear",
     "layer_norm",
     "linear",
     "mlp",
     "rms_norm",
+    "rope",
     "scaled_dot_product_attention",
     "tree_linear",
 ]

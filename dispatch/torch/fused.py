@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dispatch.libraries.cutlass import evt
-from dispatch.torch import attention, convolution, mlps, norms, products, trees
+from dispatch.torch import attention, convolution, mlps, norms, products, rotary, trees
+from dispatch.torch import gated as gated_ops
 from dispatch.torch.shared import autocast
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "epsilon_of",
     "fit",
     "gated",
+    "gated_activation",
     "is_rms_norm",
     "layer_norm",
     "linear",
@@ -35,6 +37,7 @@ __all__ = [
     "of_other_rms_norm",
     "of_rms_norm",
     "rms_norm",
+    "rope",
     "scaled_dot_product_attention",
 ]
 
@@ -169,6 +172,40 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
         leaves = {} if bias is None else {"bias": bias}
         return trees.tree_linear(x, weight, _silu_gate, gate=gate, **leaves)
     return F.silu(F.linear(x, weight, bias)) * gate
+
+
+def gated_activation(gate: Any, up: Any, mode: str) -> Any:
+    """act(gate) · up, "silu" or the exact "gelu"."""
+    if isinstance(up, torch.Tensor) and gate.shape == up.shape and gate.numel() and _alike(gate, up):
+        return gated_ops.gated_activation(gate, up, mode)
+    return (F.silu(gate) if mode == "silu" else F.gelu(gate)) * up
+
+
+def rope(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """q and k of (batch, heads, tokens, width) with their position, whole heads of it; None where the op takes less."""
+    if not (q.ndim == k.ndim == rotary.AXES and cos.ndim == rotary.OF_ANGLES and cos.shape == sin.shape):
+        return None
+    (batch, _, tokens, width), (rows, steps, turned) = q.shape, cos.shape
+    if k.shape[0] != batch or k.shape[2:] != q.shape[2:] or rows not in (1, batch) or steps != tokens:
+        return None
+    if turned != width or width % 2 or not q.numel() or not _alike(q, k, cos, sin):
+        return None
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return None
+    return rotary.rope(q, k, cos, sin)
+
+
+def _alike(first: Any, *others: Any) -> bool:
+    """Whether tensors have one dtype as they are, under autocast too, on one device that there are kernels for."""
+    dtype, device = first.dtype, first.device
+    if not (first.is_cuda or first.is_cpu) or dtype not in gated_ops.DTYPES or is_traceable_wrapper_subclass(first):
+        return False
+    for x in others:
+        if x.dtype is not dtype or x.device != device:
+            return False
+        if type(x) is not torch.Tensor and is_traceable_wrapper_subclass(x):
+            return False
+    return True
 
 
 def _silu_gate(product: Any, gate: Any, bias: Any = None) -> Any:

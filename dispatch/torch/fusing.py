@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from dispatch.errors import BadRequest
-from dispatch.torch import fused, torch_layers, transformers_attention
+from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
 from dispatch.torch.graphs import NAME, Graphs, of_model
 from dispatch.torch.patterns import Note, Patterns
 
@@ -110,6 +110,18 @@ class Report:
         self._install(model, of_model(type(model).forward if inner is None else inner))
         self.replaced.append(Note("", what))
 
+    def _turn(self, where: str, module: nn.Module) -> None:
+        """Have a module of transformers call our rotary embedding, or note why not."""
+        what = f"{type(module).__name__}: {transformers_rotary.NAME}"
+        why = transformers_rotary.why_not(module)
+        if "forward" in module.__dict__:
+            why = "its forward was replaced already"
+        if why:
+            self.kept.append(Note(where, what, why))
+        else:
+            self._install(module, transformers_rotary.forward_of(module))
+            self.replaced.append(Note(where, what))
+
     def _attend(self, where: str, module: nn.Module) -> None:
         """Have a module of transformers call our attention, or note why not."""
         why = transformers_attention.why_not(module)
@@ -132,14 +144,16 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     as modules or functions; LayerNorm, and RMSNorm, also of other libraries where it computes the same;
     scaled_dot_product_attention; in eval mode Conv2d with BatchNorm2d, what is added, and the ReLU behind it. Filters
     are folded with the norm's scale, in memory of their own, which is kept until torch counts a change of either: a
-    write to x.data is not counted. With `trees`, Linear with SiLU and a gate, as in Llama's MLP, is one kernel of
-    CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for; its first call compiles it, for 15 to 40 s.
+    write to x.data is not counted. SiLU or the exact GELU times up, as in Llama's MLP, is one kernel; with `trees`
+    the Linear in front of a SiLU is one with it, by CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for;
+    its first call compiles it, for 15 to 40 s.
 
     Attention modules of transformers, whose config chooses "sdpa", call an attention function of ours that is in
     transformers' AttentionInterface as "dispatch"; the model's config stays what it is, and what is chosen there later,
     for example "eager" for its weights, runs. transformers' own function runs for what cuDNN does not take, for a query
     of one token, since cuDNN would prepare each length of the cache behind it anew, and for what a model adds to
-    attention: soft caps, biases by position, caches in pages.
+    attention: soft caps, biases by position, caches in pages. Modules whose `apply_rotary_pos_emb` is Llama's, asked
+    with numbers, call one kernel for it, and see what else their file has as it was when they were fused.
 
     MultiheadAttention called with need_weights=False attends by our op, TransformerEncoderLayer calls its modules in
     eval mode, too, where torch has one function for all; but padded sequences, which TransformerEncoder then packs to a
@@ -172,6 +186,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
         kind = type(module)
         if "forward" in module.__dict__:
             report.kept.append(Note(where, kind.__name__, "it has a forward of its own already"))
+            if transformers_rotary.is_turned(module) and transformers_attention.attends(module):
+                report._attend(where, module)
         elif kind in NORMS:
             report._install(module, NORMS[kind])
             report.replaced.append(Note(where, kind.__name__))
@@ -188,6 +204,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
         elif _traceable(module):
             if not transformers_attention.is_chosen(module):
                 _fuse_one(where, module, report, trees)
+            if transformers_rotary.turns(module):
+                report._turn(where, module)
             if transformers_attention.attends(module):
                 report._attend(where, module)
     if graphs:

@@ -206,33 +206,45 @@ class Patterns:
         there = getattr(self.module.get_submodule(where), name) is not None
         return self.graph.create_node("get_attr", f"{where}.{name}") if there else None
 
-    # -- a gate by SiLU -----------------------------------------------------------------------------------------------
-    def _silu(self, node: Any) -> Any:
-        """The linear layer that a SiLU is right behind, if this is one that nothing else reads."""
+    # -- a gate by SiLU or the exact GELU -----------------------------------------------------------------------------
+    def _gating(self, node: Any) -> str | None:
+        """What a node is that gates a product and that nothing else reads: "silu" or "exact"."""
         if not isinstance(node, fx.Node) or len(node.users) != 1 or not node.args:
             return None
         before, called = node.args[0], node.op == "call_function" and node.target in SILUS
-        if not called and self._child(node, nn.SiLU) is None and self._of_others(node) != "silu":
+        child = self._child(node, nn.SiLU)
+        silu = called or child is not None or self._of_others(node) == "silu"
+        name = "silu" if silu else self._activation(node)
+        if name not in ("silu", "exact") or not isinstance(before, fx.Node):
             return None
-        return before if isinstance(before, fx.Node) and self._is_linear(before) and len(before.users) == 1 else None
+        if getattr(child, "inplace", False) or node.kwargs.get("inplace", node.args[1:] == (True,)):
+            alone = self._is_linear(before) and len(before.users) == 1
+            return name if alone else None  # others may read what it has become
+        return name
 
     def _is_gate(self, node: Any) -> bool:
-        product = node.op == "call_function" and node.target in PRODUCTS and len(node.args) == 2
-        return product and any(self._silu(one) is not None for one in node.args)
+        product = node.op == "call_function" and node.target in PRODUCTS and len(node.args) == 2 and not node.kwargs
+        return product and any(self._gating(one) is not None for one in node.args)
 
     def _gate(self, node: Any) -> None:
-        """silu(linear(x)) · y, which a kernel of CUTLASS computes where it is asked for."""
+        """act(x) · y, which one kernel computes, with the Linear in front of a SiLU one of CUTLASS if asked for."""
         one, other = node.args
-        silu, gate = (one, other) if self._silu(one) is not None else (other, one)
-        linear = self._silu(silu)
-        if not self.trees:
-            self._keep(linear, "SiLU and its gate are a tree for CUTLASS: fuse(model, trees=True)")
-        elif any(one.op == "call_module" and self._hooked(one) for one in (linear, silu)):
-            self._keep(linear, "it or its SiLU has hooks")
-        elif isinstance(gate, fx.Node):
-            self._put(node, fused.gated, (*self._operands(linear, node), gate), {}, "Linear + SiLU · gate", linear)
-            self.graph.erase_node(silu)
-            self.graph.erase_node(linear)
+        active, up = (one, other) if self._gating(one) is not None else (other, one)
+        name, before = self._gating(active), active.args[0]
+        hooked = [each.target for each in (before, active) if each.op == "call_module" and self._hooked(each)]
+        tree = self.trees and name == "silu" and self._is_linear(before) and len(before.users) == 1
+        if hooked and (tree or active.target in hooked):
+            self._keep(before if self._is_linear(before) else active, f"{hooked[0]} has hooks")
+        elif not isinstance(up, fx.Node):
+            return
+        elif tree:
+            self._put(node, fused.gated, (*self._operands(before, node), up), {}, "Linear + SiLU · gate", before)
+            self.graph.erase_node(active)
+            self.graph.erase_node(before)
+        else:
+            mode, what = ("silu", "SiLU · up") if name == "silu" else ("gelu", "GELU · up")
+            self._put(node, fused.gated_activation, (before, up, mode), {}, what, active)
+            self.graph.erase_node(active)
 
     def _hooked(self, node: Any) -> bool:
         return node.op == "call_module" and any(getattr(self.module.get_submodule(node.target), h) for h in HOOKS)

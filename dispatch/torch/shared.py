@@ -21,6 +21,7 @@ __all__ = [
     "define",
     "dense",
     "followed",
+    "in_its_order",
     "leading",
     "lines_at_16",
     "nothing",
@@ -239,6 +240,13 @@ def lines_at_16(x: Any) -> Any:
     if in_order and (k > 1 or between > 1) and all(own % step == 0 for own in apart):
         return x
     return x.new_empty((*x.shape[:-1], -(-k // step) * step))[..., :k].copy_(x)
+
+
+def in_its_order(x: Any) -> Any:
+    """A dense tensor whose axes lie in memory in the order of another's."""
+    order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
+    made = x.new_empty([x.shape[axis] for axis in order])
+    return made.permute([order.index(axis) for axis in range(x.ndim)])
 
 
 def nothing(like: Any) -> Any:

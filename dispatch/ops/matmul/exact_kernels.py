@@ -18,6 +18,7 @@ from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F16, F32, F64, Dtype
+from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.ops.matmul.reference import GELU_CUBIC, GELU_INNER
 
 if TYPE_CHECKING:
@@ -26,18 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
 
-# What D, C, bias, aux and bias gradients are stored in: Half, Brain or double.
-STORED = r"""
-struct Half { unsigned short bits; };
-struct Brain { unsigned short bits; };
-__device__ double read(double x) { return x; }
-__device__ void write(double& at, double x) { at = x; }
-__device__ float read(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
-__device__ void write(Half& at, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(at.bits) : "f"(x)); }
-__device__ float read(Brain x) { return __uint_as_float((unsigned)x.bits << 16); }
-__device__ void write(Brain& at, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(at.bits) : "f"(x)); }
-"""
-# T is the dtype of the sums, S what is stored. Matrices are column-major, `step` from one of the batch to the next.
+# T is the dtype of the sums, S that of D, C, bias, aux and bias gradients: Half, Brain or double. Matrices are
+# column-major, `step` from one of the batch to the next.
 KERNELS = r"""
 typedef long long Int;
 typedef SUM_TYPE T;
@@ -218,6 +209,6 @@ def cubin(arch: str, dtype: Dtype) -> bytes:
     macros = {**CONSTANTS, "SUM_TYPE": sums, "STORED_TYPE": stored}
     options = [f"-arch={arch}", "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
     try:
-        return nvrtc.compile(STORED + KERNELS, "epilogue.cu", options).code
+        return nvrtc.compile(NUMBERS + KERNELS, "epilogue.cu", options).code
     except (LibraryNotFound, NvrtcError) as error:
         raise Refused(f"NVRTC gives no kernels for an epilogue of {dtype}: {error}") from error

@@ -19,7 +19,7 @@ from dispatch.supervise.process.child_pool import WORDS
 if TYPE_CHECKING:
     from dispatch.core.request import Operands, Request
 
-__all__ = ["Job", "JobRunner"]
+__all__ = ["Job", "JobRunner", "shortened"]
 
 KEPT = 1024  # failures of one worker: more than can be on their way at once
 
@@ -31,6 +31,33 @@ class Job:
 
     def __init__(self, number: int, outputs: Operands | None) -> None:
         self.number, self.outputs = number, outputs
+
+
+def shortened(report: list[Any]) -> list[Any]:
+    """A report with successive numbers of successes as the first of them and how many."""
+    short: list[Any] = []
+    first = count = 0
+    for item in report:
+        if type(item) is int:
+            if item == first + count:
+                count += 1
+                continue
+            begins, follow = item, 1
+        elif type(item[1]) is int:
+            if item[0] == first + count:
+                count += item[1]
+                continue
+            begins, follow = item
+        else:
+            begins = follow = 0
+        if count:
+            short.append(first if count == 1 else (first, count))
+        first, count = begins, follow
+        if not count:
+            short.append(item)
+    if count:
+        short.append(first if count == 1 else (first, count))
+    return short
 
 
 class JobRunner:
@@ -148,6 +175,10 @@ class JobRunner:
         if number == messages.FORGET:
             for name in entry[1]:
                 self.known.pop(name, None)
+            self.forgotten(entry[1])
+            return None
+        if number < 0:  # a run, or a piece of one
+            self.put_back(entry[1], entry[2])
             return None
         request = self.known[entry[1]]
         job = Job(number, None)
@@ -168,6 +199,13 @@ class JobRunner:
                 self._fail(job, refusal)
                 return None
         return job, request
+
+    def put_back(self, first: int, names: tuple[int, ...]) -> None:
+        """Have requests of a run be the next, each by itself."""
+        self.jobs.extendleft(reversed(tuple(zip(range(first, first + len(names)), names, strict=True))))
+
+    def forgotten(self, names: tuple[int, ...]) -> None:
+        """Let go of what is kept for requests that the parent has no more."""
 
     def _defined(self, data: bytes) -> Request | BaseException:
         try:

@@ -16,13 +16,16 @@ from dispatch.supervise.batch import Batch
 from dispatch.supervise.cuda_worker import IN_FLIGHT, CudaWorker
 from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.child_jobs import Job, JobRunner
+from dispatch.supervise.process.child_jobs import Job, JobRunner, shortened
+from dispatch.supervise.process.child_series import AllSeries, Series
 
 if TYPE_CHECKING:
     import ctypes
 
 __all__ = ["CudaChild", "HostChild"]
 
+PIECE = -4  # in the place of messages.RUN: a piece of a run that there is a series of
+RUNS = (messages.RUN, PIECE)
 REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long at the latest
 
 
@@ -41,7 +44,7 @@ class HostChild(JobRunner, HostWorker):
         while True:
             if not self.jobs:
                 if report:
-                    link.send(report)
+                    link.send(shortened(report))
                     report.clear()
                 self.receive(wait=True)
                 told = perf_counter()
@@ -66,7 +69,7 @@ class HostChild(JobRunner, HostWorker):
                 report.append(job.number)
             self._pass(number)
             if perf_counter() - told > REPORT_SECONDS:
-                link.send(report)
+                link.send(shortened(report))
                 report.clear()
                 told = perf_counter()
 
@@ -79,7 +82,7 @@ class HostChild(JobRunner, HostWorker):
 
     def _settle(self) -> None:
         if self._report:
-            self.queue.link.send(self._report)
+            self.queue.link.send(shortened(self._report))
             self._report.clear()
 
 
@@ -101,11 +104,15 @@ class CudaChild(JobRunner, CudaWorker):
 
     def _open(self) -> None:
         super()._open()
+        self.open_series()
         if self.owner.completion != "callback":
             # At most WINDOW requests are here, and no Python runs on the stream. The other workers wait for the lock
             # while this one enqueues: one that gets it between two launches costs more than both.
             self.executor.holds_gil = True
             self._record_event = driver.cuEventRecord.unchecked_holding_gil
+
+    def open_series(self) -> None:
+        self.series = AllSeries(self.executor, self.known)
 
     def begun(self) -> list[int]:
         # `_running` first: what is appended between the two looks is then in one of them at least.
@@ -116,11 +123,13 @@ class CudaChild(JobRunner, CudaWorker):
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
-                wait = not batches and not self.executor.learn()
+                wait = not batches and not (self.executor.learn() or self.series.learn())
                 self.receive(wait=wait)
             if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
                 self._enqueue_batch()
                 moved = True
+                if self.series.is_due:
+                    self.series.learn()
             if batches and self._poll():
                 moved = True
             if moved:
@@ -139,6 +148,9 @@ class CudaChild(JobRunner, CudaWorker):
             while self.jobs:
                 if not trace.hooks:
                     self._plain(batch)
+                if self.jobs and self.jobs[0][0] in RUNS and not trace.hooks:
+                    self._run(batch)
+                    continue
                 if not self.jobs or (len(self.jobs[0]) > 3 and not self.may_go_on()):
                     break
                 self._one(batch)
@@ -167,6 +179,43 @@ class CudaChild(JobRunner, CudaWorker):
                 requests.append(request)
                 report.append(number)
 
+    def _run(self, batch: ChildBatch) -> None:
+        """Enqueue the next run, or piece of one, as far as it is of series; what is none comes next, one by one."""
+        jobs, series = self.jobs, self.series
+        kind, first, names = jobs.popleft()
+        if kind == PIECE:
+            found = series.find(names)
+            if found is None or not self._launch(batch, first, found):
+                self.put_back(first, names)
+            return
+        left: list[Any] = []
+        for piece in series.cut(names):
+            found = series.get(piece)
+            if found is None:
+                left += zip(range(first, first + len(piece)), piece, strict=True)
+            elif left or not self._launch(batch, first, found):
+                left.append((PIECE, first, piece))
+            first += len(piece)
+        jobs.extendleft(reversed(left))
+
+    def _launch(self, batch: ChildBatch, first: int, series: Series) -> bool:
+        """Launch a series; False where that cannot be, and its requests are to run by themselves, which tells why."""
+        numbers = range(first, first + len(series.names))
+        before = len(batch.futures)
+        batch.futures.extend(numbers)  # first: another worker that finds the device lost says which had begun
+        try:
+            is_launched = series.launch()
+        except Exception:  # noqa: BLE001  # of the order between streams, which each request has to have as well
+            is_launched = False
+        if not is_launched:
+            del batch.futures[before:]
+            self.series.drop(series.names)
+            return False
+        self._running = self._last = numbers[-1]
+        batch.requests.append(series)  # type: ignore[arg-type]  # it has the requests, which must not end before it
+        batch.report.append((first, len(numbers)))
+        return True
+
     def _one(self, batch: ChildBatch) -> None:
         """Deal with the next entry, whatever it is."""
         self._last = max(self._last, self.jobs[0][0])
@@ -192,7 +241,7 @@ class CudaChild(JobRunner, CudaWorker):
             if self.batches:
                 self.batches[-1].report += report  # type: ignore[attr-defined]
             else:
-                self.queue.link.send(report)
+                self.queue.link.send(shortened(report))
 
     def _fail(self, future: Any, error: BaseException) -> None:
         self._note(future.number, error)
@@ -204,10 +253,14 @@ class CudaChild(JobRunner, CudaWorker):
         if batch.recorded:
             self.queue.busy -= len(batch.futures)
         if report:
-            self.queue.link.send(report)
+            self.queue.link.send(shortened(report))
             report.clear()
 
+    def forgotten(self, names: tuple[int, ...]) -> None:
+        self.series.forget(names)
+
     def _retry(self, future: Any, request: Request) -> BaseException | None:
+        self.series.clear()  # they keep workspaces
         if future.outputs is None:
             return super()._retry(future, request)
         return super()._retry(future, request.replace(**future.outputs))

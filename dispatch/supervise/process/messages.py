@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFINE",
     "FORGET",
+    "RUN",
     "Connection",
     "Place",
     "error_from",
@@ -37,7 +38,9 @@ __all__ = [
     "request_from",
 ]
 
-DEFINE, FORGET = -1, -2  # in the place of a request's number: (DEFINE, name, bytes), (FORGET, names)
+# In the place of a request's number: (DEFINE, name, bytes), (FORGET, names), and (RUN, first, names) of requests that
+# are known, with successive numbers.
+DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
 LARGEST = 1 << 30  # bytes of a request: `marshal` takes no 2 GiB
 ONE_READ = (1 << 16,)  # bytes asked of the socket at once; this and the following are for `map`

@@ -181,7 +181,7 @@ class ProcessPool(Monitor, WorkerPool):
             return False
         if self.state == BROKEN:
             return True
-        queued = any(len(queue.pending) or queue.taking for queue in self.queues) if self.state < CANCELLING else False
+        queued = any(len(queue.pending) or queue.taken for queue in self.queues) if self.state < CANCELLING else False
         return not queued and not any(queue.sent for queue in self.queues)
 
     def _finish(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.supervise.future import DONE, FAILED, LateFuture
 from dispatch.supervise.process import messages
 from dispatch.supervise.process.repeatable import Sent, written
+from dispatch.supervise.process.runs import end_run
 from dispatch.supervise.process.sending import NOW, SendingQueue, SentRequest
 
 if TYPE_CHECKING:
@@ -118,28 +119,42 @@ class RemoteQueue(SendingQueue):
         return True
 
     def report(self, message: list[Any], *, is_helper: bool = False) -> bool:
-        """End what the child's worker says has ended: a number for each success, with an error for each failure.
+        """End what the child's worker says has ended: a number for each success, or the first of several and how many,
+        with an error for each failure.
 
         A second call with the same message does what an interrupted first one did not. False where a helper has left
         something to the monitor thread.
         """
-        sents = self.sent
         for item in message:
-            sent = sents.get(item if type(item) is int else item[0])
-            if sent is None:  # its deadline was over, and it has failed with that
-                continue
-            waiting = sent.future._waiting
-            if is_helper and waiting is not None and not waiting.is_plain:
-                return False
-            if sent.future._status:
-                self._tell(sent.future)
-            elif type(item) is int:
-                self._succeed(sent)
+            if type(item) is tuple and type(item[1]) is int:
+                numbers = range(item[0], item[0] + item[1])
+                if end_run(self, numbers, is_helper=is_helper):
+                    continue
+                ended = all(self._end(number, None, is_helper=is_helper) for number in numbers)
             else:
-                self.fail(sent.future, messages.error_from(item[1]))
-            del sents[sent.number]
-        self.busy = len(sents)
+                number, error = (item, None) if type(item) is int else item
+                ended = self._end(number, error, is_helper=is_helper)
+            if not ended:
+                return False
+        self.busy = len(self.sent)
         self.since = monotonic()
+        return True
+
+    def _end(self, number: int, error: bytes | None, *, is_helper: bool) -> bool:
+        """End one, as `report` does."""
+        sent = self.sent.get(number)
+        if sent is None:  # its deadline was over, and it has failed with that
+            return True
+        waiting = sent.future._waiting
+        if is_helper and waiting is not None and not waiting.is_plain:
+            return False
+        if sent.future._status:
+            self.tell_of(sent.future)
+        elif error is None:
+            self._succeed(sent)
+        else:
+            self.fail(sent.future, messages.error_from(error))
+        del self.sent[number]
         return True
 
     def _succeed(self, sent: Sent) -> None:
@@ -152,9 +167,9 @@ class RemoteQueue(SendingQueue):
         self.done += 1
         future._status = DONE
         if future._waiting is not None:
-            self._tell(future)
+            self.tell_of(future)
 
-    def _tell(self, future: Future) -> None:
+    def tell_of(self, future: Future) -> None:
         """Tell those who wait for a future that has ended; whoever was interrupted may have told some."""
         if future._waiting is not None:
             self.pool.callbacks_failed(future._waiting.tell(future))
@@ -184,4 +199,4 @@ class RemoteQueue(SendingQueue):
     def tell_rest(self) -> None:
         """Have the monitor thread tell of what others have left to it."""
         while self.untold:
-            self._tell(self.untold.popleft())
+            self.tell_of(self.untold.popleft())

@@ -17,6 +17,7 @@ from dispatch.errors import BadRequest
 from dispatch.supervise.future import CANCELLED, MISSED, LateFuture, TimedFuture
 from dispatch.supervise.process import messages
 from dispatch.supervise.process.repeatable import Sent
+from dispatch.supervise.process.runs import Run, loose, take_run
 from dispatch.supervise.queue import CANCELLING, WorkerQueue
 
 if TYPE_CHECKING:
@@ -79,19 +80,30 @@ class SendingQueue(WorkerQueue):
     Guarantees: `sent` holds every request that the child was given and has not reported on, in order. Only who holds
     `send_lock` sends; who does not get it leaves that to the holder, who looks at the queue again after letting go.
     Whoever holds it may be interrupted anywhere (Ctrl-C on a main thread), and lets go of it at once. What it was about
-    is found by the next who holds it, who goes on there: a request that is being taken stands in `taking` until it is
-    in `sent`; one in `sent` that is in no frame yet in `unframed`; a frame in `link.out` until the socket has it.
+    is found by the next who holds it, who goes on there: requests that are being taken stand in `taken` until they are
+    in `sent`; those in `sent` that are in no frame yet in `unframed`; a frame in `link.out` until the socket has it.
     """
 
-    __slots__ = ("defined", "forget", "link", "pool", "send_lock", "sent", "since", "taking", "unframed", "untold")
+    __slots__ = (
+        "defined",
+        "forget",
+        "link",
+        "pool",
+        "send_lock",
+        "sent",
+        "since",
+        "taken",
+        "unframed",
+        "untold",
+    )
 
     def __init__(self, index: int, limit: int, pool: QueueOwner) -> None:
         super().__init__(index, limit)
         self.pool = pool
         self.link: Connection | None = None  # None while there is no child
         self.sent: dict[int, Sent] = {}
-        self.taking: tuple[Future, Any] | None = None  # the request that is being taken from the queue
-        self.unframed: list[Sent] = []
+        self.taken: deque[tuple[Future, Any]] = deque()  # what is being taken from the queue, the first of them now
+        self.unframed: list[Sent | Run] = []
         self.untold: deque[Future] = deque()  # those that have ended, of which the monitor thread is to tell
         self.defined: set[int] = set()  # names of requests that the present child's worker knows
         self.forget: list[int] = []
@@ -138,13 +150,13 @@ class SendingQueue(WorkerQueue):
                 self.pool.launched()
             if self.pool.blocked and len(self.pending) <= self.limit // 2:
                 self.pool.make_room()
-            if not (self.pending or self.taking) or not self._has_room():
+            if not (self.pending or self.taken) or not self._has_room():
                 return
 
     def _is_at_rest(self) -> bool:
         """Whether nothing was left half done, by who was interrupted or found the socket full."""
         link = self.link
-        return link is not None and link.out is link.flushed and self.taking is None and not self.unframed
+        return link is not None and link.out is link.flushed and not self.taken and not self.unframed
 
     def _send_alone(self) -> bool | None:
         """As `_send`; None where another thread is about it."""
@@ -172,9 +184,9 @@ class SendingQueue(WorkerQueue):
         link = self.link
         try:
             while link is not None and (link.out is link.flushed or link.flush()):
-                if not self.unframed and not ((self.pending or self.taking) and self._has_room()):
+                if not self.unframed and not ((self.pending or self.taken) and self._has_room()):
                     break
-                self._take_some()
+                self._take_some(link)
                 if self._frame(link):
                     is_sent = True
         except OSError:  # the child is gone: the monitor thread sees it, and deals with what was sent
@@ -183,32 +195,37 @@ class SendingQueue(WorkerQueue):
             self.pool.ring()  # which has it go on when there is room
         return is_sent
 
-    def _take_some(self) -> None:
+    def _take_some(self, link: Connection) -> None:
         """Move requests from the queue to `sent`, as many as make a message."""
         size = 0
         count = min(len(self.pending) + 1, BATCH, WINDOW - len(self.sent))
         if count > FIRST and not any(queue.sent for queue in self.pool.queues):
             count = FIRST
-        for _ in range(count):
-            size += self._take_next()
-            if size > MESSAGE_BYTES or not self.pending:
+        while count > 0:
+            together = 0 if self.taken else take_run(self, link, count)
+            if not together:
+                size += self._take_next()
+            count -= together or 1
+            if size > MESSAGE_BYTES or not (self.pending or self.taken):
                 break
 
     def _take_next(self) -> int:
         """Take the next request from the queue; returns about how many bytes that adds to a message."""
-        taking = self.taking
-        if taking is None:
+        taken = self.taken
+        if not taken:
             pending = self.pending
             try:
                 future = pending[0] if type(pending) is deque else pending.first()  # type: ignore[union-attr]
             except IndexError:  # dropped by another thread meanwhile, or it may not start yet
                 return 0
             taking = (future, future.unclaimed_request())
-            self.taking = taking
-        elif self._is_taken(taking[0]):  # an interrupted thread had come to the end of it
-            taking = (taking[0], TAKEN)
-            if taking[0]._status:  # but it may not have told all of that
-                self.pool.callbacks_failed(self.tell(taking[0]))
+            taken.append(taking)
+        else:
+            taking = taken[0]
+            if self._is_taken(taking[0]):  # an interrupted thread had come to the end of it
+                taking = (taking[0], TAKEN)
+                if taking[0]._status:  # but it may not have told all of that
+                    self.pool.callbacks_failed(self.tell(taking[0]))
         future, request = taking
         size = 0
         if request is MISSED or (request is not TAKEN and not future.claim_again()):
@@ -217,7 +234,7 @@ class SendingQueue(WorkerQueue):
         elif request is not TAKEN:
             size = self._enter(future, request)
         self._leave_queue(future)
-        self.taking = None
+        taken.popleft()
         return size
 
     def _is_taken(self, future: Future) -> bool:
@@ -277,7 +294,7 @@ class SendingQueue(WorkerQueue):
     def _frame(self, link: Connection) -> bool:
         """Make the next message of what is in `sent` and in none yet; whether there is one."""
         last, sents, forget = link.out.last, self.sent, self.forget
-        fresh = [sent for sent in self.unframed if sent.number > last and sent.number in sents]
+        fresh = [sent for sent in loose(self.unframed, link) if sent.number > last and sent.number in sents]
         if fresh:
             message: list[Any] = []
             names = forget.copy() if forget else ()
@@ -285,7 +302,7 @@ class SendingQueue(WorkerQueue):
                 message.append((messages.FORGET, names))
             defined = self._entries(fresh, message)
             for sent in fresh:
-                if isinstance(sent.future, TimedFuture):
+                if type(sent) is Sent and isinstance(sent.future, TimedFuture):
                     self.pool.watch_deadline(sent.future, self)
             link.put(message, fresh[-1].number)
             if defined:
@@ -296,10 +313,13 @@ class SendingQueue(WorkerQueue):
         self.unframed.clear()
         return bool(fresh)
 
-    def _entries(self, requests: Iterable[Sent], message: list[Any]) -> set[int]:
+    def _entries(self, requests: Iterable[Sent | Run], message: list[Any]) -> set[int]:
         """Add requests to a message, and those definitions that the child lacks, whose names are returned."""
         defined: set[int] = set()
         for sent in requests:
+            if isinstance(sent, Run):
+                message.append((messages.RUN, sent.first, sent.names))
+                continue
             bound = sent.bound
             if bound.name not in self.defined and bound.name not in defined:
                 message.append((messages.DEFINE, bound.name, bound.data))
@@ -339,14 +359,13 @@ class SendingQueue(WorkerQueue):
         self.wake()
 
     def give_back(self) -> None:
-        """End the request that an interrupted thread was taking, once nothing is sent any more."""
-        if self.taking is None:
-            return
-        future, _ = self.taking
-        if not future._status and getattr(future, "_number", None) not in self.sent and future.claim_again():
-            self.fail(future, self.pool.reason())
-        self._leave_queue(future)
-        self.taking = None
+        """End the requests that an interrupted thread was taking, once nothing is sent any more."""
+        while self.taken:
+            future, _ = self.taken[0]
+            if not future._status and getattr(future, "_number", None) not in self.sent and future.claim_again():
+                self.fail(future, self.pool.reason())
+            self._leave_queue(future)
+            self.taken.popleft()
 
     def refusal(self, sent: Sent) -> DispatchError | None:
         """Why a request must not run again, if so: what it reads, or waits for, came to harm."""
@@ -357,5 +376,4 @@ class SendingQueue(WorkerQueue):
         return error
 
     def in_flight(self) -> list[Future]:
-        taking = [] if self.taking is None else [self.taking[0]]
-        return [sent.future for sent in list(self.sent.values())] + taking
+        return [sent.future for sent in list(self.sent.values())] + [future for future, _ in list(self.taken)]

@@ -1,0 +1,123 @@
+"""Runs: requests of a queue that its child knows, which are taken, sent and ended together, in steps for all of them.
+
+sending.py takes and sends them from its queues, remote_queue.py ends them; what is not as others goes by itself there.
+Each step is one call into the interpreter's own code, within which no signal is handled and no other thread comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import islice, repeat
+from operator import attrgetter, itemgetter
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dispatch.supervise.future import DONE, Future
+from dispatch.supervise.process.repeatable import Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dispatch.supervise.process.messages import Connection
+
+__all__ = ["Run", "end_run", "loose", "take_run"]
+
+FEWEST = 4  # requests that are a run; fewer cost less one by one
+NO_OUTPUTS: dict[str, Any] = {}  # of requests whose outputs are given; nobody adds to it
+UNCLAIMED, NUMBER, VALUE, STATUS = map(repeat, ("_request", "_number", "_value", "_status"))  # slots of futures
+NOTHING, NO_WAITS, NO_OUTPUT, ENDED = map(repeat, (None, (), NO_OUTPUTS, DONE))
+made = partial(tuple.__new__, Sent)
+future_of: Any = itemgetter(Sent._fields.index("future"))
+name_of, result_of, status_of, waiting_of = map(attrgetter, ("name", "result", "_status", "_waiting"))
+
+
+class Run:
+    """Requests that were taken together, for one child; `number` is the last one's."""
+
+    __slots__ = ("first", "link", "names", "number", "sents")
+
+    def __init__(self, link: Connection, sents: list[Sent], names: tuple[int, ...]) -> None:
+        self.link, self.sents, self.names = link, sents, names
+        self.first, self.number = sents[0].number, sents[-1].number
+
+
+def loose(entries: Iterable[Sent | Run], link: Connection) -> list[Sent | Run]:
+    """The same entries, those of runs for another child one by one: of these some may have been sent again."""
+    found: list[Sent | Run] = []
+    for entry in entries:
+        if type(entry) is Run and entry.link is not link:
+            found += entry.sents
+        else:
+            found.append(entry)
+    return found
+
+
+def take_run(queue: Any, link: Connection, count: int) -> int:
+    """Take up to `count` requests from the beginning of a queue that may go as a run; returns how many.
+
+    Where this is interrupted, or somebody withdraws one of them meanwhile, they stand in `taken`, and whoever comes
+    next goes on with each by itself.
+    """
+    pending, pool = queue.pending, queue.pool
+    if count < FEWEST or type(pending) is not deque or pool.device.taints:
+        return 0
+    try:
+        futures = list(islice(pending, count))
+    except RuntimeError:  # a finalizer came in between, and submitted something
+        return 0
+    requests = list(map(getattr, futures, UNCLAIMED, NOTHING))
+    bounds = known(queue, map(getattr, requests, repeat("bound"), NOTHING))
+    count = len(bounds)
+    if count < FEWEST:
+        return 0
+    del futures[count:], requests[count:]
+    queue.taken.extend(zip(futures, requests, strict=True))
+    try:
+        any(map(delattr, futures, UNCLAIMED))  # which claims them
+    except AttributeError:  # somebody has withdrawn one
+        return 0
+    numbers = list(islice(pool.numbers, count))
+    sents = list(map(made, zip(numbers, futures, requests, NO_OUTPUT, repeat(queue), NO_WAITS, bounds)))
+    if numbers[-1] - numbers[0] == count - 1:
+        queue.unframed.append(Run(link, sents, tuple(map(name_of, bounds))))
+    else:  # other threads took some in between, as they may where they share no lock
+        queue.unframed.extend(sents)
+    if not queue.sent:
+        queue.since = monotonic()
+    any(map(setattr, futures, NUMBER, numbers))
+    any(map(setattr, futures, VALUE, map(result_of, bounds)))  # behind their numbers: see `_enter_sent`
+    queue.sent.update(zip(numbers, sents, strict=True))
+    queue.busy = len(queue.sent)
+    list(map(deque.popleft, repeat(pending, count)))  # only who holds `send_lock` takes out what is claimed
+    queue.taken.clear()
+    return count
+
+
+def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:
+    """Those at the beginning that the child knows and that need no memory for outputs."""
+    pool, defined = queue.pool, queue.defined
+    found: list[Any] = []
+    for bound in bounds:
+        if getattr(bound, "pool", None) is not pool or bound.unallocated or bound.name not in defined:
+            break
+        found.append(bound)
+    return found
+
+
+def end_run(queue: Any, numbers: range, *, is_helper: bool) -> bool:
+    """End those requests with success, all in one step; False where each is to be looked at by itself."""
+    sents = list(map(queue.sent.get, numbers))
+    if queue.pool.device.taints or not all(sents):  # a deadline of one was over, and it has failed with that
+        return False
+    futures = list(map(future_of, sents))
+    if {*map(type, futures)} != {Future} or any(map(status_of, futures)):  # one who was interrupted has ended some
+        return False
+    if is_helper and not all(waiting.is_plain for waiting in filter(None, map(waiting_of, futures))):
+        return False
+    queue.done += len(futures)
+    any(map(setattr, futures, STATUS, ENDED))
+    for future in filter(waiting_of, futures):
+        queue.tell_of(future)
+    list(map(queue.sent.pop, numbers, NOTHING))
+    return True

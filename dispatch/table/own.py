@@ -1,0 +1,46 @@
+"""The rows of the ops whose kernels are this library's own, compiled by NVRTC. Rows, and nothing else."""
+
+# fmt: off
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Compute
+from dispatch.ops.gated import numpy_gated, nvrtc_gated, six_axes
+from dispatch.ops.rope import aligned, numpy_rope, nvrtc_rope
+
+__all__ = ["ROWS"]
+
+COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
+SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+
+ROPE      = ("own", "rope",                 nvrtc_rope)
+GATED     = ("own", "gated_activation",     nvrtc_gated)
+GATED_BWD = ("own", "gated_activation_bwd", nvrtc_gated)
+
+GPU_ROWS = (
+#       op                      first result   compute    rules
+#                                                                     min_arch, max_arch, min_version, calls, run_on
+    Row("rope",                 (F64,  F64),   COMP_64F,  (aligned,),  SM75, None, (), *ROPE),
+    Row("rope",                 (F32,  F32),   COMP_32F,  (aligned,),  SM75, None, (), *ROPE),
+    Row("rope",                 (F16,  F16),   COMP_32F,  (aligned,),  SM75, None, (), *ROPE),
+    Row("rope",                 (BF16, BF16),  COMP_32F,  (aligned,),  SM80, None, (), *ROPE),
+    Row("gated_activation",     (F64,  F64),   COMP_64F,  (six_axes,), SM75, None, (), *GATED),
+    Row("gated_activation",     (F32,  F32),   COMP_32F,  (six_axes,), SM75, None, (), *GATED),
+    Row("gated_activation",     (F16,  F16),   COMP_32F,  (six_axes,), SM75, None, (), *GATED),
+    Row("gated_activation",     (BF16, BF16),  COMP_32F,  (six_axes,), SM80, None, (), *GATED),
+    Row("gated_activation_bwd", (F64,  F64),   COMP_64F,  (six_axes,), SM75, None, (), *GATED_BWD),
+    Row("gated_activation_bwd", (F32,  F32),   COMP_32F,  (six_axes,), SM75, None, (), *GATED_BWD),
+    Row("gated_activation_bwd", (F16,  F16),   COMP_32F,  (six_axes,), SM75, None, (), *GATED_BWD),
+    Row("gated_activation_bwd", (BF16, BF16),  COMP_32F,  (six_axes,), SM80, None, (), *GATED_BWD),
+)
+# fmt: on
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+NUMPY: dict[Any, Any] = {nvrtc_rope: numpy_rope, nvrtc_gated: numpy_gated}
+ON_THE_HOST = {"min_arch": HOST, "max_arch": HOST, "library": "numpy", "run_on": ("host",)}
+ROWS = stated(
+    (*GPU_ROWS, *(replace(row, function=row.op, call=NUMPY[row.call], **ON_THE_HOST) for row in GPU_ROWS))  # type: ignore[arg-type]
+)

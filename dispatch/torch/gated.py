@@ -1,0 +1,112 @@
+"""`gated_activation` by a kernel of this library, with autograd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.request import run
+from dispatch.errors import BadRequest
+from dispatch.ops.gated import GatedActivationRequest as _GatedActivationRequest
+from dispatch.ops.gated import GatedMode
+from dispatch.ops.gated import gated_activation as _gated_activation
+from dispatch.ops.gated import gated_activation_bwd as _gated_activation_bwd
+from dispatch.torch.shared import check_tensors, define, followed, in_its_order, on_gpu, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DTYPES", "MODES", "gated_activation"]
+
+GatedActivationRequest: Callable[..., Any] = _GatedActivationRequest
+activated: Callable[..., Any] = _gated_activation  # which take torch's tensors, too
+gradients: Callable[..., Any] = _gated_activation_bwd
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MODES = tuple(mode.name.lower() for mode in GatedMode)
+
+
+def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -> torch.Tensor:
+    """act(gate) · up, element by element, in one kernel: what is behind the first products of a gated MLP.
+
+    Args:
+        gate: what the activation is of, in f32, f16, bf16 or f64; any shape and strides, also one half of a tensor.
+        up: what it is multiplied by, of gate's shape and dtype.
+        mode: "silu", "gelu" by the error function, "gelu_tanh", "relu" or "sigmoid".
+
+    Gives back a tensor of gate's shape, dense with its axes in memory in the same order. It is computed in f32, f64
+    for f64, and rounded once. A gradient of the gradient is refused. Raises BadRequest for operands that do not fit.
+    """
+    y: torch.Tensor
+    if quiet():
+        y = REPEATED.run(gate, up, mode)
+        if y is not UNFIT:
+            return y
+    check_tensors(DTYPES, gate=gate, up=up)
+    if up.shape != gate.shape:
+        raise BadRequest("up", f"shape {tuple(up.shape)}", f"{tuple(gate.shape)}, that of gate")
+    if mode not in MODES:
+        raise BadRequest("mode", repr(mode), f"one of {', '.join(MODES)}")
+    y = GATED(gate, up, mode) if followed(gate, up) or not GATED.direct(gate, up) else _inference(gate, up, mode)
+    return y
+
+
+REPEATED = Repeated(("gate", "up"), ("mode",))
+
+
+def _inference(gate: Any, up: Any, mode: str) -> Any:
+    """The result without a gradient; the next call like it is to find the plan."""
+    if not on_gpu(gate) or REPEATED.known(gate, up, mode):
+        return activated(gate, up, mode)
+    request = GatedActivationRequest(gate, up, mode)
+    y = run(request)
+    REPEATED.learn(request, {"gate": "gate", "up": "up"}, (gate, up), (mode,), {})
+    return y
+
+
+def _forward(gate: Any, up: Any, mode: str) -> Any:
+    return activated(gate, up, mode)
+
+
+def _fake(gate: Any, _up: Any, _mode: str) -> Any:
+    return in_its_order(gate)
+
+
+def _vmap(info: Any, in_dims: Any, gate: Any, up: Any, mode: str) -> Any:
+    """The mapped axis becomes a leading one; what has none is the same for all."""
+    size = info.batch_size
+    operands = zip((gate, up), in_dims, strict=False)
+    both = (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in operands)
+    return GATED(*both, mode), 0
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    del output
+    gate, up, ctx.mode = inputs
+    ctx.save_for_backward(gate, up)
+
+
+def _backward(ctx: Any, dy: Any) -> tuple[Any, ...]:
+    return (*GATED_BACKWARD(*ctx.saved_tensors, dy, ctx.mode), None)
+
+
+def _gradients(gate: Any, up: Any, dy: Any, mode: str) -> tuple[Any, Any]:
+    """dgate and dup."""
+    found: tuple[Any, Any] = gradients(gate, up, dy, mode)
+    return found
+
+
+def _gradients_fake(gate: Any, up: Any, _dy: Any, _mode: str) -> tuple[Any, Any]:
+    return in_its_order(gate), in_its_order(up)
+
+
+GATED = define(
+    "gated_activation", "(Tensor gate, Tensor up, str mode) -> Tensor", _forward, _fake, _save, _backward, _vmap
+)
+GATED_BACKWARD = define(
+    "gated_activation_backward",
+    "(Tensor gate, Tensor up, Tensor dy, str mode) -> (Tensor, Tensor)",
+    _gradients,
+    _gradients_fake,
+)

@@ -1,0 +1,87 @@
+"""Kernels of this library compiled for the CPU by g++ and run thread by thread: their indices without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+
+from cudabind.errors import LibraryNotFound
+from dispatch.libraries.nvrtc.number_types import NUMBERS
+
+BEFORE = """
+#include <cmath>
+#include <cstring>
+using std::exp; using std::erfc;
+#define __global__
+#define __device__ static
+struct Place { unsigned x; };
+static Place threadIdx, blockIdx, blockDim;
+struct Half { unsigned short bits; };
+struct Brain { unsigned short bits; };
+static double read(double x) { return x; }
+static void write(double& at, double x) { at = x; }
+static float read(float x) { return x; }
+static void write(float& at, float x) { at = x; }
+static float read(Half x) { _Float16 y; memcpy(&y, &x, 2); return y; }
+static void write(Half& at, float x) { _Float16 y = x; memcpy(&at, &y, 2); }
+static float read(Brain x) { unsigned bits = unsigned(x.bits) << 16; float y; memcpy(&y, &bits, 4); return y; }
+static void write(Brain& at, float x)
+{
+    unsigned bits;
+    memcpy(&bits, &x, 4);
+    at.bits = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fff;
+}
+"""
+BEHIND = """
+extern "C" void go_to(unsigned block, unsigned thread, unsigned threads)
+{
+    blockIdx.x = block; threadIdx.x = thread; blockDim.x = threads;
+}
+"""
+
+
+def size_for_sm_90(kernel):
+    """The bytes of its code; skips without NVRTC."""
+    try:
+        return len(kernel.cubin("sm_90"))
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+
+
+class OnCpu:
+    """Runs the kernels of requests over the host's memory; each is compiled once."""
+
+    def __init__(self, folder):
+        if not shutil.which("g++"):
+            pytest.skip("g++ is not installed")
+        self.folder, self.known = folder, {}
+
+    def run(self, kernel, request):
+        """Launch a kernel over a request whose outputs are all there."""
+        launch = kernel.launch(request)
+        library = self.library(kernel)
+        names = (*request.reads, *request.writes)
+        addresses = [ctypes.c_void_p(getattr(request, name).ptr or None) for name in names]
+        function = getattr(library, kernel.function)
+        (blocks,), (threads,) = launch.grid, launch.block
+        for block in range(blocks):
+            for thread in range(threads):
+                library.go_to(block, thread, threads)
+                function(*addresses, *launch.values)
+
+    def library(self, kernel):
+        key = kernel.source, kernel.options
+        if key not in self.known:
+            assert NUMBERS in kernel.source
+            name = self.folder / f"kernel{len(self.known)}"
+            source = BEFORE + kernel.source.replace(NUMBERS, "") + BEHIND
+            name.with_suffix(".cpp").write_text(source)
+            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
+            command = ["g++", *kernel.options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:2000]
+            self.known[key] = ctypes.CDLL(f"{name}.so")
+        return self.known[key]
