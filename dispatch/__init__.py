@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.nvrtc.kernel import Launch as Launch
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
+    from dispatch.ops.blas import *
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *

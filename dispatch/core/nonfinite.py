@@ -26,6 +26,8 @@ SATURATED = f"{IEEE}; an infinite result is the largest number"
 MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
 UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
 TO_NAN = "an infinity may become NaN"
+UNSCALED = f"{IEEE}; not read where the factor is 0"
+OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -53,6 +55,10 @@ STATEMENTS = {
     "rnn":             f"{IEEE}; {UNREAD}",
     "rnn_bwd_data":    f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
     "rnn_bwd_weights": f"{IEEE}; {TO_NAN}; {UNREAD}",
+    **dict.fromkeys(("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), OTHER_TRIANGLE),
+    **dict.fromkeys(("trmm", "trsm"), OTHER_TRIANGLE),
+    "geam":            UNSCALED,
+    "dgmm":            IEEE,
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
 }
 # fmt: on

@@ -25,5 +25,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rnn":            ("cudnn_call",          ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
     "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
+    "blas":           ("cublas",              ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
+                                               "trmm", "trsm", "geam", "dgmm")),
 }
 # fmt: on

@@ -1,0 +1,192 @@
+"""Plans of one or more calls of cuBLAS, one behind the other: all is ready but the addresses and the numbers.
+
+The ops say which calls; nothing is chosen here. In the arguments of a routine `Operand(n)`, `Matrices(n)` and
+`Scalar(n)` stand for what the n-th argument of a run becomes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from cudabind.sys import cublas
+from dispatch.core.request import Argument, Plan
+from dispatch.keys import C64, C128, F32, F64, Dtype
+from dispatch.libraries.cublas.handle import handle_of
+from dispatch.libraries.cublas.pointers import Pointers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = [
+    "Constant",
+    "Copy",
+    "CublasPlan",
+    "Matrices",
+    "Operand",
+    "Routine",
+    "Scalar",
+    "Work",
+    "function_name",
+]
+
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
+MAX_INT = 2**31 - 1
+
+
+class Operand(NamedTuple):
+    """The place of an operand's address in the arguments of a run, and how many bytes behind it the call begins."""
+
+    place: int
+    offset: int = 0
+
+
+class Scalar(NamedTuple):
+    """The place of a number in the arguments of a run, and the type that the call reads it as."""
+
+    place: int
+    dtype: Dtype
+
+
+class Constant(NamedTuple):
+    """A number that is the same in every run."""
+
+    value: complex
+    dtype: Dtype
+
+
+class Matrices(NamedTuple):
+    """The addresses of an operand's matrices, as batched routines take them: so many bytes behind its own."""
+
+    place: int
+    offsets: tuple[int, ...]
+
+
+class Routine(NamedTuple):
+    """One call of cuBLAS, as the op says it, without the handle.
+
+    With `unless_same` it is left out where the operands at these two places are one.
+    """
+
+    name: str  # as in cublasStrsm, without the type's letter
+    dtype: Dtype
+    arguments: tuple[Any, ...]
+    unless_same: tuple[int, int] | None = None
+
+
+class Copy(NamedTuple):
+    """The bytes of one operand copied to another of the same layout, unless they are one."""
+
+    source: int
+    target: int
+    start: int  # of the bytes, behind the operands' addresses
+    nbytes: int
+
+
+Work = Routine | Copy
+
+
+def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
+    """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64."""
+    wide = "_64" if max(sizes, default=0) > MAX_INT else ""
+    name: str = getattr(cublas, f"cublas{LETTERS[dtype]}{routine}{wide}").__name__  # of many, with "_v2"
+    return name
+
+
+class Number:
+    """A number in host memory, as cuBLAS reads it."""
+
+    __slots__ = ("_memory", "_parts", "address")
+
+    def __init__(self, dtype: Dtype) -> None:
+        self._parts = 2 if dtype.is_complex else 1
+        kind = ctypes.c_float if dtype in (F32, C64) else ctypes.c_double
+        self._memory = (kind * self._parts)()
+        self.address = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def set(self, value: complex) -> None:
+        """Write the number."""
+        self._memory[0] = value.real
+        if self._parts > 1:
+            self._memory[1] = value.imag
+
+
+class CallStep:
+    """A routine with everything but the addresses and the numbers filled in."""
+
+    __slots__ = ("_arguments", "_executor", "_function", "_handle", "_numbers", "_pointers", "_slots", "_unless_same")
+
+    def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
+        self._executor, self._handle = executor, handle_of(executor)
+        sizes = [argument for argument in routine.arguments if type(argument) is int]
+        self._function: Any = getattr(cublas, function_name(routine.name, routine.dtype, sizes))
+        self._unless_same = routine.unless_same
+        self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
+        self._numbers: list[tuple[Number, Scalar | Constant]] = []
+        self._pointers: list[Pointers] = []
+        self._arguments = tuple(map(self._prepared, routine.arguments))
+
+    def _prepared(self, argument: Any) -> Any:
+        if isinstance(argument, Operand):
+            slot = ctypes.c_void_p()
+            self._slots.append((slot, argument))
+            return slot
+        if isinstance(argument, Matrices):
+            pointers = Pointers(self._executor, *argument)
+            self._pointers.append(pointers)
+            return pointers.address
+        if isinstance(argument, (Scalar, Constant)):
+            number = Number(argument.dtype)
+            if isinstance(argument, Constant):
+                number.set(argument.value)
+            self._numbers.append((number, argument))  # which keeps it
+            return number.address
+        return argument
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Call cuBLAS on the executor's stream; raises its own error."""
+        if self._unless_same is not None:
+            one, other = self._unless_same
+            if arguments[one] == arguments[other]:
+                return
+        for pointers in self._pointers:
+            pointers.enqueue(arguments)
+        for slot, (place, offset) in self._slots:
+            address: Any = arguments[place]  # addresses are ints
+            slot.value = address + offset if address else None
+        for number, said in self._numbers:
+            if isinstance(said, Scalar):
+                number.set(arguments[said.place])
+        status = self._function.unchecked(self._handle.follow(self._executor), *self._arguments)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise self._function.error(status)
+
+
+class CublasPlan(Plan):
+    """Calls and what is around them, in their order; nothing where there are none."""
+
+    __slots__ = ("_executor", "_steps", "is_bare")
+
+    def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
+        super().__init__(row, capture_safe=bool(works))
+        self.is_bare = not works  # type: ignore[misc]  # of the class elsewhere
+        self._executor = executor
+        self._steps = tuple(CallStep(executor, work) if isinstance(work, Routine) else work for work in works)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for step in self._steps:
+            if isinstance(step, CallStep):
+                step.enqueue(arguments)
+            else:
+                self._copy(step, arguments)
+
+    def _copy(self, step: Copy, arguments: tuple[Argument, ...]) -> None:
+        places: Any = arguments  # addresses are ints
+        if places[step.source] != places[step.target]:
+            source, target = places[step.source] + step.start, places[step.target] + step.start
+            driver.cuMemcpyDtoDAsync(target, source, step.nbytes, self._executor.target.value)

@@ -1,0 +1,64 @@
+"""The rows of BLAS: one routine of cuBLAS each, for each dtype that it has. Rows, and nothing else.
+
+No row has run on a GPU so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, HOST, Arch, Compute, Dtype
+from dispatch.libraries.cublas.calls import function_name
+from dispatch.ops.blas import numpy_blas
+from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)
+V12 = (12, 9)
+ALL, COMPLEX = (F32, F64, C64, C128), (C64, C128)
+COMPUTE = {F32: Compute.COMPUTE_32F, F64: Compute.COMPUTE_64F, C64: Compute.COMPUTE_32F, C128: Compute.COMPUTE_64F}
+# fmt: off
+LEVEL3: dict[str, tuple[Dtype, ...]] = {
+    "symm":  ALL,  "hemm":  COMPLEX,
+    "syrk":  ALL,  "herk":  COMPLEX,
+    "syr2k": ALL,  "her2k": COMPLEX,
+    "syrkx": ALL,  "herkx": COMPLEX,
+    "trmm":  ALL,  "trsm":  ALL,
+    "geam":  ALL,  "dgmm":  ALL,
+}
+# fmt: on
+GPU_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=COMPUTE[dtype],
+        rules=(matrices_fit,),
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V12,
+        library="cublas",
+        function=function_name(op, dtype),
+        call=cublas_level3,
+    )
+    for op, dtypes in LEVEL3.items()
+    for dtype in dtypes
+)
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        min_version=(),
+        library="numpy",
+        function=row.op,
+        call=numpy_blas,
+        run_on=("host",),
+        stands_for="cublas",
+    )
+    for row in GPU_ROWS
+)
+ROWS = stated((*GPU_ROWS, *HOST_ROWS))
