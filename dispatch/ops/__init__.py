@@ -26,6 +26,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "blas":           ("cublas",              ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
-                                               "trmm", "trsm", "geam", "dgmm")),
+                                               "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
+                                               "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
+                                               "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
+                                               "spr", "hpr", "spr2", "hpr2")),
 }
 # fmt: on

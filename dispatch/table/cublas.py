@@ -12,13 +12,14 @@ from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch, Compute, Dtype
 from dispatch.libraries.cublas.calls import function_name
 from dispatch.ops.blas import numpy_blas
+from dispatch.ops.blas.cublas2 import cublas_level2, vectors_fit
 from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 V12 = (12, 9)
-ALL, COMPLEX = (F32, F64, C64, C128), (C64, C128)
+ALL, REAL, COMPLEX = (F32, F64, C64, C128), (F32, F64), (C64, C128)
 COMPUTE = {F32: Compute.COMPUTE_32F, F64: Compute.COMPUTE_64F, C64: Compute.COMPUTE_32F, C128: Compute.COMPUTE_64F}
 # fmt: off
 LEVEL3: dict[str, tuple[Dtype, ...]] = {
@@ -29,21 +30,37 @@ LEVEL3: dict[str, tuple[Dtype, ...]] = {
     "trmm":  ALL,  "trsm":  ALL,
     "geam":  ALL,  "dgmm":  ALL,
 }
+LEVEL2: dict[str, tuple[Dtype, ...]] = {
+    "gemv":  ALL,  "gbmv":  ALL,
+    "symv":  ALL,  "hemv":  COMPLEX,
+    "sbmv":  REAL, "hbmv":  COMPLEX,
+    "spmv":  REAL, "hpmv":  COMPLEX,
+    "trmv":  ALL,  "trsv":  ALL,
+    "tbmv":  ALL,  "tbsv":  ALL,
+    "tpmv":  ALL,  "tpsv":  ALL,
+    "ger":   REAL, "geru":  COMPLEX, "gerc": COMPLEX,
+    "syr":   ALL,  "her":   COMPLEX,
+    "syr2":  ALL,  "her2":  COMPLEX,
+    "spr":   REAL, "hpr":   COMPLEX,
+    "spr2":  REAL, "hpr2":  COMPLEX,
+}
 # fmt: on
+LEVELS = ((LEVEL3, (matrices_fit,), cublas_level3), (LEVEL2, (vectors_fit,), cublas_level2))
 GPU_ROWS = tuple(
     Row(
         op=op,
         dtypes=(dtype, dtype),
         compute=COMPUTE[dtype],
-        rules=(matrices_fit,),
+        rules=rules,
         min_arch=SM75,
         max_arch=None,
         min_version=V12,
         library="cublas",
         function=function_name(op, dtype),
-        call=cublas_level3,
+        call=call,
     )
-    for op, dtypes in LEVEL3.items()
+    for level, rules, call in LEVELS
+    for op, dtypes in level.items()
     for dtype in dtypes
 )
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.

@@ -22,7 +22,7 @@ from dispatch.keys import C64, F32
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["BlasRequest", "Number", "check_matrix", "dims"]
+__all__ = ["BlasRequest", "Number", "ScaledRequest", "Shape", "check_matrix", "dims", "length"]
 
 Number = int | float | complex
 Shape = tuple[int, ...]
@@ -38,6 +38,7 @@ class BlasRequest(OperandRequest["Tensor"]):
     """
 
     numbers: ClassVar[tuple[str, ...]] = ()  # the fields that are factors, in the order of the plan's arguments
+    added: ClassVar[str] = "c"  # the operand that the product is added to, if there is such a field
     real: ClassVar[tuple[str, ...]] = ()  # those that are real also where the matrices are complex
     _: KW_ONLY
     library: str | None = None
@@ -48,17 +49,22 @@ class BlasRequest(OperandRequest["Tensor"]):
         raise NotImplementedError
 
     # -- factors --------------------------------------------------------------------------------------------------
+    @property
+    def has_c(self) -> bool:
+        """Whether there is something that the product is added to."""
+        return self.added in self.reads and getattr(self, self.added) is not None
+
     def factor(self, name: str) -> complex:
         """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where there is a c."""
         given: Any = getattr(self, name)
         if given is None:
-            return float(getattr(self, "c", None) is not None)
+            return float(self.has_c)
         return complex(given) if isinstance(given, (complex, np.complexfloating)) else float(given) + 0.0
 
     @property
     def reads_c(self) -> bool:
-        """Whether beta · c is added; with a beta of 0 nothing reads c."""
-        return "beta" in self.numbers and getattr(self, "c", None) is not None and self.factor("beta") != 0
+        """Whether c is added; with a beta of 0 nothing reads it."""
+        return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
 
     @property
     def takes_c(self) -> bool:
@@ -76,6 +82,10 @@ class BlasRequest(OperandRequest["Tensor"]):
             if given is None and _default(type(self), name) is None:
                 continue
             check_factor(name, given, may_be_complex=is_complex and name not in self.real)
+        if "beta" in self.numbers and self.added in self.reads and not self.has_c and self.factor("beta") != 0:
+            name = self.added
+            hint = f"to add to it in place give {name}=x, out=x"
+            raise BadRequest("beta", str(getattr(self, "beta", None)), f"0 without {name}", hint)
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def check_fields(self) -> None:
@@ -110,7 +120,7 @@ class ScaledRequest(BlasRequest):
     def named_arguments(self) -> NamedArguments:
         most = F32_MAX if getattr(self, self.reads[0]).dtype in (F32, C64) else float(MAX_FLOAT)
         free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
-        if self.reads_c:
+        if "beta" in self.numbers and self.reads_c:
             free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads c: that is another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
 
@@ -136,6 +146,13 @@ def check_matrix(name: str, tensor: Tensor) -> Shape:
         hint = "cuBLAS has no batched form: call it for each matrix" if tensor.ndim > 2 else "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), "a matrix, of two axes", hint)
     return tensor.shape
+
+
+def length(name: str, tensor: Tensor) -> int:
+    """The elements of a vector; BadRequest for what has other axes than one."""
+    if tensor.ndim != 1:
+        raise BadRequest(name, str(tensor.layout), "a vector, of one axis", "x.reshape(-1), or a row x[0]")
+    return tensor.shape[0]
 
 
 def dims(name: str, tensor: Tensor) -> tuple[int, int]:

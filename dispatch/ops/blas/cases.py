@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dispatch.ops.blas import evaluate
+from dispatch.ops.blas.cases2 import level2_cases
 from dispatch.ops.blas.cases3 import level3_cases
 from dispatch.ops.blas.choices import DiagType, Operation
-from dispatch.ops.blas.reference3 import evaluate
+from dispatch.ops.blas.reference3 import ROUTINES
 from dispatch.testing.mutations import with_fields
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ __all__ = ["MUTATIONS", "cases"]
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's routine."""
-    return level3_cases(row)
+    return level3_cases(row) if row.op in ROUTINES else level2_cases(row)
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
@@ -46,8 +48,9 @@ def read_diagonal(request: Any) -> Any:
 
 def other_operation(request: Any) -> Any:
     """The transpose of a matrix, or the matrix in place of that."""
-    square = len(set(request.a.shape[-2:])) == 1
-    if not hasattr(request, "trans") or not square or request.op.startswith("he"):
+    shapes = request.extents()
+    sides = [*shapes["x"], *shapes["out"]] if "x" in shapes else shapes["a"][-2:]
+    if not hasattr(request, "trans") or len(set(sides)) > 1 or request.op.startswith("he"):
         return None
     return Operation.T if request.trans is Operation.N else Operation.N
 

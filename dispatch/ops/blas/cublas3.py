@@ -10,10 +10,11 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import C64, F32, F64, Dtype, member
-from dispatch.libraries.cublas.calls import Constant, Copy, CublasPlan, Matrices, Operand, Routine, Scalar, Work
+from dispatch.keys import member
+from dispatch.libraries.cublas.calls import Constant, Copy, CublasPlan, Matrices, Operand, Routine, Work
 from dispatch.ops.blas.choices import Operation
 from dispatch.ops.blas.orders import Arrangement, Group, arranged, leading, misplaced
+from dispatch.ops.blas.terms import Terms
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -77,13 +78,13 @@ def lower(request: Any) -> list[Work]:
     return Lowering(request, found).works()
 
 
-class Lowering:
+class Lowering(Terms):
     """A request and how its matrices lie, from which the routines' arguments follow."""
 
     def __init__(self, request: Any, arrangement: Arrangement) -> None:
-        self.request, self.rows = request, {**arrangement.rows, "out": arrangement.out}
+        super().__init__(request)
+        self.rows = {**arrangement.rows, "out": arrangement.out}
         self.is_turned = arrangement.out
-        self.dtype: Dtype = getattr(request, request.reads[0]).dtype
         m, n = request.layout_of("out").shape[-2:]
         self.m, self.n = (n, m) if self.is_turned else (m, n)  # of the result as cuBLAS has it
 
@@ -102,17 +103,6 @@ class Lowering:
         """The elements from line to line of a matrix."""
         return leading(self.request.layout_of(name), row=self.rows[name]) or 1  # of an empty one nothing is read
 
-    def number(self, name: str) -> Scalar:
-        """A factor."""
-        request = self.request
-        place = len(request.reads) + len(request.writes) + request.numbers.index(name)
-        is_real = name in request.real
-        return Scalar(place, self._real if is_real else self.dtype)
-
-    @property
-    def _real(self) -> Dtype:
-        return F32 if self.dtype in (F32, C64) else F64
-
     def side(self) -> int:
         """The side of the special matrix: the other one where the transpose is computed."""
         side = member(self.request.side)
@@ -122,13 +112,6 @@ class Lowering:
         """The triangle of a matrix as cuBLAS has it: the other one where that is its transpose."""
         uplo = member(self.request.uplo)
         return int(uplo.other if self.rows[name] else uplo)
-
-    def operation(self, trans: Operation, *, turn: bool, turned: Operation = T) -> int:
-        """What is to be done to an operand, that or the other where it lies otherwise than that asks for."""
-        trans = T if trans is C and not self.dtype.is_complex else trans
-        if not turn:
-            return int(trans)
-        return int(turned if trans is N else N)
 
     def copied(self, name: str, offset: int = 0, out_offset: int = 0) -> Routine:
         """The matrix of an operand copied to the result, as it is or transposed."""

@@ -52,11 +52,6 @@ class AddingRequest(ScaledRequest):
     c: Tensor | None = None
     beta: Number | None = None
 
-    def check_factors(self) -> None:
-        super().check_factors()
-        if self.c is None and self.factor("beta") != 0:
-            raise BadRequest("beta", str(self.beta), "0 without a c", "to add to a matrix in place give c=x, out=x")
-
 
 # -- symmetric and Hermitian matrices --------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)

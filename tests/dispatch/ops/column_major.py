@@ -145,13 +145,145 @@ def dgmm(dtype, mode, m, n, a, lda, x, incx, c, ldc):
     put(matrix(c, m, n, ldc, dtype.numpy), a * x if mode else a * x[:, None])
 
 
+# -- level 2: vectors at an address, from the other end where they go backwards ------------------------------------
+def vector(address, n, step, dtype):
+    """The elements of a vector in their order."""
+    assert step != 0
+    if n == 0:
+        return np.zeros(0, dtype)
+    return memory(address, (n - 1) * abs(step) + 1, dtype)[:: abs(step)][:: 1 if step > 0 else -1]
+
+
+def copy(dtype, n, x, incx, y, incy):
+    vector(y, n, incy, dtype.numpy)[...] = vector(x, n, incx, dtype.numpy)
+
+
+def gemm(dtype, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+    a = matrix(a, *((k, m) if trans_a else (m, k)), lda, dtype.numpy)
+    b = matrix(b, *((n, k) if trans_b else (k, n)), ldb, dtype.numpy)
+    c = matrix(c, m, n, ldc, dtype.numpy)
+    put(c, (alpha * (op(a, trans_a) @ op(b, trans_b)) if alpha else 0) + (beta * c if beta else 0))
+
+
+def product(found, alpha, beta, y):
+    y[...] = (alpha * found if alpha else 0) + (beta * y if beta else 0)
+
+
+def gemv(dtype, trans, m, n, alpha, a, lda, x, incx, beta, y, incy):
+    long, short = (n, m) if trans else (m, n)
+    a, x = matrix(a, m, n, lda, dtype.numpy), vector(x, short, incx, dtype.numpy)
+    product(op(a, trans) @ x, alpha, beta, vector(y, long, incy, dtype.numpy))
+
+
+def banded(ab, m, kl, ku):
+    found = np.zeros((m, ab.shape[1]), ab.dtype)
+    for i in range(m):
+        for j in range(max(0, i - kl), min(ab.shape[1], i + ku + 1)):
+            found[i, j] = ab[ku + i - j, j]
+    return found
+
+
+def gbmv(dtype, trans, m, n, kl, ku, alpha, ab, lda, x, incx, beta, y, incy):
+    a = banded(matrix(ab, kl + ku + 1, n, lda, dtype.numpy), m, kl, ku)
+    long, short = (n, m) if trans else (m, n)
+    product(op(a, trans) @ vector(x, short, incx, dtype.numpy), alpha, beta, vector(y, long, incy, dtype.numpy))
+
+
+def triangle_of(name, dtype, uplo, n, given):
+    """The triangle that a routine is given, with zeros in the other, and what stands behind it."""
+    if name[1] == "b":
+        k, ab, ld, *rest = given
+        held = matrix(ab, k + 1, n, ld, dtype.numpy)
+        return (banded(held, n, 0, k) if uplo else banded(held, n, k, 0)), rest
+    if name[1] == "p":
+        ap, *rest = given
+        held, found, place = memory(ap, n * (n + 1) // 2, dtype.numpy), np.zeros((n, n), dtype.numpy), 0
+        for j in range(n):
+            for i in range(j + 1) if uplo else range(j, n):
+                found[i, j], place = held[place], place + 1
+        return found, rest
+    a, ld, *rest = given
+    return (np.triu if uplo else np.tril)(matrix(a, n, n, ld, dtype.numpy)), rest
+
+
+def symmetric(name):
+    def call(dtype, uplo, n, *given):
+        if name[1] == "b":
+            k, alpha, *rest = given
+            given = (k, *rest)
+        else:
+            alpha, *given = given
+        half, (x, incx, beta, y, incy) = triangle_of(name, dtype, uplo, n, given)
+        whole = half + (np.conj(half.T) if name[0] == "h" else half.T)
+        np.fill_diagonal(whole, half.diagonal().real if name[0] == "h" else half.diagonal())
+        product(whole @ vector(x, n, incx, dtype.numpy), alpha, beta, vector(y, n, incy, dtype.numpy))
+
+    return call
+
+
+def of_triangle(name):
+    def call(dtype, uplo, trans, diag, n, *given):
+        half, (x, incx) = triangle_of(name, dtype, uplo, n, given)
+        if diag:
+            np.fill_diagonal(half, 1)
+        x = vector(x, n, incx, dtype.numpy)
+        x[...] = op(half, trans) @ x if name.endswith("mv") else np.linalg.solve(op(half, trans), x)
+
+    return call
+
+
+def ger(name):
+    def call(dtype, m, n, alpha, x, incx, y, incy, a, lda):
+        x, y = vector(x, m, incx, dtype.numpy), vector(y, n, incy, dtype.numpy)
+        a = matrix(a, m, n, lda, dtype.numpy)
+        a[...] += alpha * np.outer(x, np.conj(y) if name == "gerc" else y)
+
+    return call
+
+
+def symmetric_outer(name):
+    def call(dtype, uplo, n, alpha, x, incx, *rest):
+        x = vector(x, n, incx, dtype.numpy)
+        y, other = (np.conj, np.conj(alpha)) if name[0] == "h" else (np.asarray, alpha)
+        if name.endswith("2"):
+            at, incy, *rest = rest
+            held = vector(at, n, incy, dtype.numpy)
+            found = alpha * np.outer(x, y(held)) + other * np.outer(held, y(x))
+        else:
+            found = alpha * np.outer(x, y(x))
+        if name[1] == "p":
+            held, place = memory(rest[0], n * (n + 1) // 2, dtype.numpy), 0
+            for j in range(n):
+                for i in range(j + 1) if uplo else range(j, n):
+                    held[place] += found[i, j]
+                    if i == j and name[0] == "h":
+                        held[place] = held[place].real
+                    place += 1
+            return
+        a = matrix(*rest[:1], n, n, rest[1], dtype.numpy)
+        found = a + found
+        if name[0] == "h":
+            np.fill_diagonal(found, found.diagonal().real)
+        put(a, found, uplo)
+
+    return call
+
+
 ROUTINES = {
     **{name: symm(name) for name in ("symm", "hemm")},
     **{name: rank(name, 1) for name in ("syrk", "herk")},
     **{name: rank(name, 2) for name in ("syr2k", "her2k", "syrkx", "herkx")},
+    **{name: symmetric(name) for name in ("symv", "hemv", "sbmv", "hbmv", "spmv", "hpmv")},
+    **{name: of_triangle(name) for name in ("trmv", "trsv", "tbmv", "tbsv", "tpmv", "tpsv")},
+    **{name: ger(name) for name in ("ger", "geru", "gerc")},
+    **{name: symmetric_outer(name) for name in ("syr", "her", "syr2", "her2", "spr", "hpr", "spr2", "hpr2")},
     "trmm": trmm,
     "trsm": trsm,
     "trsmBatched": trsm_batched,
     "geam": geam,
     "dgmm": dgmm,
+    "copy": copy,
+    "gemm": gemm,
+    "gemv": gemv,
+    "gbmv": gbmv,
 }

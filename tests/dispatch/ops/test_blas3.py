@@ -161,7 +161,7 @@ def refused(dev):
         "alpha: got True":                         lambda: dp.SyrkRequest(square, alpha=True),
         "alpha: got None":                         lambda: dp.SyrkRequest(square, alpha=None),
         "beta: got 1j":                            lambda: dp.Her2kRequest(herm, herm, c=herm, beta=1j),
-        "beta: got 2; expected 0 without a c":     lambda: dp.SyrkRequest(square, beta=2),
+        "beta: got 2; expected 0 without c":     lambda: dp.SyrkRequest(square, beta=2),
         "a: got f32[3, 4, 4]":                     lambda: dp.TrsmRequest(dev.zeros((3, 4, 4)), cube),
         "a: got f32[2, 4, 4]":                     lambda: dp.TrsmRequest(cube, square),
         "b: got f32[4]":                           lambda: dp.TrsmRequest(square, dev.zeros((4,))),

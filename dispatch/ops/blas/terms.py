@@ -1,0 +1,40 @@
+"""What requests of all levels have in common in the terms of cuBLAS: factors, and what is done to an operand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dispatch.keys import C64, F32, F64, Dtype
+from dispatch.libraries.cublas.calls import Scalar
+from dispatch.ops.blas.choices import Operation
+
+__all__ = ["Terms"]
+
+N, T, C = Operation.N, Operation.T, Operation.C
+
+
+class Terms:
+    """A request whose routines' arguments are to be said."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.dtype: Dtype = getattr(request, request.reads[0]).dtype
+
+    def number(self, name: str) -> Scalar:
+        """A factor."""
+        request = self.request
+        place = len(request.reads) + len(request.writes) + request.numbers.index(name)
+        is_real = name in request.real
+        return Scalar(place, self.real if is_real else self.dtype)
+
+    @property
+    def real(self) -> Dtype:
+        """The dtype of real factors."""
+        return F32 if self.dtype in (F32, C64) else F64
+
+    def operation(self, trans: Operation, *, turn: bool, turned: Operation = T) -> int:
+        """What is to be done to an operand, that or the other where it lies otherwise than that asks for."""
+        trans = T if trans is C and not self.dtype.is_complex else trans
+        if not turn:
+            return int(trans)
+        return int(turned if trans is N else N)
