@@ -18,7 +18,7 @@ from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
-V12 = (12, 9)
+V12 = (12, 0)
 ALL, REAL, COMPLEX = (F32, F64, C64, C128), (F32, F64), (C64, C128)
 COMPUTE = {F32: Compute.COMPUTE_32F, F64: Compute.COMPUTE_64F, C64: Compute.COMPUTE_32F, C128: Compute.COMPUTE_64F}
 # fmt: off

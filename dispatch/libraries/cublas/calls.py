@@ -32,6 +32,7 @@ __all__ = [
     "Scalar",
     "Work",
     "function_name",
+    "plan_of",
 ]
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
@@ -122,6 +123,7 @@ class CallStep:
 
     def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
         self._executor, self._handle = executor, handle_of(executor)
+        self._handle.follow(executor)  # so that the workspace is there before anything is captured
         sizes = [argument for argument in routine.arguments if type(argument) is int]
         self._function: Any = getattr(cublas, function_name(routine.name, routine.dtype, sizes))
         self._unless_same = routine.unless_same
@@ -168,13 +170,12 @@ class CallStep:
 
 
 class CublasPlan(Plan):
-    """Calls and what is around them, in their order; nothing where there are none."""
+    """Calls and what is around them, in their order."""
 
-    __slots__ = ("_executor", "_steps", "is_bare")
+    __slots__ = ("_executor", "_steps")
 
     def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
-        super().__init__(row, capture_safe=bool(works))
-        self.is_bare = not works  # type: ignore[misc]  # of the class elsewhere
+        super().__init__(row, capture_safe=True)
         self._executor = executor
         self._steps = tuple(CallStep(executor, work) if isinstance(work, Routine) else work for work in works)
 
@@ -190,3 +191,18 @@ class CublasPlan(Plan):
         if places[step.source] != places[step.target]:
             source, target = places[step.source] + step.start, places[step.target] + step.start
             driver.cuMemcpyDtoDAsync(target, source, step.nbytes, self._executor.target.value)
+
+
+class EmptyPlan(Plan):
+    """A request whose result has no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
+def plan_of(executor: CudaExecutor, row: Row, works: Sequence[Work]) -> Plan:
+    """The plan of what cuBLAS is to do, which may be nothing."""
+    return CublasPlan(executor, row, works) if works else EmptyPlan(row, capture_safe=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import member
-from dispatch.libraries.cublas.calls import Constant, CublasPlan, Operand, Routine, Work
+from dispatch.libraries.cublas.calls import Constant, Operand, Routine, Work, plan_of
 from dispatch.ops.blas.choices import Operation, SideMode
 from dispatch.ops.blas.orders import leading, misplaced
 from dispatch.ops.blas.terms import Terms
@@ -44,7 +44,7 @@ def vectors_fit(request: Any) -> str:
 
 def cublas_level2(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request of level 2; nothing is launched where the result has no element."""
-    return CublasPlan(executor, row, lower(request))
+    return plan_of(executor, row, lower(request))
 
 
 def lower(request: Any) -> list[Work]:

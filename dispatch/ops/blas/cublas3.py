@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import member
-from dispatch.libraries.cublas.calls import Constant, Copy, CublasPlan, Matrices, Operand, Routine, Work
+from dispatch.libraries.cublas.calls import Constant, Copy, Matrices, Operand, Routine, Work, plan_of
 from dispatch.ops.blas.choices import Operation
 from dispatch.ops.blas.orders import Arrangement, Group, arranged, leading, misplaced
 from dispatch.ops.blas.terms import Terms
@@ -41,7 +41,7 @@ def matrices_fit(request: Any) -> str:
 
 def cublas_level3(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request of level 3; nothing is launched where the result has no element."""
-    return CublasPlan(executor, row, lower(request))
+    return plan_of(executor, row, lower(request))
 
 
 def groups_of(request: Any) -> tuple[Group, ...]:
