@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
                                                "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
-                                               "spr", "hpr", "spr2", "hpr2")),
+                                               "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
+                                               "iamax", "iamin", "dot", "dotu", "dotc")),
 }
 # fmt: on

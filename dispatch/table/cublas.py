@@ -9,16 +9,17 @@ from dataclasses import replace
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import C64, C128, F32, F64, HOST, Arch, Compute, Dtype
+from dispatch.keys import C64, C128, F32, F64, HOST, I32, Arch, Compute, Dtype
 from dispatch.libraries.cublas.calls import function_name
 from dispatch.ops.blas import numpy_blas
+from dispatch.ops.blas.cublas1 import cublas_level1, steps_fit
 from dispatch.ops.blas.cublas2 import cublas_level2, vectors_fit
 from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
-V12 = (12, 0)
+V12 = (12, 9)
 ALL, REAL, COMPLEX = (F32, F64, C64, C128), (F32, F64), (C64, C128)
 COMPUTE = {F32: Compute.COMPUTE_32F, F64: Compute.COMPUTE_64F, C64: Compute.COMPUTE_32F, C128: Compute.COMPUTE_64F}
 # fmt: off
@@ -44,12 +45,31 @@ LEVEL2: dict[str, tuple[Dtype, ...]] = {
     "spr":   REAL, "hpr":   COMPLEX,
     "spr2":  REAL, "hpr2":  COMPLEX,
 }
+LEVEL1: dict[str, tuple[Dtype, ...]] = {
+    "axpy":  ALL,  "scal":  ALL,
+    "asum":  ALL,  "nrm2":  ALL,
+    "iamax": ALL,  "iamin": ALL,
+    "dot":   REAL, "dotu":  COMPLEX, "dotc": COMPLEX,
+}
 # fmt: on
-LEVELS = ((LEVEL3, (matrices_fit,), cublas_level3), (LEVEL2, (vectors_fit,), cublas_level2))
+LEVELS = (
+    (LEVEL3, (matrices_fit,), cublas_level3),
+    (LEVEL2, (vectors_fit,), cublas_level2),
+    (LEVEL1, (steps_fit,), cublas_level1),
+)
+
+
+def result_of(op: str, dtype: Dtype) -> Dtype:
+    """The dtype of a result."""
+    if op in ("iamax", "iamin"):
+        return I32
+    return {C64: F32, C128: F64}.get(dtype, dtype) if op in ("asum", "nrm2") else dtype
+
+
 GPU_ROWS = tuple(
     Row(
         op=op,
-        dtypes=(dtype, dtype),
+        dtypes=(dtype, result_of(op, dtype)),
         compute=COMPUTE[dtype],
         rules=rules,
         min_arch=SM75,

@@ -31,6 +31,7 @@ __all__ = [
     "Routine",
     "Scalar",
     "Work",
+    "Zero",
     "function_name",
     "plan_of",
 ]
@@ -77,6 +78,14 @@ class Routine(NamedTuple):
     dtype: Dtype
     arguments: tuple[Any, ...]
     unless_same: tuple[int, int] | None = None
+    on_device: bool = False  # whether its result, a number, is written to the device
+
+
+class Zero(NamedTuple):
+    """The bytes of an operand set to 0."""
+
+    place: int
+    nbytes: int
 
 
 class Copy(NamedTuple):
@@ -88,13 +97,22 @@ class Copy(NamedTuple):
     nbytes: int
 
 
-Work = Routine | Copy
+Work = Routine | Zero | Copy
 
 
 def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
     """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64."""
     wide = "_64" if max(sizes, default=0) > MAX_INT else ""
-    name: str = getattr(cublas, f"cublas{LETTERS[dtype]}{routine}{wide}").__name__  # of many, with "_v2"
+    letter = LETTERS[dtype]
+    if routine in ("iamax", "iamin"):
+        start = f"I{letter.lower()}"
+    elif routine in ("asum", "nrm2") and dtype.is_complex:
+        start = "Sc" if dtype is C64 else "Dz"
+    else:
+        start = letter
+    name: str = getattr(
+        cublas, f"cublas{start}{routine.removeprefix('i') if start[0] == 'I' else routine}{wide}"
+    ).__name__
     return name
 
 
@@ -119,14 +137,17 @@ class Number:
 class CallStep:
     """A routine with everything but the addresses and the numbers filled in."""
 
-    __slots__ = ("_arguments", "_executor", "_function", "_handle", "_numbers", "_pointers", "_slots", "_unless_same")
+    __slots__ = (
+        *("_arguments", "_executor", "_function", "_handle", "_numbers", "_on_device", "_pointers", "_slots"),
+        "_unless_same",
+    )
 
     def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
         self._executor, self._handle = executor, handle_of(executor)
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
         sizes = [argument for argument in routine.arguments if type(argument) is int]
         self._function: Any = getattr(cublas, function_name(routine.name, routine.dtype, sizes))
-        self._unless_same = routine.unless_same
+        self._unless_same, self._on_device = routine.unless_same, routine.on_device
         self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
         self._numbers: list[tuple[Number, Scalar | Constant]] = []
         self._pointers: list[Pointers] = []
@@ -163,7 +184,8 @@ class CallStep:
         for number, said in self._numbers:
             if isinstance(said, Scalar):
                 number.set(arguments[said.place])
-        status = self._function.unchecked(self._handle.follow(self._executor), *self._arguments)
+        handle = self._handle.follow(self._executor, on_device=self._on_device)
+        status = self._function.unchecked(handle, *self._arguments)
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise self._function.error(status)
@@ -184,11 +206,13 @@ class CublasPlan(Plan):
             if isinstance(step, CallStep):
                 step.enqueue(arguments)
             else:
-                self._copy(step, arguments)
+                self._move(step, arguments)
 
-    def _copy(self, step: Copy, arguments: tuple[Argument, ...]) -> None:
+    def _move(self, step: Zero | Copy, arguments: tuple[Argument, ...]) -> None:
         places: Any = arguments  # addresses are ints
-        if places[step.source] != places[step.target]:
+        if isinstance(step, Zero):
+            driver.cuMemsetD8Async(places[step.place], 0, step.nbytes, self._executor.target.value)
+        elif places[step.source] != places[step.target]:
             source, target = places[step.source] + step.start, places[step.target] + step.start
             driver.cuMemcpyDtoDAsync(target, source, step.nbytes, self._executor.target.value)
 

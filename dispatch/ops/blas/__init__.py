@@ -1,7 +1,7 @@
 """BLAS: dense linear algebra by cuBLAS, or NumPy on the host, in the words of https://www.netlib.org/blas/.
 
 `level3.py` has the requests of matrices with matrices, `level2.py` and `level2_outer.py` those of matrices with
-vectors. Matrices are row-major or column-major, and may be views: transposed, offset, with lines apart. Of symmetric,
+vectors, `level1.py` those of vectors. Matrices are row-major or column-major, and may be views: transposed, offset, with lines apart. Of symmetric,
 Hermitian and triangular ones the named triangle alone is read.
 """
 
@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.core.request_function import request_function
-from dispatch.ops.blas import reference2, reference3
+from dispatch.ops.blas import reference1, reference2, reference3
 from dispatch.ops.blas.choices import DiagType, FillMode, Operation, SideMode
+from dispatch.ops.blas.level1 import (
+    AsumRequest,
+    AxpyRequest,
+    DotcRequest,
+    DotRequest,
+    DotuRequest,
+    IamaxRequest,
+    IaminRequest,
+    Nrm2Request,
+    ScalRequest,
+)
 from dispatch.ops.blas.level2 import (
     GbmvRequest,
     GemvRequest,
@@ -74,11 +85,16 @@ __all__ += ["gbmv", "gemv", "hbmv", "hemv", "hpmv", "sbmv", "spmv", "symv"]
 __all__ += ["tbmv", "tbsv", "tpmv", "tpsv", "trmv", "trsv"]
 __all__ += ["ger", "gerc", "geru", "her", "her2", "hpr", "hpr2", "spr", "spr2", "syr", "syr2"]
 
+__all__ += ["AsumRequest", "AxpyRequest", "DotRequest", "DotcRequest", "DotuRequest", "IamaxRequest", "IaminRequest"]
+__all__ += ["Nrm2Request", "ScalRequest", "asum", "axpy", "dot", "dotc", "dotu", "iamax", "iamin", "nrm2", "scal"]
+
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The output of a request of any level, in a working dtype."""
     if request.op in reference3.ROUTINES:
         return reference3.evaluate(request, work)
+    if request.op in reference1.ROUTINES:
+        return reference1.evaluate(request, work)
     return reference2.evaluate(request, work)
 
 
@@ -108,3 +124,12 @@ syr, her = request_function(SyrRequest, "syr"), request_function(HerRequest, "he
 syr2, her2 = request_function(Syr2Request, "syr2"), request_function(Her2Request, "her2")
 spr, hpr = request_function(SprRequest, "spr"), request_function(HprRequest, "hpr")
 spr2, hpr2 = request_function(Spr2Request, "spr2"), request_function(Hpr2Request, "hpr2")
+
+axpy, scal = request_function(AxpyRequest, "axpy"), request_function(ScalRequest, "scal")
+asum, nrm2 = request_function(AsumRequest, "asum"), request_function(Nrm2Request, "nrm2")
+iamax, iamin = request_function(IamaxRequest, "iamax"), request_function(IaminRequest, "iamin")
+dot, dotu, dotc = (
+    request_function(DotRequest, "dot"),
+    request_function(DotuRequest, "dotu"),
+    request_function(DotcRequest, "dotc"),
+)

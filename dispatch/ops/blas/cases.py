@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dispatch.ops.blas import evaluate
+from dispatch.ops.blas import evaluate, reference1
+from dispatch.ops.blas.cases1 import level1_cases
 from dispatch.ops.blas.cases2 import level2_cases
 from dispatch.ops.blas.cases3 import level3_cases
 from dispatch.ops.blas.choices import DiagType, Operation
@@ -21,6 +22,8 @@ __all__ = ["MUTATIONS", "cases"]
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's routine."""
+    if row.op in reference1.ROUTINES:
+        return level1_cases(row)
     return level3_cases(row) if row.op in ROUTINES else level2_cases(row)
 
 
@@ -48,9 +51,11 @@ def read_diagonal(request: Any) -> Any:
 
 def other_operation(request: Any) -> Any:
     """The transpose of a matrix, or the matrix in place of that."""
+    if not hasattr(request, "trans"):
+        return None
     shapes = request.extents()
     sides = [*shapes["x"], *shapes["out"]] if "x" in shapes else shapes["a"][-2:]
-    if not hasattr(request, "trans") or len(set(sides)) > 1 or request.op.startswith("he"):
+    if len(set(sides)) > 1 or request.op.startswith("he"):
         return None
     return Operation.T if request.trans is Operation.N else Operation.N
 

@@ -54,7 +54,32 @@ def lower(request: Any) -> list[Work]:
     return Lowering(request).works()
 
 
-class Lowering(Terms):
+class Vectors(Terms):
+    """A request of vectors, from which they follow as cuBLAS takes them."""
+
+    def layout(self, name: str) -> Layout:
+        layout: Layout = self.request.layout_of(name)
+        if text := misplaced(layout):
+            raise Misfit(f"{name}: {text}")
+        return layout
+
+    def vector(self, name: str) -> tuple[Operand, int]:
+        """A vector and its step; of one that goes backwards the address is that of its last element, the lowest."""
+        layout = self.layout(name)
+        step = layout.strides[0] if layout.size > 1 else 1
+        if step == 0:
+            raise Misfit(f"needs {name} with a stride other than 0, has {layout}: copy it")
+        return Operand(self.request.place_of(name), layout.low if step < 0 else 0), step
+
+    def copied(self, name: str) -> list[Work]:
+        """A vector copied to the result, unless it is that."""
+        place = self.request.place_of
+        count = self.request.layout_of("out").size
+        arguments = (count, *self.vector(name), *self.vector("out"))
+        return [Routine("copy", self.dtype, arguments, (place(name), place("out")))]
+
+
+class Lowering(Vectors):
     """A request, from which the routines' arguments follow."""
 
     def works(self) -> list[Work]:
@@ -71,20 +96,6 @@ class Lowering(Terms):
         return routines[self.request.op]()
 
     # -- operands -------------------------------------------------------------------------------------------------
-    def layout(self, name: str) -> Layout:
-        layout: Layout = self.request.layout_of(name)
-        if text := misplaced(layout):
-            raise Misfit(f"{name}: {text}")
-        return layout
-
-    def vector(self, name: str) -> tuple[Operand, int]:
-        """A vector and its step; of one that goes backwards the address is that of its last element, the lowest."""
-        layout = self.layout(name)
-        step = layout.strides[0] if layout.size > 1 else 1
-        if step == 0:
-            raise Misfit(f"needs {name} with a stride other than 0, has {layout}: copy it")
-        return Operand(self.request.place_of(name), layout.low if step < 0 else 0), step
-
     def row(self, name: str) -> tuple[Operand, int]:
         """A vector as a matrix of one row, and its leading dimension."""
         operand, step = self.vector(name)
@@ -132,13 +143,6 @@ class Lowering(Terms):
         return n
 
     # -- what is there before -------------------------------------------------------------------------------------
-    def copied(self, name: str) -> list[Work]:
-        """A vector copied to the result, unless it is that."""
-        place = self.request.place_of
-        count = self.request.layout_of("out").size
-        arguments = (count, *self.vector(name), *self.vector("out"))
-        return [Routine("copy", self.dtype, arguments, (place(name), place("out")))]
-
     def added(self) -> list[Work]:
         """y copied to the result, where it is read."""
         return self.copied("y") if self.request.reads_c else []

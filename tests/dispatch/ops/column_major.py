@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg.blas as blas
 from numpy.lib.stride_tricks import as_strided
 
-from dispatch.libraries.cublas.calls import Constant, Copy, Matrices, Operand, Routine, Scalar
+from dispatch.libraries.cublas.calls import Constant, Copy, Matrices, Operand, Routine, Scalar, Zero
 
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
 
@@ -37,7 +37,9 @@ def op(a, trans):
 def carry_out(works, arguments):
     """Do what cuBLAS would have been asked to, at these addresses."""
     for work in works:
-        if isinstance(work, Copy):
+        if isinstance(work, Zero):
+            ctypes.memset(arguments[work.place], 0, work.nbytes)
+        elif isinstance(work, Copy):
             if arguments[work.source] != arguments[work.target]:
                 source, target = (arguments[place] + work.start for place in (work.source, work.target))
                 ctypes.memmove(target, source, work.nbytes)
@@ -269,7 +271,42 @@ def symmetric_outer(name):
     return call
 
 
+# -- level 1: a number is written to an address -----------------------------------------------------------------------
+def axpy(dtype, n, alpha, x, incx, y, incy):
+    y = vector(y, n, incy, dtype.numpy)
+    y[...] += alpha * vector(x, n, incx, dtype.numpy) if alpha else 0
+
+
+def scal(dtype, n, alpha, x, incx):
+    assert incx > 0
+    vector(x, n, incx, dtype.numpy)[...] *= alpha
+
+
+def number(name):
+    def call(dtype, n, x, incx, *rest):
+        x = vector(x, n, incx, dtype.numpy)
+        if name.startswith("dot"):
+            y, incy, result = rest
+            found = ((np.conj(x) if name == "dotc" else x) * vector(y, n, incy, dtype.numpy)).sum()
+        else:
+            assert incx > 0
+            (result,) = rest
+            found = getattr(blas, f"i{LETTERS[dtype.name]}amax")(x) + 1 if name == "iamax" else OF_ONE[name](x)
+        kind = np.int32 if name.startswith("i") else found.dtype
+        memory(result, 1, np.dtype(kind))[0] = found
+
+    return call
+
+
+OF_ONE = {
+    "asum": lambda x: (abs(x.real) + abs(x.imag)).sum(),
+    "nrm2": lambda x: np.sqrt((abs(x) ** 2).sum()),
+    "iamin": lambda x: (abs(x.real) + abs(x.imag)).argmin() + 1,
+}
 ROUTINES = {
+    **{name: number(name) for name in ("asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc")},
+    "axpy": axpy,
+    "scal": scal,
     **{name: symm(name) for name in ("symm", "hemm")},
     **{name: rank(name, 1) for name in ("syrk", "herk")},
     **{name: rank(name, 2) for name in ("syr2k", "her2k", "syrkx", "herkx")},

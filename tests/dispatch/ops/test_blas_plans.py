@@ -11,15 +11,19 @@ import pytest
 import dispatch as dp
 from dispatch.keys import C64, C128, F32, F64, HOST
 from dispatch.libraries.cublas import calls
-from dispatch.ops.blas import cublas2, cublas3
+from dispatch.ops.blas import cublas1, cublas2, cublas3
 from dispatch.ops.blas.cases import cases
-from dispatch.table.cublas import GPU_ROWS, LEVEL3
+from dispatch.table.cublas import GPU_ROWS, LEVEL1, LEVEL3
 
 sys.path.insert(0, str(Path(__file__).parent))
 import column_major
 
 sys.path.remove(str(Path(__file__).parent))
 
+DRIVER = {
+    "cuMemcpyDtoDAsync": lambda to, of, count, _: ctypes.memmove(to, of, count),
+    "cuMemsetD8Async": lambda to, value, count, _: ctypes.memset(to, value, count),
+}
 NUMBERS = {}  # by their addresses
 TYPES = {"S": F32, "D": F64, "C": C64, "Z": C128}
 
@@ -45,6 +49,9 @@ class Library:
 
     def __getattr__(self, name):
         plain = name.removeprefix("cublas").removesuffix("_v2")
+        if plain[0] == "I":
+            plain = f"{plain[1].upper()}i{plain[2:]}"
+        plain = plain.replace("Sc", "C", 1).replace("Dz", "Z", 1) if plain[2:] in ("asum", "nrm2") else plain
         dtype, routine = TYPES[plain[0]], column_major.ROUTINES[plain[1:]]
 
         def unchecked(handle, *arguments):
@@ -64,9 +71,7 @@ def executor(monkeypatch):
     monkeypatch.setattr(calls, "Pointers", Pointers)
     handle = SimpleNamespace(follow=lambda _, **__: "handle")
     monkeypatch.setattr(calls, "handle_of", lambda _: handle)
-    monkeypatch.setattr(
-        calls, "driver", SimpleNamespace(cuMemcpyDtoDAsync=lambda to, of, n, _: ctypes.memmove(to, of, n))
-    )
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(**DRIVER))
     yield SimpleNamespace(target=ctypes.c_void_p(), stream=None)
     NUMBERS.clear()
 
@@ -77,6 +82,7 @@ def test_a_plan_calls_cublas_with_what_the_request_says(row, executor, rng):
     assert row.min_arch != HOST
     host, some = dp.device("host"), cases(row)
     plan_of = cublas3.cublas_level3 if row.op in LEVEL3 else cublas2.cublas_level2
+    plan_of = cublas1.cublas_level1 if row.op in LEVEL1 else plan_of
     for number in sorted({0, 5 % len(some), len(some) // 2, len(some) - 1}):
         plan = None
         for _ in range(2):
