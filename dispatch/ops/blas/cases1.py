@@ -25,7 +25,7 @@ __all__ = ["level1_cases"]
 KINDS: dict[str, Any] = {vars(level1)[name].op: vars(level1)[name] for name in level1.__all__}
 SIZES = (7, 1, 33, 0, 1000, 256, 2)
 STEPS = ((1, 1), (2, -1), (-1, 3), (-2, -2), (3, 1))  # of x and of y or the result
-FACTORS = (1.0, -0.75, 0.0, 2.5)
+FACTORS = (1.0, 0.0, -0.75, 2.5)
 ADDED = ("given", "in place", "left out")
 
 
