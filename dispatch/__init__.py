@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
     from dispatch.ops.grouped_matmul import *
+    from dispatch.ops.linalg import *
+    from dispatch.ops.linalg import doors as linalg
     from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "cudnn": "dispatch.ops.graph",
     "evt": "dispatch.libraries.cutlass.evt",
+    "linalg": "dispatch.ops.linalg.doors",
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {

@@ -28,6 +28,7 @@ UNREAD = "not read: what lies behind a sequence's end, and the state's weights i
 TO_NAN = "an infinity may become NaN"
 UNSCALED = f"{IEEE}; not read where the factor is 0"
 OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
+SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -65,6 +66,14 @@ STATEMENTS = {
     **dict.fromkeys(("gemv", "gbmv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
     "geam":            UNSCALED,
     "dgmm":            IEEE,
+    "cholesky":        f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "cho_solve":       SPREAD,
+    "lu_factor":       f"{SPREAD}; pivots may pass over NaN",
+    "lu_solve":        SPREAD,
+    "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "qr":              SPREAD,
+    "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
 }
 # fmt: on

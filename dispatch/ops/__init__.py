@@ -31,5 +31,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
                                                "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
                                                "iamax", "iamin", "dot", "dotu", "dotc")),
+    "linalg":         ("cusolver",            (
+        "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "svd",
+    )),
 }
 # fmt: on

@@ -1,0 +1,66 @@
+"""Dense linear algebra: Cholesky, LU and QR factorizations, systems of equations, eigenvalues and singular values.
+
+Matrices lie along the last two axes, those before are a batch. Carried out by cuSOLVER's 64-bit interface, its older
+one where that alone has a routine, or on the host by LAPACK as SciPy has it. The files: base, request and spectral
+(what may be asked), cusolver and cusolver_spectral, reference (what is right), rules, cases; and doors, the same
+functions with a status that is checked, which users know as `dispatch.linalg`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.plan_call import plan_call
+from dispatch.core.request_function import request_function
+from dispatch.ops.linalg.reference import scipy_linalg
+from dispatch.ops.linalg.request import (
+    ChoSolveRequest,
+    CholeskyRequest,
+    LuFactorRequest,
+    LuSolveRequest,
+    MatrixKind,
+    QrMode,
+    QrRequest,
+    SolveRequest,
+)
+from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
+
+__all__ = [
+    "ChoSolveRequest",
+    "CholeskyRequest",
+    "EighDriver",
+    "EighRequest",
+    "LuFactorRequest",
+    "LuSolveRequest",
+    "MatrixKind",
+    "QrMode",
+    "QrRequest",
+    "SolveRequest",
+    "SvdDriver",
+    "SvdRequest",
+    "cho_solve",
+    "cholesky",
+    "eigh",
+    "lu_factor",
+    "lu_solve",
+    "qr",
+    "solve",
+    "svd",
+]
+
+cusolver_linalg = plan_call(
+    "cusolver_linalg",
+    "dispatch.ops.linalg.cusolver",
+    "A plan that ends in cuSOLVER's routine; Refused where NVRTC is missing, which compiles the copies between calls.",
+)
+cusolver_spectral = plan_call(
+    "cusolver_spectral",
+    "dispatch.ops.linalg.cusolver_spectral",
+    "A plan that ends in the routine of the request's driver; Refused where NVRTC is missing.",
+)
+cholesky = request_function(CholeskyRequest, "cholesky")
+cho_solve = request_function(ChoSolveRequest, "cho_solve")
+lu_factor = request_function(LuFactorRequest, "lu_factor")
+lu_solve = request_function(LuSolveRequest, "lu_solve")
+solve = request_function(SolveRequest, "solve")
+qr = request_function(QrRequest, "qr")
+eigh = request_function(EighRequest, "eigh")
+svd = request_function(SvdRequest, "svd")
