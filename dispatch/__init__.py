@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from dispatch.ops.dropout import *
     from dispatch.ops.grouped_matmul import *
     from dispatch.ops.linalg import *
-    from dispatch.ops.linalg import doors as linalg
+    from dispatch.ops.linalg import doors as _doors
     from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from dispatch.table.table import TABLE as TABLE
 
     cudnn = _graph
+    linalg = _doors
     register = TABLE.register
 
 # Imported when they are first used: `import dispatch` stays quick.

@@ -132,7 +132,7 @@ class Copy:
         strides = [Strides(m.row, m.col, m.place.step // size) for m in (source, target)]
         numbers = (ctypes.c_int64(rows), ctypes.c_int64(cols), ctypes.c_int64(batch))
         choices = (ctypes.c_int(keep), ctypes.c_int(conj))
-        self._given = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, *strides, *choices)
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, *strides, *choices)
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
         self._launch = launch_of(executor, "copy_matrix", source.dtype, grid, (TILE, LINES), self._given)
 
@@ -153,7 +153,7 @@ class Spoil:
         self._executor, self._info, self._target = executor, info, target.place
         strides = Strides(target.row, target.col, target.place.step // target.dtype.itemsize)
         numbers = (ctypes.c_int64(target.rows), ctypes.c_int64(target.cols), ctypes.c_int64(batch))
-        self._given = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
         blocks = min(-(-target.rows * target.cols // (TILE * LINES)), SPOIL_BLOCKS)
         grid = (blocks, min(batch, MOST_BLOCKS), 1)
         self._launch = launch_of(executor, "spoil", target.dtype, grid, (TILE * LINES, 1), self._given)
@@ -174,7 +174,7 @@ class PointerList:
     def __init__(self, executor: CudaExecutor, matrix: Matrix, target: Place, batch: int) -> None:
         self._executor, self._matrix, self._target = executor, matrix.place, target
         numbers = (ctypes.c_int64(matrix.place.step), ctypes.c_int64(batch))
-        self._given = (ctypes.c_void_p(), *numbers, ctypes.c_void_p())
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), *numbers, ctypes.c_void_p())
         grid = (-(-batch // (TILE * LINES)), 1, 1)
         self._launch = launch_of(executor, "list_pointers", matrix.dtype, grid, (TILE * LINES, 1), self._given)
 

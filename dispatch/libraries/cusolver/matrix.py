@@ -1,4 +1,4 @@
-"""Matrices as LAPACK's routines take them: where one is, or each of a batch, and how far its rows and columns are apart.
+"""Matrices as LAPACK's routines take them: where one is, or each of a batch, and how far rows and columns are apart.
 
 Pure arithmetic over layouts; nothing here calls a library.
 """
@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
     col: int
 
     @property
-    def mT(self) -> Matrix:  # noqa: N802  # as arrays have it
+    def mT(self) -> Matrix:  # as arrays have it
         """The transposed matrix, in the same memory."""
         return self._replace(rows=self.cols, cols=self.rows, row=self.col, col=self.row)
 

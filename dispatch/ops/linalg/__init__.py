@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
-from dispatch.ops.linalg.reference import scipy_linalg
+from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.request import (
-    ChoSolveRequest,
     CholeskyRequest,
+    ChoSolveRequest,
     LuFactorRequest,
     LuSolveRequest,
     MatrixKind,

@@ -14,8 +14,8 @@ from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place, count_of, matrix_of
 from dispatch.ops.linalg.request import (
-    ChoSolveRequest,
     CholeskyRequest,
+    ChoSolveRequest,
     LuFactorRequest,
     LuSolveRequest,
     MatrixKind,
@@ -111,7 +111,7 @@ def cholesky(request: CholeskyRequest, steps: Operands) -> Plan:
 def factorize(steps: Operands, a: Matrix, info: Place, *, lower: bool) -> None:
     """`potrf` over each matrix, or all at once where they are small."""
     uplo, kind = LOWER if lower else UPPER, cuda_type(a.dtype)
-    if 1 < steps.batch and a.rows <= LARGEST_OF_MANY:
+    if steps.batch > 1 and a.rows <= LARGEST_OF_MANY:
         name = f"cusolverDn{LETTERS[a.dtype]}potrfBatched"
         steps.call(name, uplo, a.rows, steps.pointers(a), a.ld, info._replace(step=0), steps.batch, count=1)
         return
@@ -137,7 +137,7 @@ def cho_solve(request: ChoSolveRequest, steps: Operands) -> Plan:
 def substitute(steps: Operands, c: Matrix, x: Matrix, *, lower: bool) -> None:
     """`potrs` over each matrix; all at once where each has one right side."""
     uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), steps.ignored_info()
-    if 1 < steps.batch and c.rows <= LARGEST_OF_MANY and x.cols == 1:
+    if steps.batch > 1 and c.rows <= LARGEST_OF_MANY and x.cols == 1:
         lists = (steps.pointers(c), c.ld, steps.pointers(x), x.ld)
         name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
         steps.call(name, uplo, c.rows, 1, *lists, info, steps.batch, count=1)

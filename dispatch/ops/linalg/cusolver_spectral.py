@@ -116,7 +116,7 @@ def wanted_vectors(steps: Operands, *, is_wide: bool) -> tuple[Matrix, Matrix]:
     return (vh.mT, u.mT) if is_wide else (u, vh)
 
 
-def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:  # noqa: FBT001
+def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
     """`gesvd`, which gives Vᴴ."""
     kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
     s, info = steps.vector("s"), steps.vector("info")
@@ -136,7 +136,7 @@ def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> Non
         steps.finish(right, wanted[1])
 
 
-def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:  # noqa: FBT001
+def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
     """`gesvdj`, which gives V; of several small matrices all at once, with whole U and V."""
     settings = Settings("gesvdjInfo_t", "cusolverDnCreateGesvdjInfo", "cusolverDnDestroyGesvdjInfo")
     name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdj", steps.vector("info")
@@ -156,7 +156,7 @@ def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) ->
         hand_over(steps, left, right, is_wide=is_wide)
 
 
-def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:  # noqa: FBT001
+def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
     """`gesvdp`, which gives V; what it says of the perturbation is not asked for."""
     kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
     s, info = steps.vector("s"), steps.vector("info")

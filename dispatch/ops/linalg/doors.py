@@ -1,8 +1,8 @@
 """Linear algebra in SciPy's and NumPy's words, with the status of each routine looked at: `dispatch.linalg`.
 
-The functions of `dispatch` itself never wait: what a routine says of its success is a tensor, `info`, and what failed is
-NaN. The same functions here wait for that one number and raise LinAlgError where it is not 0; with `check=False` they
-wait for nothing, and give it back behind the rest. All operands and results may be of torch, CuPy or JAX, as everywhere.
+The functions of `dispatch` itself never wait: what a routine says of its success is a tensor, `info`, and what failed
+is NaN. The same functions here wait for that one number, and raise LinAlgError where it is not 0. With `check=False`
+they wait for nothing, and give it back behind the rest. Operands may be of torch, CuPy or JAX, as everywhere.
 """
 
 from __future__ import annotations
@@ -85,22 +85,22 @@ def _checked(routine: str, results: tuple[Any, ...], *, check: bool, **said: str
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: bool = True) -> Any:  # noqa: FBT001, FBT002  # SciPy's
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
     """The factor of A = Uᴴ·U, or of A = L·Lᴴ if `lower`, with zeros in the other triangle; (…, n, n).
 
-    With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back, and nothing waits.
+    With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back; nothing waits.
     """
     results = ops.cholesky(a, lower=lower, out=a if overwrite_a else None)
     return _checked("cholesky", results, check=check)
 
 
-def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # noqa: FBT001, FBT002  # SciPy's
+def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b from (factor, lower); nothing can fail."""
     c, lower = c_and_lower
     return ops.cho_solve(c, b, lower=lower, out=b if overwrite_b else None)
 
 
-def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any:  # noqa: FBT001, FBT002  # SciPy's
+def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
     """(lu, pivots) of P·A = L·U; the pivots are counted from 1, as LAPACK has them and unlike SciPy's.
 
     A matrix of more rows than columns, or of fewer, is never singular: of those no status is checked.
@@ -112,7 +112,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
     return _checked("lu_factor", results, check=check)
 
 
-def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # noqa: FBT001, FBT002  # SciPy's
+def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b (`trans` 0, 1, 2) from what `lu_factor` gave."""
     lu, pivots = lu_and_pivots
     return ops.lu_solve(lu, pivots, b, trans=trans, out=b if overwrite_b else None)
@@ -121,8 +121,8 @@ def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b
 def solve(
     a: Any,
     b: Any,
-    lower: bool = False,  # noqa: FBT001, FBT002  # SciPy's
-    overwrite_b: bool = False,  # noqa: FBT001, FBT002  # SciPy's
+    lower: bool = False,  # SciPy's
+    overwrite_b: bool = False,  # SciPy's
     *,
     assume_a: MatrixKind | str = "gen",
     check: bool = True,
@@ -152,17 +152,15 @@ def eigh(
     return _checked("eigh", results, check=check)
 
 
-def eigvalsh(
-    a: Any, *, lower: bool = True, driver: EighDriver | str = EighDriver.SYEVD, check: bool = True
-) -> Any:
+def eigvalsh(a: Any, *, lower: bool = True, driver: EighDriver | str = EighDriver.SYEVD, check: bool = True) -> Any:
     """The eigenvalues of a symmetric or Hermitian matrix, ascending."""
     return eigh(a, lower=lower, eigvals_only=True, driver=driver, check=check)
 
 
 def svd(
     a: Any,
-    full_matrices: bool = True,  # noqa: FBT001, FBT002  # SciPy's
-    compute_uv: bool = True,  # noqa: FBT001, FBT002  # SciPy's
+    full_matrices: bool = True,  # SciPy's
+    compute_uv: bool = True,  # SciPy's
     *,
     driver: SvdDriver | str = SvdDriver.GESVD,
     check: bool = True,
@@ -183,4 +181,4 @@ def inv(a: Any, *, check: bool = True) -> Any:
     given = request.a
     n = given.shape[-1]
     eye = given.device.array(np.broadcast_to(np.eye(n, dtype=given.dtype.numpy), given.shape).copy())
-    return _checked("solve", ops.solve(a, eye), check=check, hint="the pseudoinverse is that of an SVD")
+    return _checked("solve", ops.solve(a, eye), check=check)

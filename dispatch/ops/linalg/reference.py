@@ -60,7 +60,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
         one = ONE[request.op](request, *(given[name][place] for name in request.reads))
         for name in outputs:
             if one.get("info", 0) and name not in ("info", "pivots") and request.op != "lu_factor":
-                found[name][place] = np.nan
+                found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
             else:
                 found[name][place] = one[name]
     return found
@@ -105,7 +105,9 @@ def _check_pivots(pivots: Array) -> None:
         from dispatch.errors import BadRequest
 
         wanted = f"places from 1 to {len(pivots)}, as `lu_factor` counts"
-        raise BadRequest("pivots", f"places from {pivots.min()} to {pivots.max()}", wanted, "SciPy's pivots are less by 1")
+        raise BadRequest(
+            "pivots", f"places from {pivots.min()} to {pivots.max()}", wanted, "SciPy's pivots are less by 1"
+        )
 
 
 def _solve(request: Any, a: Array, b: Array) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from dispatch.ops.linalg.base import (
 )
 
 if TYPE_CHECKING:
-    from dispatch.core.results import OneOrSeveral
     from dispatch.device.tensor import Tensor
 
 __all__ = [
@@ -232,7 +231,7 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
 
 @dataclass(frozen=True, eq=False)
-class QrRequest(LinalgRequest["OneOrSeveral"]):
+class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
     """A = Q·R with orthonormal columns of Q and an upper triangle R, by `geqrf` and `orgqr`.
 
     Attributes:
