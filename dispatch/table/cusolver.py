@@ -13,7 +13,7 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
-from dispatch.ops.linalg import cusolver_linalg, cusolver_spectral, scipy_linalg
+from dispatch.ops.linalg import cusolver_eigen, cusolver_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import aligned, even_batches
 
 __all__ = ["ROWS"]
@@ -26,8 +26,8 @@ CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
 LU_SOLVE  = ("cusolverDn", "cusolverDnXgetrs", cusolver_linalg)
 QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg)
-EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_spectral)
-SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_spectral)
+EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen)
+SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
 
 GPU_ROWS = (
 #       op           of            compute rules  min_arch, max_arch, min_version, calls, run_on

@@ -51,8 +51,8 @@ cusolver_linalg = plan_call(
     "dispatch.ops.linalg.cusolver",
     "A plan that ends in cuSOLVER's routine; Refused where NVRTC is missing, which compiles the copies between calls.",
 )
-cusolver_spectral = plan_call(
-    "cusolver_spectral",
+cusolver_eigen = plan_call(
+    "cusolver_eigen",
     "dispatch.ops.linalg.cusolver_spectral",
     "A plan that ends in the routine of the request's driver; Refused where NVRTC is missing.",
 )

@@ -155,9 +155,9 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
         return np.asarray(np.diag(np.abs(np.arange(rows) - rows // 2.0)) + np.eye(rows, k=1) + np.eye(rows, k=-1))
     if kind == "repeated":
         q = orthonormal(rng, dtype, rows)
-        return np.asarray((q * (1.0 + np.arange(rows) // 3)) @ q.conj().T)
+        return np.asarray((q * rng.uniform(1, 2) * (1.0 + (np.arange(rows) + 1) // 2)) @ q.conj().T)
     if kind == "deficient":
-        return np.asarray(normal(rng, dtype, (rows, least // 2)) @ normal(rng, dtype, (least // 2, cols)))
+        return np.asarray(normal(rng, dtype, (rows, least - 1)) @ normal(rng, dtype, (least - 1, cols)))
     a = normal(rng, dtype, (rows, cols))
     if kind == "singular":
         a[:, :3] = np.triu(a[:, :3], 1)[:, :3] + np.eye(rows, 3) * (1, 2, 0)  # the third pivot is exactly 0
@@ -206,6 +206,7 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         made.append(one)
     empty = np.zeros((*form.batch, form.rows, form.cols))
     a = np.reshape(made, empty.shape) if made else empty
+    exact = (a, a.mT, a.conj().mT)[choices.get("trans", 0)]
     if op == "cho_solve" and a.size:
         a = np.linalg.cholesky(a) if choices["lower"] else np.linalg.cholesky(a).conj().mT
     if op == "lu_solve":
@@ -220,7 +221,8 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
     if "b" in KINDS[op].reads:
         sides = (form.right,) if form.right else ()
         shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
-        found["b"] = normal(rng, dtype, shape)
+        x = normal(rng, dtype, shape)  # of A·x a wrong x shows, which of a small b beside a large x it would not
+        found["b"] = exact @ x
     return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in found.items()}
 
 

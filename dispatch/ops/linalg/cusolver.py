@@ -1,7 +1,7 @@
 """Factorizations and systems of equations by cuSOLVER's 64-bit interface: plans of `cudabind.sys.cusolverDn` calls.
 
-LAPACK reads columns. A triangle of a symmetric matrix in rows is the other triangle in columns; a system is solved with
-the transposed matrix, which the routine takes; what is left is copied with its rows and columns exchanged. Follows
+LAPACK reads columns. A triangle of a symmetric matrix in rows is the other triangle in columns; other matrices in rows
+are copied with their rows and columns exchanged, as the routines overwrite what they are given anyway. Follows
 https://docs.nvidia.com/cuda/cusolver/#dense-linear-solver-reference-64-bit-api.
 """
 
@@ -185,7 +185,11 @@ def exchange(steps: Operands, lu: Matrix, pivots: Place, x: Matrix, trans: cb.cu
 
 
 def solve(request: SolveRequest, steps: Operands) -> Plan:
-    """Factorize a copy of A, which lies as A does, and solve in the result."""
+    """Factorize a copy of A, and solve in the result.
+
+    The transposed matrix would do as well, and need no exchange of rows and columns; but of a singular one it has other
+    pivots, and the status would not be that of `lu_factor`.
+    """
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     in_rows = a.mT.by_columns and not a.by_columns
     source = a.mT if in_rows else a
@@ -199,10 +203,10 @@ def solve(request: SolveRequest, steps: Operands) -> Plan:
         substitute(steps, copy, x, lower=lower)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
-        steps.copy(source, copy)
+        steps.copy(a, copy)
         eliminate(steps, copy, pivots, info)
         steps.copy(steps.matrix("b"), x)
-        exchange(steps, copy, pivots, x, TRANSPOSED if in_rows else PLAIN)
+        exchange(steps, copy, pivots, x, PLAIN)
     steps.finish(x, wanted)
     steps.spoil(info, wanted)
     return steps.plan(capture_safe=True)

@@ -1,0 +1,40 @@
+"""The plans that call cuSOLVER, over a stand-in for it: every case of every row, so that layouts are right anywhere."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import dispatch as dp
+from dispatch.keys import HOST
+from dispatch.ops import FAMILIES
+from dispatch.ops.linalg.cases import cases
+
+STAND_IN = Path(__file__).parents[1] / "cusolver_stand_in.py"
+spec = importlib.util.spec_from_file_location("cusolver_stand_in", STAND_IN)
+stand_in = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_in)
+
+ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_arch != HOST]
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    pytest.importorskip("scipy")
+    settings = SimpleNamespace(handle=None)
+    monkeypatch.setattr("dispatch.ops.linalg.cusolver_spectral.Settings", lambda *_: settings)
+    return stand_in.executor_of(monkeypatch)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_plan_lays_its_operands_as_the_routines_take_them(row, executor, rng):
+    for case in cases(row):
+        check = case.check(dp.device("host"), rng)
+        request = check.request
+        plan = row.call(request, executor, row)
+        for _ in range(2):  # the second over scratch memory that the first has left
+            outputs = request.device.executor().outputs(request)
+            plan.enqueue(request.arguments(outputs))
+            check.verify(request.result(outputs))
+            check.renew(request.result(outputs))
