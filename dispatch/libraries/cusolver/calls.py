@@ -121,6 +121,13 @@ class SolverPlan(Plan):
             step.enqueue(addresses)
 
 
+class IdlePlan(SolverPlan):
+    """Steps that no routine is among, as of a matrix without elements: they are not worth a graph of ours."""
+
+    __slots__ = ()
+    is_bare = True
+
+
 class Steps:
     """What a plan is built with: scratch memory, copies and calls over the matrices of a batch.
 
@@ -237,10 +244,11 @@ class Steps:
             return self.executor.workspace.c_ptr
         return getattr(argument, "handle", argument)
 
-    def plan(self, *, capture_safe: bool) -> SolverPlan:
-        """The plan of all these steps."""
+    def plan(self, *, capture_safe: bool, idle: bool = False) -> SolverPlan:
+        """The plan of all these steps; `idle` where no routine is among them."""
         keep = (
             self.handle.memory(self.executor, "scratch", self._scratch_bytes),
             self.handle.memory(self.executor, "work", self._work_bytes),
         )
-        return SolverPlan(self.executor, self.row, self._steps, keep, capture_safe=capture_safe)
+        kind = IdlePlan if idle else SolverPlan
+        return kind(self.executor, self.row, self._steps, keep, capture_safe=capture_safe)

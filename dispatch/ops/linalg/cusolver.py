@@ -65,7 +65,7 @@ class Operands(Steps):
         """The plan where there is no element: the status of each matrix is 0."""
         if "info" in self.request.outputs():
             self.zeros(self.vector("info"), 4 * self.batch)
-        return self.plan(capture_safe=True)
+        return self.plan(capture_safe=False, idle=True)
 
     def target(self, wanted: Matrix) -> Matrix:
         """A result's own memory where a routine can write it, else scratch memory: `finish` copies it over."""
