@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool
 from dispatch.core.request import run
-from dispatch.device.tensor import Tensor
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
+from dispatch.ops.linalg.spectral_doors import eigh, eigvalsh, svd, svdvals
+from dispatch.ops.linalg.status import NOT_POSITIVE, check_info, checked
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.request import MatrixKind
@@ -37,53 +36,6 @@ __all__ = [
     "svdvals",
 ]
 
-NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
-SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
-UNCONVERGED = "the method did not converge (info {status})"
-MEANINGS = {
-    "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
-    "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
-    "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
-    "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
-    "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
-}
-
-
-def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") -> None:
-    """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
-
-    Args:
-        routine: the function that gave it: "cholesky", "lu_factor", "solve", "eigh" or "svd".
-        info: the status, a tensor of ours or of another library.
-        meaning, hint: what to say instead of what is said of that function.
-    """
-    statuses = _numbers(info)
-    if statuses.any():
-        said = MEANINGS.get(routine, ("it failed (info {status})", ""))
-        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
-        raise LinAlgError(routine, failed, meaning or said[0], hint or said[1])
-
-
-def _numbers(info: Any) -> Any:
-    """The elements of a tensor of any library."""
-    if isinstance(info, Tensor):
-        return info.numpy()
-    for name in ("cpu", "get"):  # of torch, of CuPy
-        if hasattr(info, name):
-            info = getattr(info, name)()
-            break
-    return np.asarray(info)
-
-
-def _checked(routine: str, results: tuple[Any, ...], *, check: bool, **said: str) -> Any:
-    """Results whose last is a status, without it once it is known to be 0."""
-    check_bool("check", check)
-    if not check:
-        return results
-    *found, info = results
-    check_info(routine, info, **said)
-    return found[0] if len(found) == 1 else tuple(found)
-
 
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
     """The factor of A = Uᴴ·U, or of A = L·Lᴴ if `lower`, with zeros in the other triangle; (…, n, n).
@@ -91,7 +43,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: b
     With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back; nothing waits.
     """
     results = ops.cholesky(a, lower=lower, out=a if overwrite_a else None)
-    return _checked("cholesky", results, check=check)
+    return checked("cholesky", results, check=check)
 
 
 def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # SciPy's
@@ -109,7 +61,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
     shape = results[0].shape
     if check and shape[-1] != shape[-2]:
         return results[:2]
-    return _checked("lu_factor", results, check=check)
+    return checked("lu_factor", results, check=check)
 
 
 def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
@@ -131,48 +83,12 @@ def solve(
     results = ops.solve(a, b, assume_a=assume_a, lower=lower, out=b if overwrite_b else None)
     is_positive = ops.MatrixKind.POS in (assume_a, ops.MatrixKind.named(str(assume_a)))
     said = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'} if is_positive else {}
-    return _checked("solve", results, check=check, **said)
+    return checked("solve", results, check=check, **said)
 
 
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
     """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail."""
     return run(ops.QrRequest(a, mode=mode))
-
-
-def eigh(
-    a: Any,
-    *,
-    lower: bool = True,
-    eigvals_only: bool = False,
-    driver: EighDriver | str = EighDriver.SYEVD,
-    check: bool = True,
-) -> Any:
-    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`."""
-    results = ops.eigh(a, lower=lower, eigvals_only=eigvals_only, driver=driver)
-    return _checked("eigh", results, check=check)
-
-
-def eigvalsh(a: Any, *, lower: bool = True, driver: EighDriver | str = EighDriver.SYEVD, check: bool = True) -> Any:
-    """The eigenvalues of a symmetric or Hermitian matrix, ascending."""
-    return eigh(a, lower=lower, eigvals_only=True, driver=driver, check=check)
-
-
-def svd(
-    a: Any,
-    full_matrices: bool = True,  # SciPy's
-    compute_uv: bool = True,  # SciPy's
-    *,
-    driver: SvdDriver | str = SvdDriver.GESVD,
-    check: bool = True,
-) -> Any:
-    """(u, s, vh) of A = U·diag(s)·Vᴴ; s alone without `compute_uv`."""
-    results = ops.svd(a, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver)
-    return _checked("svd", results, check=check)
-
-
-def svdvals(a: Any, *, driver: SvdDriver | str = SvdDriver.GESVD, check: bool = True) -> Any:
-    """The singular values of a matrix, descending."""
-    return svd(a, compute_uv=False, driver=driver, check=check)
 
 
 def inv(a: Any, *, check: bool = True) -> Any:
@@ -181,4 +97,4 @@ def inv(a: Any, *, check: bool = True) -> Any:
     given = request.a
     n = given.shape[-1]
     eye = given.device.array(np.broadcast_to(np.eye(n, dtype=given.dtype.numpy), given.shape).copy())
-    return _checked("solve", ops.solve(a, eye), check=check)
+    return checked("solve", ops.solve(a, eye), check=check)
