@@ -71,7 +71,8 @@ class Matrices(NamedTuple):
 class Routine(NamedTuple):
     """One call of cuBLAS, as the op says it, without the handle.
 
-    With `unless_same` it is left out where the operands at these two places are one.
+    With `unless_same` it is left out where the operands at these two places are one, with `unless` where the numbers
+    at these places are these.
     """
 
     name: str  # as in cublasStrsm, without the type's letter
@@ -79,6 +80,7 @@ class Routine(NamedTuple):
     arguments: tuple[Any, ...]
     unless_same: tuple[int, int] | None = None
     on_device: bool = False  # whether its result, a number, is written to the device
+    unless: tuple[tuple[int, float], ...] = ()
 
 
 class Zero(NamedTuple):
@@ -139,7 +141,7 @@ class CallStep:
 
     __slots__ = (
         *("_arguments", "_executor", "_function", "_handle", "_numbers", "_on_device", "_pointers", "_slots"),
-        "_unless_same",
+        *("_unless", "_unless_same"),
     )
 
     def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
@@ -147,7 +149,8 @@ class CallStep:
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
         sizes = [argument for argument in routine.arguments if type(argument) is int]
         self._function: Any = getattr(cublas, function_name(routine.name, routine.dtype, sizes))
-        self._unless_same, self._on_device = routine.unless_same, routine.on_device
+        self._unless_same, self._unless = routine.unless_same, routine.unless
+        self._on_device = routine.on_device
         self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
         self._numbers: list[tuple[Number, Scalar | Constant]] = []
         self._pointers: list[Pointers] = []
@@ -176,6 +179,8 @@ class CallStep:
             one, other = self._unless_same
             if arguments[one] == arguments[other]:
                 return
+        if self._unless and all(arguments[place] == number for place, number in self._unless):
+            return
         for pointers in self._pointers:
             pointers.enqueue(arguments)
         for slot, (place, offset) in self._slots:

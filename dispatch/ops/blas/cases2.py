@@ -80,6 +80,9 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
         alpha = alpha.real if "alpha" in kind.real else alpha
         band, added = BANDS[(number // 3) % 4], ADDED[(number + 1) % 3]
         found.append(Form(sizes, band, flags, row, steps, alpha, beta, added, given=number % 5 != 3))
+    if "alpha" in kind.numbers and "beta" not in kind.numbers:  # nothing is added: it stays as it was
+        for (flags, row), added in product(rounds[: 2 * len(every)], ADDED[1:]):
+            found.append(Form((9, 6), (0, 0), flags, row, (1, 1), 0.0, 1.0, added, given=row))
     return found
 
 

@@ -74,7 +74,7 @@ def flags_of(op: str, *, is_complex: bool) -> list[dict[str, Any]]:
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
     """Each combination of flags in both orders; all else by turns, whose lengths have no factor in common."""
-    found = []
+    found: list[Form] = []
     every = product(flags_of(op, is_complex=dtype.is_complex), (True, False))
     rounds = list(every) * (1 if op in ("trmm", "trsm", "geam") else 3)
     for number, (flags, row) in enumerate(rounds):
@@ -100,6 +100,9 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 shares_a=number % 7 == 1,
             )
         )
+    if op in RANKS:  # nothing is added to c, which stays as it was
+        for (flags, row), (k, alpha), added in product(rounds[: len(rounds) // 3], ((3, 0.0), (0, 2.0)), ADDED[1:]):
+            found.append(Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, given=row))
     return found
 
 

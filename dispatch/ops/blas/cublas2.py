@@ -131,6 +131,10 @@ class Lowering(Vectors):
     def call(self, routine: str, *arguments: Any) -> Routine:
         return Routine(routine, self.dtype, arguments)
 
+    def call_with_alpha(self, routine: str, *arguments: Any) -> Routine:
+        """One that is left out where alpha is 0: what was there stays to the last bit, whatever the routine does."""
+        return Routine(routine, self.dtype, arguments, unless=((self.place_of_number("alpha"), 0),))
+
     def fill(self, *, row: bool = False) -> int:
         """The triangle as cuBLAS has it: the other one of a matrix that is row-major."""
         uplo = member(self.request.uplo)
@@ -248,9 +252,9 @@ class Lowering(Vectors):
         if is_row and op.startswith("he"):
             vectors = [part for name in reversed(names) for part in self.row(name)]
             flags = (self.fill(row=True), int(C), self.n, 1, alpha)
-            return [*first, self.call(f"{op}k" if op == "her2" else "herk", *flags, *vectors, one, *out)]
+            return [*first, self.call_with_alpha(f"{op}k", *flags, *vectors, one, *out)]
         vectors = [part for name in names for part in self.vector(name)]
-        return [*first, self.call(op, self.fill(row=is_row), self.n, alpha, *vectors, *out)]
+        return [*first, self.call_with_alpha(op, self.fill(row=is_row), self.n, alpha, *vectors, *out)]
 
     def _packed_outer(self) -> list[Work]:
         names = ("x", "y") if "y" in self.request.reads else ("x",)
@@ -262,4 +266,5 @@ class Lowering(Vectors):
             count = self.request.layout_of("out").size
             first = [self.call("geam", int(N), int(N), 1, count, zero, out, 1, zero, out, 1, out, 1)]
         vectors = [part for name in names for part in self.vector(name)]
-        return [*first, self.call(self.request.op, self.fill(), self.n, self.number("alpha"), *vectors, out)]
+        arguments = (self.fill(), self.n, self.number("alpha"), *vectors, out)
+        return [*first, self.call_with_alpha(self.request.op, *arguments)]

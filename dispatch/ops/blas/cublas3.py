@@ -148,7 +148,14 @@ class Lowering(Terms):
             *(self.number("beta"), *self.at("out")),
         )
         blank: list[Work] = [] if request.takes_c else [self._blank()]
-        return [*blank, *self.added(), Routine(request.op, self.dtype, arguments)]
+        return [*blank, *self.added(), Routine(request.op, self.dtype, arguments, unless=self._leaves_c(k))]
+
+    def _leaves_c(self, k: int) -> tuple[tuple[int, float], ...]:
+        """The factors with which the result is c to the last bit: none where there is no c, or it is not read."""
+        if not self.request.reads_c:
+            return ()
+        beta = (self.place_of_number("beta"), 1)
+        return ((self.place_of_number("alpha"), 0), beta) if k else (beta,)
 
     def _blank(self) -> Routine:
         """The result set to 0, of which a triangle is not written."""

@@ -111,7 +111,8 @@ class SyrRequest(SymmetricOuterRequest):
 class HerRequest(SymmetricOuterRequest):
     """A = alpha · x · xᴴ + A: a triangle of it; complex vectors alone, with a real alpha.
 
-    The imaginary parts of a's diagonal are taken to be 0, and those of the result are.
+    The imaginary parts of a's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
+    added, and the result is a as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her"
@@ -138,7 +139,8 @@ class Her2Request(SymmetricOuterRequest):
     Attributes:
         y: (n,).
 
-    The imaginary parts of a's diagonal are taken to be 0, and those of the result are.
+    The imaginary parts of a's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
+    added, and the result is a as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her2"
@@ -187,7 +189,8 @@ class SprRequest(PackedOuterRequest):
 class HprRequest(PackedOuterRequest):
     """A = alpha · x · xᴴ + A, packed; complex vectors alone, with a real alpha.
 
-    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are.
+    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
+    added, and the result is ap as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "hpr"
@@ -214,7 +217,8 @@ class Hpr2Request(PackedOuterRequest):
     Attributes:
         y: (n,).
 
-    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are.
+    The imaginary parts of ap's diagonal are taken to be 0, and those of the result are. With an alpha of 0 nothing is
+    added, and the result is ap as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "hpr2"

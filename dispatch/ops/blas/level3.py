@@ -149,7 +149,8 @@ class SyrkRequest(RankRequest):
 class HerkRequest(RankRequest):
     """C = alpha · A · Aᴴ + beta · C, or with trans "c" alpha · Aᴴ · A + beta · C: a triangle; complex matrices alone.
 
-    Alpha and beta are real; the imaginary parts of c's diagonal are taken to be 0, and those of the result are.
+    Alpha and beta are real; the imaginary parts of c's diagonal are taken to be 0, and those of the result are. With an
+    alpha of 0, or no columns, and a beta of 1 the result is c as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "herk"
@@ -180,7 +181,8 @@ class Her2kRequest(RankTwoRequest):
     """C = alpha · A · Bᴴ + conj(alpha) · B · Aᴴ + beta · C: a triangle of it; complex matrices alone.
 
     With trans "c" it is alpha · Aᴴ · B + conj(alpha) · Bᴴ · A + beta · C. Beta is real; the imaginary parts of c's
-    diagonal are taken to be 0, and those of the result are.
+    diagonal are taken to be 0, and those of the result are. With an alpha of 0, or no columns, and a beta of 1 the
+    result is c as it is, imaginary parts and all, as in LAPACK's BLAS.
     """
 
     op: ClassVar[str] = "her2k"
@@ -202,7 +204,8 @@ class HerkxRequest(RankTwoRequest):
     """C = alpha · A · Bᴴ + beta · C, or with trans "c" alpha · Aᴴ · B + beta · C: a triangle; complex matrices alone.
 
     For products that are known to be Hermitian. Beta is real; the imaginary parts of c's diagonal are taken to be 0,
-    and those of the result are.
+    and those of the result are. With an alpha of 0, or no columns, and a beta of 1 the result is c as it is, imaginary
+    parts and all, as LAPACK's BLAS has it of `her2k`.
     """
 
     op: ClassVar[str] = "herkx"

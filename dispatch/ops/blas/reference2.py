@@ -107,7 +107,7 @@ def outer(request: Any, work: np.dtype[Any]) -> Array:
             before = unpacked(before, len(x), request.uplo)
         found = found + triangle(before, request.uplo)
     found = triangle(found, request.uplo)
-    if is_hermitian:
+    if is_hermitian and alpha:  # with 0 it is A as it was, as in LAPACK's BLAS
         np.fill_diagonal(found, found.diagonal().real)
     if request.added == "ap":
         return packed(found, request.uplo)

@@ -94,7 +94,8 @@ def rank(request: Any, work: np.dtype[Any]) -> Array:
         factor = np.conj(request.factor("alpha")) if request.is_hermitian else request.factor("alpha")
         product = product + (0 if factor == 0 else product.dtype.type(factor) * outer(b, a))
     found = triangle(_added(request, product, work), request.uplo)
-    if request.is_hermitian:
+    has_terms = request.factor("alpha") != 0 and 0 not in a.shape
+    if request.is_hermitian and (has_terms or request.factor("beta") != 1):  # else it is c as it was
         np.fill_diagonal(found, found.diagonal().real)
     if request.c is None:
         return found

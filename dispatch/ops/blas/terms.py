@@ -22,10 +22,14 @@ class Terms:
 
     def number(self, name: str) -> Scalar:
         """A factor."""
+        is_real = name in self.request.real
+        return Scalar(self.place_of_number(name), self.real if is_real else self.dtype)
+
+    def place_of_number(self, name: str) -> int:
+        """Where a factor stands in the arguments of a run."""
         request = self.request
-        place = len(request.reads) + len(request.writes) + request.numbers.index(name)
-        is_real = name in request.real
-        return Scalar(place, self.real if is_real else self.dtype)
+        place: int = len(request.reads) + len(request.writes) + request.numbers.index(name)
+        return place
 
     @property
     def real(self) -> Dtype:

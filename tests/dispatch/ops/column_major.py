@@ -47,6 +47,8 @@ def carry_out(works, arguments):
             assert isinstance(work, Routine)
             if work.unless_same and len({arguments[place] for place in work.unless_same}) == 1:
                 continue
+            if work.unless and all(arguments[place] == number for place, number in work.unless):
+                continue
             given = [plain(argument, arguments) for argument in work.arguments]
             ROUTINES[work.name](work.dtype, *given)
 
@@ -89,6 +91,7 @@ def symm(name):
 def rank(name, operands):
     def call(dtype, uplo, trans, n, k, alpha, *rest):
         (beta, c, ldc), given = rest[-3:], rest[:-3]
+        assert beta != 1 or (alpha and k), "whether it looks at the diagonal then is the library's choice"
         shape = (k, n) if trans else (n, k)
         held = [matrix(given[i], *shape, given[i + 1], dtype.numpy) for i in range(0, 2 * operands, 2)]
         c = matrix(c, n, n, ldc, dtype.numpy)
@@ -245,6 +248,7 @@ def ger(name):
 
 def symmetric_outer(name):
     def call(dtype, uplo, n, alpha, x, incx, *rest):
+        assert alpha, "cuBLAS returns at once, and leaves the imaginary parts of a diagonal"
         x = vector(x, n, incx, dtype.numpy)
         y, other = (np.conj, np.conj(alpha)) if name[0] == "h" else (np.asarray, alpha)
         if name.endswith("2"):

@@ -166,3 +166,18 @@ def test_one_element_and_none(dev):
     none, empty = dev.zeros((0,), "f64"), dev.zeros((0, 0), "f64")
     assert dp.trsv(empty, none).shape == dp.symv(empty, none).shape == dp.spr(none).shape == (0,)
     assert dp.ger(none, none).shape == (0, 0)
+
+
+@pytest.mark.parametrize("uplo", ["lower", "upper"])
+def test_an_alpha_of_0_leaves_a_hermitian_matrix_as_scipy_s_does(uplo, dev):
+    x, a = np.array([1, 2j]), np.array([[1 + 5j, 2], [3, 4 - 1j]])
+    expected = scipy.linalg.blas.zher(0, x, a=a, lower=uplo == "lower")
+    assert (expected == a).all()
+    assert (dp.her(dev.array(x), a=dev.array(a), alpha=0, uplo=uplo).numpy() == a).all()
+    assert (dp.her2(dev.array(x), dev.array(x), a=dev.array(a), alpha=0, uplo=uplo).numpy() == a).all()
+    packed = np.array([1 + 5j, 2, 4 - 1j])
+    assert (dp.hpr(dev.array(x), ap=dev.array(packed), alpha=0, uplo=uplo).numpy() == packed).all()
+    columns = dev.array(np.ones((2, 3), np.complex128))
+    assert (dp.herk(columns, c=dev.array(a), alpha=0, uplo=uplo).numpy() == a).all()
+    halved = dp.herk(columns, c=dev.array(a), alpha=0, beta=0.5, uplo=uplo).numpy()
+    assert halved.diagonal().tolist() == [0.5, 2]
