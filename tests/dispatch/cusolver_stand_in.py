@@ -105,10 +105,12 @@ def put_info(pointer, status, number=0):
     strided(value(pointer), np.int32, (number + 1,), (1,))[number] = status
 
 
-def potrf(uplo, a, info, number=0):
+def potrf(uplo, a, info, number=0, *, spoils=False):
     c, status = lapack("potrf", a.dtype)(a, lower=uplo == LOWER, clean=0)
     kept = np.tri(*a.shape, dtype=bool) if uplo == LOWER else ~np.tri(*a.shape, k=-1, dtype=bool)
     a[kept] = c[kept]
+    if spoils:
+        a[~kept] = np.nan
     put_info(info, status, number)
 
 
@@ -119,7 +121,7 @@ def xpotrf(uplo, n, kind, a, lda, _, *rest):
 
 def potrf_batched(dtype, uplo, n, pointers, lda, info, batch):
     for number, at in enumerate(strided(value(pointers), np.int64, (batch,), (1,))):
-        potrf(uplo, columns(at, dtype, n, n, lda), info, number)
+        potrf(uplo, columns(at, dtype, n, n, lda), info, number, spoils=True)  # the other triangle is its workspace
 
 
 def potrs(uplo, c, b):
@@ -285,6 +287,19 @@ class Library:
         known = name.removeprefix("cusolverDn").removesuffix("_bufferSize")
         is_routine = name.startswith("cusolverDn") and (known in X or known[1:] in OLDER)
         return Routine(name) if is_routine else getattr(dn, name)
+
+
+class Settings:
+    """Choices of Jacobi's method, each by a function that the library has."""
+
+    handle = None
+
+    def __init__(self, *names):
+        assert all(hasattr(dn, name) for name in names)
+
+    def set(self, function, value):
+        assert hasattr(dn, function)
+        assert value > 0
 
 
 class Handle:

@@ -41,6 +41,10 @@ class Settings:
         self.handle: Any = getattr(dn, kind)()
         getattr(dn, create)(ctypes.byref(self.handle))
 
+    def set(self, function: str, value: float) -> None:
+        """Make a choice, by the library's function for it."""
+        getattr(dn, function)(self.handle, value)
+
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
         if handle and not sys.is_finalizing():

@@ -99,19 +99,26 @@ def cholesky(request: CholeskyRequest, steps: Operands) -> Plan:
         # In rows, L is the upper triangle of what is there in columns: conj(A) = Lᵀᴴ·Lᵀ.
         columns, lower = (wanted, request.lower) if wanted.by_columns else (wanted.mT, not request.lower)
         factorize(steps, columns, steps.vector("info"), lower=lower)
+        if at_once(steps, columns):
+            steps.copy(wanted, wanted, keep)
     else:
         made = steps.target(wanted)
         steps.copy(a, made, keep)
         factorize(steps, made, steps.vector("info"), lower=request.lower)
-        steps.finish(made, wanted)
+        steps.copy(made, wanted, keep)
     steps.spoil(steps.vector("info"), wanted)
     return steps.plan(capture_safe=True)
+
+
+def at_once(steps: Operands, a: Matrix) -> bool:
+    """Whether `potrfBatched` factorizes the matrices, which takes the other triangle for its workspace."""
+    return steps.batch > 1 and a.rows <= LARGEST_OF_MANY
 
 
 def factorize(steps: Operands, a: Matrix, info: Place, *, lower: bool) -> None:
     """`potrf` over each matrix, or all at once where they are small."""
     uplo, kind = LOWER if lower else UPPER, cuda_type(a.dtype)
-    if steps.batch > 1 and a.rows <= LARGEST_OF_MANY:
+    if at_once(steps, a):
         name = f"cusolverDn{LETTERS[a.dtype]}potrfBatched"
         steps.call(name, uplo, a.rows, steps.pointers(a), a.ld, info._replace(step=0), steps.batch, count=1)
         return

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import Keep
@@ -30,6 +32,10 @@ __all__ = ["plan"]
 
 ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
 JACOBI_OF_MANY = 32  # rows and columns of the matrices that `gesvdjBatched` takes
+# Where Jacobi's method is done: ‖off-diagonal‖ at this many eps of ‖A‖, in the Frobenius norm. Eigenvalues are then off
+# by its square, and the vectors' residual is below n·eps·‖A‖ times this. Rotations leave some eps of roundoff beside
+# the diagonal: a smaller tolerance may never be reached, and each sweep in vain rounds all of the matrix once more.
+JACOBI_TOLERANCE, JACOBI_SWEEPS = 4.0, 100
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 
 
@@ -84,6 +90,8 @@ def column(steps: Operands, name: str, size: int) -> Matrix:
 def jacobi(steps: Operands, mode: Any, uplo: Any, a: Matrix, w: Place, info: Place) -> None:
     """`syevj`, of several matrices all at once."""
     settings = Settings("syevjInfo_t", "cusolverDnCreateSyevjInfo", "cusolverDnDestroySyevjInfo")
+    settings.set("cusolverDnXsyevjSetTolerance", JACOBI_TOLERANCE * float(np.finfo(a.dtype.numpy).eps))
+    settings.set("cusolverDnXsyevjSetMaxSweeps", JACOBI_SWEEPS)
     name = f"cusolverDn{LETTERS[a.dtype]}{'heevj' if a.dtype.is_complex else 'syevj'}"
     given = (mode, uplo, a.rows, a.place, a.ld, w)
     if steps.batch > 1:

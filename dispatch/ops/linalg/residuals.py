@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.ops.linalg.base import real_of
 from dispatch.ops.linalg.request import MatrixKind, QrMode
+from dispatch.ops.linalg.spectral import SvdDriver
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
 from dispatch.testing.roundoff import ROUNDOFF
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLD", "ResidualCheck", "residuals"]
 
 THRESHOLD = 30.0  # what LAPACK's testers allow
+# cuSOLVER states that `gesvdp` perturbs matrices with a singular value close to 0, and not by how much: twice what it
+# did to rank-deficient ones on an H100, 238 to 513 n·eps in f64, c64 and c128. Others are allowed nothing more.
+PERTURBATION = 1024.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,11 @@ def norm(x: Array) -> float:
 def of(error: Array, size: float, eps: float, n: int) -> float:
     """An error in units of n·eps of a size."""
     return 0.0 if not error.size else float(norm(error) / max(n * eps * size, np.finfo(np.float64).tiny))
+
+
+def beyond(ratio: float, allowed: float) -> float:
+    """What of an error is beyond one that is stated; NaN stays NaN."""
+    return 0.0 if ratio <= allowed else ratio - allowed
 
 
 def unitary(x: Array, eps: float) -> float:
@@ -221,10 +230,13 @@ def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     is_sorted = (np.diff(s) <= 0).all() and (s >= 0).all()
     yield "a singular value above the one before, or below 0,", 0.0 if is_sorted else np.inf
     exact = np.linalg.svd(a, compute_uv=False)
-    yield "the singular values' distance", of((s - exact)[:, None], norm(a), eps, most)
+    is_near_singular = exact.min(initial=np.inf) <= PERTURBATION * most * eps * norm(a)
+    shift = PERTURBATION if request.driver is SvdDriver.GESVDP and is_near_singular else 0.0
+    yield "the singular values' distance", beyond(of((s - exact)[:, None], norm(a), eps, most), shift)
     if request.compute_uv:
         u, vh = found["u"], found["vh"]
-        yield "A - U·S·Vᴴ", of((u[:, : len(s)] * s) @ vh[: len(s)] - a, norm(a), eps, most)
+        error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
+        yield "A - U·S·Vᴴ", beyond(of(error, norm(a), eps, most), shift)
         yield "I - Uᴴ·U", unitary(u, eps)
         yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
 
