@@ -1,6 +1,7 @@
 """The cuBLAS handle of an executor: made at its first routine, another executor's once it is closed.
 
-Numbers are read on the host, f32 is not rounded to TF32, and sums are the same in every run: no atomics. The workspace
+Numbers are read on the host, f32 is not rounded to TF32, parts of a sum are added up in the compute type, and sums are
+the same in every run: no atomics. The workspace
 is the executor's, so that no call allocates.
 """
 
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Handle", "handle_of"]
+__all__ = ["MATH", "Handle", "handle_of"]
 
 NAME = "cublas"
+# DEFAULT_MATH, but that parts of a sum are not rounded to the dtype of the result; who sets another sets it back.
+MATH = cublas.cublasMath_t.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 
 
 class Handle:
@@ -66,7 +69,7 @@ def _made(device: CudaDevice) -> cublas.cublasHandle_t:
     c_handle = cublas.cublasHandle_t()
     with device.context:
         cublas.cublasCreate(c_handle)
-        cublas.cublasSetMathMode(c_handle, cublas.cublasMath_t.CUBLAS_DEFAULT_MATH)
+        cublas.cublasSetMathMode(c_handle, MATH)
         cublas.cublasSetAtomicsMode(c_handle, cublas.cublasAtomicsMode_t.CUBLAS_ATOMICS_NOT_ALLOWED)
     return c_handle
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from dispatch.keys import F64
 from dispatch.libraries.nvrtc.kernel import loaded
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCE", "Copy", "Keep", "PointerList", "Spoil", "options"]
 
 TILE, LINES = 32, 8
+REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
 SPOIL_BLOCKS = 256  # for each matrix: nearly always they have nothing to do
 MOST_BLOCKS = 65535  # along the second and the third axis of a grid
 
@@ -102,9 +102,9 @@ class Strides(ctypes.Structure):
 
 
 def options(dtype: Dtype) -> tuple[str, ...]:
-    """NVRTC's options for elements of a dtype."""
+    """NVRTC's options for elements of a dtype; of those that are only copied the size counts."""
     parts = 2 if dtype.is_complex else 1
-    real = "double" if dtype.itemsize == F64.itemsize * parts else "float"
+    real = REALS[dtype.itemsize // parts]
     return "-std=c++17", f"-DREAL={real}", f"-DPARTS={parts}"
 
 
