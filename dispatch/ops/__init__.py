@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
                                                "iamax", "iamin", "dot", "dotu", "dotc")),
     "linalg":         ("cusolver",            (
-        "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "svd",
+        "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
     )),
 }
 # fmt: on

@@ -27,6 +27,10 @@ LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
 LU_SOLVE  = ("cusolverDn", "cusolverDnXgetrs", cusolver_linalg)
 QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg)
 EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen)
+SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen)
+DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen)
+CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen)
+ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
 
 GPU_ROWS = (
@@ -59,6 +63,10 @@ GPU_ROWS = (
     Row("eigh",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EIGH),
     Row("eigh",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EIGH),
     Row("eigh",      (C128, C128), None,   RULES, SM75, None, V11_7, *EIGH),
+    Row("generalized_eigh", (F32, F32), None, RULES, SM75, None, V11_7, *SSYGVD),
+    Row("generalized_eigh", (F64, F64), None, RULES, SM75, None, V11_7, *DSYGVD),
+    Row("generalized_eigh", (C64, C64), None, RULES, SM75, None, V11_7, *CHEGVD),
+    Row("generalized_eigh", (C128, C128), None, RULES, SM75, None, V11_7, *ZHEGVD),
     Row("svd",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SVD),
     Row("svd",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *SVD),
     Row("svd",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *SVD),

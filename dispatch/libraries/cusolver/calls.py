@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cusolver.handle import Handle
 
-__all__ = ["LETTERS", "SolverPlan", "Steps", "cuda_type", "real_of"]
+__all__ = ["LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 REALS = {F32: F32, F64: F64, C64: F32, C128: F64}
 ALIGNMENT = 256  # bytes
+HOST = -1  # the operand of places in the host's memory, whose offset is an address: the last of a plan's addresses is 0
 
 
 def real_of(dtype: Dtype) -> Dtype:
@@ -52,6 +53,16 @@ class Step(Protocol):
         """Enqueue it, for these addresses."""
 
 
+class HostNumbers:
+    """A whole number for each matrix, in the host's memory, where a routine puts it before it returns."""
+
+    __slots__ = ("array", "place")
+
+    def __init__(self, count: int) -> None:
+        self.array = np.zeros(count, np.int64)
+        self.place = Place(HOST, self.array.ctypes.data, self.array.itemsize)
+
+
 class Call:
     """A call of cuSOLVER for each matrix of a batch; places among its arguments become addresses."""
 
@@ -64,9 +75,9 @@ class Call:
         slots: list[tuple[ctypes.c_void_p, Place]] = []
         ready: list[Any] = []
         for argument in arguments:
-            if isinstance(argument, Place):
+            if isinstance(argument, (Place, HostNumbers)):
                 slot = ctypes.c_void_p()
-                slots.append((slot, argument))
+                slots.append((slot, argument if isinstance(argument, Place) else argument.place))
                 ready.append(slot)
             elif isinstance(argument, np.ndarray):
                 ready.append(ctypes.c_void_p(argument.ctypes.data) if argument.size else None)
@@ -99,6 +110,20 @@ class Zeros:
         driver.cuMemsetD8Async(at, 0, self._nbytes, self._executor.target.value)
 
 
+class Upload:
+    """Numbers that routines have put into the host's memory are copied to a place."""
+
+    __slots__ = ("_executor", "_numbers", "_place")
+
+    def __init__(self, executor: CudaExecutor, numbers: HostNumbers, place: Place) -> None:
+        self._executor, self._numbers, self._place = executor, numbers, place
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Copy them; memory that is not page-locked is read before the call returns."""
+        at, array = addresses[self._place.operand] + self._place.offset, self._numbers.array
+        driver.cuMemcpyHtoDAsync(at, array.ctypes.data, array.nbytes, self._executor.target.value)
+
+
 class SolverPlan(Plan):
     """Steps one after another."""
 
@@ -116,7 +141,7 @@ class SolverPlan(Plan):
             if storage is not None and storage.owner is not self._executor.stream:
                 # Made while the caller captured the executor's stream, on another one, which was waited for since.
                 storage.owner = storage.writer = self._executor.stream
-        addresses = (*arguments, *(0 if storage is None else storage.base for storage in self._keep))
+        addresses = (*arguments, *(0 if storage is None else storage.base for storage in self._keep), 0)
         for step in self._steps:
             step.enqueue(addresses)
 
@@ -177,6 +202,14 @@ class Steps:
         for result in results:
             if result.rows and result.cols and self.batch:
                 self._steps.append(Spoil(self.executor, info, result, self.batch))
+
+    def append(self, step: Step) -> None:
+        """Add a step of the caller's."""
+        self._steps.append(step)
+
+    def upload(self, numbers: HostNumbers, place: Place) -> None:
+        """Copy what routines have put into the host's memory."""
+        self._steps.append(Upload(self.executor, numbers, place))
 
     def zeros(self, place: Place, nbytes: int) -> None:
         """Set bytes to 0."""
@@ -242,6 +275,10 @@ class Steps:
         """An argument as the routine is given it that tells a workspace's size: some memory of the device."""
         if isinstance(argument, Place):
             return self.executor.workspace.c_ptr
+        if isinstance(argument, HostNumbers):
+            return ctypes.c_void_p(argument.array.ctypes.data)
+        if isinstance(argument, np.ndarray):
+            return ctypes.c_void_p(argument.ctypes.data)
         return getattr(argument, "handle", argument)
 
     def plan(self, *, capture_safe: bool, idle: bool = False) -> SolverPlan:

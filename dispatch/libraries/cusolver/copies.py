@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = ["SOURCE", "Copy", "Keep", "PointerList", "Spoil", "options"]
+__all__ = ["SOURCE", "Copy", "Keep", "PointerList", "Spoil", "Strides", "check", "launch_of", "options"]
 
 TILE, LINES = 32, 8
 REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
@@ -109,10 +109,16 @@ def options(dtype: Dtype) -> tuple[str, ...]:
 
 
 def launch_of(
-    executor: CudaExecutor, name: str, dtype: Dtype, grid: tuple[int, int, int], block: tuple[int, int], given: Any
+    executor: CudaExecutor,
+    name: str,
+    dtype: Dtype,
+    grid: tuple[int, int, int],
+    block: tuple[int, int],
+    given: Any,
+    source: str = SOURCE,
 ) -> Callable[[], int]:
     """The launch of a kernel with what `given` holds at the time."""
-    function = loaded(SOURCE, name, options(dtype), executor.device)
+    function = loaded(source, name, options(dtype), executor.device)
     pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
     extents = (*grid, *block, 1)
     fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)

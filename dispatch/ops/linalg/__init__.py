@@ -21,13 +21,14 @@ from dispatch.ops.linalg.request import (
     QrRequest,
     SolveRequest,
 )
-from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
+from dispatch.ops.linalg.spectral import EighDriver, EighRequest, GeneralizedEighRequest, SvdDriver, SvdRequest
 
 __all__ = [
     "ChoSolveRequest",
     "CholeskyRequest",
     "EighDriver",
     "EighRequest",
+    "GeneralizedEighRequest",
     "LuFactorRequest",
     "LuSolveRequest",
     "MatrixKind",
@@ -39,6 +40,7 @@ __all__ = [
     "cho_solve",
     "cholesky",
     "eigh",
+    "generalized_eigh",
     "lu_factor",
     "lu_solve",
     "qr",
@@ -63,4 +65,5 @@ lu_solve = request_function(LuSolveRequest, "lu_solve")
 solve = request_function(SolveRequest, "solve")
 qr = request_function(QrRequest, "qr")
 eigh = request_function(EighRequest, "eigh")
+generalized_eigh = request_function(GeneralizedEighRequest, "generalized_eigh")
 svd = request_function(SvdRequest, "svd")

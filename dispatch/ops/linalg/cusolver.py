@@ -63,8 +63,8 @@ class Operands(Steps):
 
     def idle(self) -> Plan:
         """The plan where there is no element: the status of each matrix is 0."""
-        if "info" in self.request.outputs():
-            self.zeros(self.vector("info"), 4 * self.batch)
+        for name in self.request.outputs().keys() & {"count", "info"}:
+            self.zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
         return self.plan(capture_safe=False, idle=True)
 
     def target(self, wanted: Matrix) -> Matrix:

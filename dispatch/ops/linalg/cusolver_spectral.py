@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import Keep
-from dispatch.libraries.cusolver.handle import Settings
 from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
+from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
+from dispatch.ops.linalg.cusolver_subset import generalized, some
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
 
 if TYPE_CHECKING:
@@ -32,10 +31,7 @@ __all__ = ["plan"]
 
 ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
 JACOBI_OF_MANY = 32  # rows and columns of the matrices that `gesvdjBatched` takes
-# Where Jacobi's method is done: ‖off-diagonal‖ at this many eps of ‖A‖, in the Frobenius norm. Eigenvalues are then off
-# by its square, and the vectors' residual is below n·eps·‖A‖ times this. Rotations leave some eps of roundoff beside
-# the diagonal: a smaller tolerance may never be reached, and each sweep in vain rounds all of the matrix once more.
-JACOBI_TOLERANCE, JACOBI_SWEEPS = 4.0, 100
+MOST_ELEMENTS = 2**31 - 1  # of all matrices that `syevBatched` takes
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 
 
@@ -43,7 +39,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; nothing is called where there is no element."""
     steps = Operands(request, executor, row)
     if request.a.size:
-        return eigh(request, steps) if request.op == "eigh" else svd(request, steps)
+        return MAKERS[request.op](request, steps)
     if request.op == "svd" and request.compute_uv and request.full_matrices:
         # Without singular values any orthonormal vectors do: the unit vectors, as NumPy has them.
         steps.identity(steps.matrix("u"))
@@ -54,6 +50,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 # -- eigenvalues ------------------------------------------------------------------------------------------------------
 def eigh(request: EighRequest, steps: Operands) -> Plan:
     """Copy the triangle to where the vectors are to be, or to scratch memory, and let the routine overwrite it."""
+    if request.subset_by_index is not None or request.subset_by_value is not None:
+        return some(request, steps)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
     in_rows = a.mT.by_columns and not a.by_columns
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
@@ -70,7 +68,7 @@ def eigh(request: EighRequest, steps: Operands) -> Plan:
     else:
         kind = cuda_type(a.dtype)
         given = (mode, uplo, a.rows, kind, made.place, made.ld, cuda_type(real_of(a.dtype)), w, kind)
-        if steps.batch > 1:
+        if steps.batch > 1 and made.ld * made.cols * steps.batch <= MOST_ELEMENTS:
             behind = (steps.batch,)
             steps.call_x("cusolverDnXsyevBatched", *given, info=info, behind=behind, count=1)
         else:
@@ -89,9 +87,7 @@ def column(steps: Operands, name: str, size: int) -> Matrix:
 
 def jacobi(steps: Operands, mode: Any, uplo: Any, a: Matrix, w: Place, info: Place) -> None:
     """`syevj`, of several matrices all at once."""
-    settings = Settings("syevjInfo_t", "cusolverDnCreateSyevjInfo", "cusolverDnDestroySyevjInfo")
-    settings.set("cusolverDnXsyevjSetTolerance", JACOBI_TOLERANCE * float(np.finfo(a.dtype.numpy).eps))
-    settings.set("cusolverDnXsyevjSetMaxSweeps", JACOBI_SWEEPS)
+    settings = eigen_settings(a.dtype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'heevj' if a.dtype.is_complex else 'syevj'}"
     given = (mode, uplo, a.rows, a.place, a.ld, w)
     if steps.batch > 1:
@@ -146,7 +142,7 @@ def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> Non
 
 def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
     """`gesvdj`, which gives V; of several small matrices all at once, with whole U and V."""
-    settings = Settings("gesvdjInfo_t", "cusolverDnCreateGesvdjInfo", "cusolverDnDestroyGesvdjInfo")
+    settings = singular_settings()
     name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdj", steps.vector("info")
     mode, s = WITH_VECTORS if request.compute_uv else ALONE, steps.vector("s")
     at_once = steps.batch > 1 and a.rows <= JACOBI_OF_MANY
@@ -191,3 +187,4 @@ DRIVERS: dict[Any, Callable[[SvdRequest, Operands, Matrix, bool], None]] = {
     SvdDriver.GESVDJ: by_jacobi,
     SvdDriver.GESVDP: by_polar,
 }
+MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {"eigh": eigh, "generalized_eigh": generalized, "svd": svd}

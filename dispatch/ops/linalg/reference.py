@@ -13,7 +13,7 @@ from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.errors import Refused
 from dispatch.keys import C128, F64
 from dispatch.ops.linalg.request import MatrixKind, QrMode
-from dispatch.ops.linalg.spectral import SvdDriver
+from dispatch.ops.linalg.spectral_reference import SPECTRAL, lapack
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "lapack", "scipy_linalg"]
 
 NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
-FAILED = 1
 
 
 def scipy_linalg(request: Any, executor: object, row: Row) -> NumpyPlan:
@@ -39,13 +38,6 @@ def scipy_linalg(request: Any, executor: object, row: Row) -> NumpyPlan:
     return NumpyPlan(row, evaluate, work_of(F64 if row.dtypes[0] in (F64, C128) else row.dtypes[0]))
 
 
-def lapack(name: str, dtype: np.dtype[Any]) -> Any:
-    """A routine of LAPACK for a dtype."""
-    from scipy.linalg.lapack import get_lapack_funcs
-
-    return get_lapack_funcs((name,), dtype=dtype)[0]
-
-
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, in a working dtype or the complex one of its precision."""
     arrays = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
@@ -53,22 +45,17 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     dtype = np.result_type(work, np.complex64) if first.dtype.kind == "c" else work
     given = {n: one.astype(dtype) if one.dtype.kind in "fc" else one for n, one in arrays.items()}
     outputs = request.outputs()
-    kinds = {"info": np.dtype(np.int32), "pivots": np.dtype(np.int64), "w": work, "s": work}
-    found = {name: np.zeros(made.shape, kinds.get(name, dtype)) for name, made in outputs.items()}
+    kinds = {"f": work, "c": np.result_type(work, np.complex64)}
+    found = {n: np.zeros(o.shape, kinds.get(o.dtype.numpy.kind, o.dtype.numpy)) for n, o in outputs.items()}
     batch = request.batch
     for place in np.ndindex(batch):
         one = ONE[request.op](request, *(given[name][place] for name in request.reads))
         for name in outputs:
-            if one.get("info", 0) and name not in ("info", "pivots") and request.op != "lu_factor":
+            if one.get("info", 0) and found[name].dtype.kind in kinds and request.op != "lu_factor":
                 found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
             else:
                 found[name][place] = one[name]
     return found
-
-
-def _is_finite(a: Array, *, lower: bool) -> bool:
-    """Whether all that is read of a triangle is finite."""
-    return bool(np.isfinite(np.tril(a) if lower else np.triu(a)).all())
 
 
 def _cholesky(request: Any, a: Array) -> dict[str, Any]:
@@ -137,28 +124,6 @@ def _qr(request: Any, a: Array) -> dict[str, Any]:
     return found
 
 
-def _eigh(request: Any, a: Array) -> dict[str, Any]:
-    if not a.size:
-        return {"w": np.zeros(0), "v": a, "info": 0}
-    if not _is_finite(a, lower=request.lower):
-        return {"w": 0, "v": 0, "info": FAILED}
-    name = "heevd" if a.dtype.kind == "c" else "syevd"
-    w, v, info = lapack(name, a.dtype)(a, compute_v=not request.eigvals_only, lower=request.lower)
-    return {"w": w, "v": v, "info": info}
-
-
-def _svd(request: Any, a: Array) -> dict[str, Any]:
-    rows, cols = a.shape
-    if not a.size:
-        kept = (rows, cols) if request.full_matrices else (0, 0)
-        return {"u": np.eye(rows, kept[0]), "s": np.zeros(0), "vh": np.eye(kept[1], cols), "info": 0}
-    if not np.isfinite(a).all():
-        return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
-    name = "gesvd" if request.driver is SvdDriver.GESVD else "gesdd"
-    u, s, vh, info = lapack(name, a.dtype)(a, compute_uv=request.compute_uv, full_matrices=request.full_matrices)
-    return {"u": u, "s": s, "vh": vh, "info": info}
-
-
 ONE: dict[str, Callable[..., dict[str, Any]]] = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
@@ -166,6 +131,5 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
     "lu_solve": _lu_solve,
     "solve": _solve,
     "qr": _qr,
-    "eigh": _eigh,
-    "svd": _svd,
+    **SPECTRAL,
 }

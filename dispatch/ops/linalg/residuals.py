@@ -7,13 +7,14 @@ again, and vectors must be orthonormal. All is computed in double precision, of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from dispatch.ops.linalg.base import real_of
+from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
 from dispatch.ops.linalg.request import MatrixKind, QrMode
-from dispatch.ops.linalg.spectral import SvdDriver
+from dispatch.ops.linalg.spectral_residuals import SPECTRAL
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
 from dispatch.testing.roundoff import ROUNDOFF
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLD", "ResidualCheck", "residuals"]
 
 THRESHOLD = 30.0  # what LAPACK's testers allow
-# cuSOLVER states that `gesvdp` perturbs matrices with a singular value close to 0, and not by how much: twice what it
-# did to rank-deficient ones on an H100, 238 to 513 n·eps in f64, c64 and c128. Others are allowed nothing more.
-PERTURBATION = 1024.0
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,11 @@ class ResidualCheck(Check):
 
     Attributes:
         given: what the operands held before the run, which may overwrite them.
+        writes_nan: that where the reference is NaN a routine writes it.
     """
 
     given: dict[str, Array] = field(default_factory=dict)
+    writes_nan: ClassVar[bool] = True
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
         """Raise Mismatch for a residual above the threshold, for another status, or memory that was written beside."""
@@ -75,50 +75,19 @@ def _exact(values: Array) -> Array:
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
     """What is measured of one matrix, with its size in units of n·eps."""
     if found.get("info", 0) and request.op != "lu_factor":
-        for name in found.keys() - {"info"}:
+        for name in found.keys() - {"count", "info"}:
             yield (
                 f"{name}, NaN where the status is not 0, for which this",
                 0.0 if np.isnan(found[name]).all() else np.inf,
             )
         return
     a = given[request.reads[0]]
-    if request.op in ("cholesky", "eigh") or (request.op == "solve" and request.assume_a is MatrixKind.POS):
+    if request.op in ("cholesky", "eigh", "generalized_eigh") or (
+        request.op == "solve" and request.assume_a is MatrixKind.POS
+    ):
         a = whole(a, lower=request.lower)
     eps = ROUNDOFF[real_of(request.matrices.dtype)][0]
     yield from MEASURES[request.op](request, a, given, found, eps)
-
-
-def whole(a: Array, *, lower: bool) -> Array:
-    """The Hermitian matrix of which a triangle is given; its diagonal is real."""
-    below = a if lower else a.conj().T
-    strict = np.where(np.tri(len(a), k=-1, dtype=np.bool_), below, 0)
-    made: Array = strict + strict.conj().T + np.diag(np.diag(a).real)
-    return made
-
-
-def norm(x: Array) -> float:
-    """The largest sum of magnitudes of a column."""
-    return float(np.abs(x).sum(axis=0).max()) if x.size else 0.0
-
-
-def of(error: Array, size: float, eps: float, n: int) -> float:
-    """An error in units of n·eps of a size."""
-    return 0.0 if not error.size else float(norm(error) / max(n * eps * size, np.finfo(np.float64).tiny))
-
-
-def beyond(ratio: float, allowed: float) -> float:
-    """What of an error is beyond one that is stated; NaN stays NaN."""
-    return 0.0 if ratio <= allowed else ratio - allowed
-
-
-def unitary(x: Array, eps: float) -> float:
-    """How far columns are from orthonormal."""
-    return of(x.conj().T @ x - np.eye(x.shape[1]), 1.0, eps, max(x.shape))
-
-
-def zeros(x: Array) -> float:
-    """0 where all are 0, else infinity."""
-    return 0.0 if not x.any() else np.inf
 
 
 def _cholesky(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -213,34 +182,6 @@ def reflected(h: Array, tau: Array) -> Array:
     return q
 
 
-def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    del given
-    w = found["w"]
-    yield "an eigenvalue below the one before", 0.0 if (np.diff(w) >= 0).all() else np.inf
-    yield "the eigenvalues' distance", of((w - np.linalg.eigvalsh(a))[:, None], norm(a), eps, len(a))
-    if not request.eigvals_only:
-        v = found["v"]
-        yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, len(a))
-        yield "I - Vᴴ·V", unitary(v, eps)
-
-
-def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
-    del given
-    s, most = found["s"], max(a.shape)
-    is_sorted = (np.diff(s) <= 0).all() and (s >= 0).all()
-    yield "a singular value above the one before, or below 0,", 0.0 if is_sorted else np.inf
-    exact = np.linalg.svd(a, compute_uv=False)
-    is_near_singular = exact.min(initial=np.inf) <= PERTURBATION * most * eps * norm(a)
-    shift = PERTURBATION if request.driver is SvdDriver.GESVDP and is_near_singular else 0.0
-    yield "the singular values' distance", beyond(of((s - exact)[:, None], norm(a), eps, most), shift)
-    if request.compute_uv:
-        u, vh = found["u"], found["vh"]
-        error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
-        yield "A - U·S·Vᴴ", beyond(of(error, norm(a), eps, most), shift)
-        yield "I - Uᴴ·U", unitary(u, eps)
-        yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
-
-
 MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
@@ -248,6 +189,5 @@ MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "lu_solve": _lu_solve,
     "solve": _solve,
     "qr": _qr,
-    "eigh": _eigh,
-    "svd": _svd,
+    **SPECTRAL,
 }

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.core.operands import Output, dense
+from dispatch.checks import check_int
+from dispatch.core.operands import Output, dense, same_as
+from dispatch.errors import BadRequest
 from dispatch.keys import Choice
 from dispatch.ops.linalg.base import LinalgRequest, by_columns, check_dense, check_matrix, check_square, real_of
+from dispatch.ops.linalg.subset import check_subset, eigen_outputs
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["EighDriver", "EighRequest", "SvdDriver", "SvdRequest"]
+__all__ = ["EighDriver", "EighRequest", "GeneralizedEighRequest", "SvdDriver", "SvdRequest"]
 
 
 class EighDriver(Choice):
@@ -49,36 +52,100 @@ class EighRequest(LinalgRequest["tuple[Tensor, ...]"]):
         lower: whether that is the lower one.
         eigvals_only: whether (w, info) is all that is wanted.
         driver: SYEVD or SYEVJ.
-        w: (…, n), real and ascending, dense.
-        v: (…, n, n), an orthonormal eigenvector in each column; left open, these lie one behind another.
+        subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `syevdx`; k of them come out.
+        subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
+            behind it, and `count` in front of info says how many.
+        w: (…, k), real and ascending, dense; k is n, unless some are chosen by index.
+        v: (…, n, k), an orthonormal eigenvector in each column; left open, these lie one behind another.
+        count: i64, one for each matrix: how many eigenvalues are in `subset_by_value`.
         info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then w and v are NaN.
 
-    Of several matrices SYEVD and SYEVJ take all at once. These routines may look at the GPU while they run, so that
-    they cannot be captured. A NaN gives NaN, with an info above 0 or without.
+    Of several matrices SYEVD and SYEVJ take all at once, unless some eigenvalues are chosen. These routines may look at
+    the GPU while they run, so that they cannot be captured. A NaN gives NaN, with an info above 0 or without.
     """
 
     op: ClassVar[str] = "eigh"
     reads: ClassVar[tuple[str, ...]] = ("a",)
-    writes: ClassVar[tuple[str, ...]] = ("w", "v", "info")
+    writes: ClassVar[tuple[str, ...]] = ("w", "v", "count", "info")
     a: Tensor
     _: KW_ONLY
     lower: bool = True
     eigvals_only: bool = False
     driver: EighDriver | str = EighDriver.SYEVD
+    subset_by_index: tuple[int, ...] | None = None
+    subset_by_value: tuple[float, ...] | None = None
     w: Tensor | None = None
     v: Tensor | None = None
+    count: Tensor | None = None
     info: Tensor | None = None
 
     def check_fields(self) -> None:
         check_square("a", self.a)
-        check_dense("w", self.w)
-        check_dense("info", self.info)
+        check_eigen(self)
 
     def outputs(self) -> dict[str, Output]:
-        found = {"w": dense(self.a.shape[:-1], real_of(self.a.dtype))}
-        if not self.eigvals_only:
-            found["v"] = by_columns(self.a.shape, self.a.dtype)
-        return found | {"info": self.info_output()}
+        return eigen_outputs(self)
+
+
+def check_eigen(request: EighRequest | GeneralizedEighRequest) -> None:
+    """BadRequest for a subset that is none, or that the driver cannot find, and for outputs that are not dense."""
+    check_subset(request)
+    if request.driver is EighDriver.SYEVJ and (request.subset_by_index or request.subset_by_value):
+        hint = 'driver="syevd" finds some of the eigenvalues'
+        raise BadRequest("driver", "SYEVJ with a subset", "SYEVD, for Jacobi's method finds all", hint)
+    for name in ("w", "count", "info"):
+        check_dense(name, getattr(request, name))
+
+
+@dataclass(frozen=True, eq=False)
+class GeneralizedEighRequest(LinalgRequest["tuple[Tensor, ...]"]):
+    """Eigenvalues and eigenvectors of a symmetric or Hermitian A with a positive definite B; gives back (w, v, info).
+
+    Attributes:
+        a: (…, n, n), of which one triangle is read.
+        b: (…, n, n), positive definite, of which the same triangle is read.
+        itype: what is solved: 1 A·v = w·B·v, 2 A·B·v = w·v, 3 B·A·v = w·v.
+        lower: whether it is the lower triangle.
+        eigvals_only: whether (w, info) is all that is wanted.
+        driver: SYEVD, by `sygvd`, or SYEVJ, by `sygvj`.
+        subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `sygvdx`; k of them come out.
+        subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
+            behind it, and `count` in front of info says how many.
+        w: (…, k), real and ascending, dense; k is n, unless some are chosen by index.
+        v: (…, n, k), an eigenvector in each column: Vᴴ·B·V is the identity, for itype 3 Vᴴ·B⁻¹·V.
+        count: i64, one for each matrix: how many eigenvalues are in `subset_by_value`.
+        info: i32, one for each matrix: 0; up to n where the method did not converge; n + i where the leading minor of
+            order i of b is not positive definite. Where it is not 0, w and v are NaN.
+
+    Residuals grow with the condition of B, whose Cholesky factor transforms the problem. The matrices of a batch are
+    taken one after another. These routines may look at the GPU while they run, so that they cannot be captured.
+    """
+
+    op: ClassVar[str] = "generalized_eigh"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b")
+    writes: ClassVar[tuple[str, ...]] = ("w", "v", "count", "info")
+    a: Tensor
+    b: Tensor
+    _: KW_ONLY
+    itype: int = 1
+    lower: bool = True
+    eigvals_only: bool = False
+    driver: EighDriver | str = EighDriver.SYEVD
+    subset_by_index: tuple[int, ...] | None = None
+    subset_by_value: tuple[float, ...] | None = None
+    w: Tensor | None = None
+    v: Tensor | None = None
+    count: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        same_as("b", self.b, "a", self.a)
+        check_int("itype", self.itype, 1, 3)
+        check_eigen(self)
+
+    def outputs(self) -> dict[str, Output]:
+        return eigen_outputs(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,29 +4,75 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
-from dispatch.ops.linalg.status import checked
+from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
 
 __all__ = ["eigh", "eigvalsh", "svd", "svdvals"]
 
 
 def eigh(
     a: Any,
+    b: Any = None,
     *,
     lower: bool = True,
     eigvals_only: bool = False,
+    type: int = 1,  # noqa: A002  # SciPy's
+    subset_by_index: Any = None,
+    subset_by_value: Any = None,
     driver: EighDriver | str = EighDriver.SYEVD,
     check: bool = True,
 ) -> Any:
-    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`."""
-    results = ops.eigh(a, lower=lower, eigvals_only=eigvals_only, driver=driver)
-    return checked("eigh", results, check=check)
+    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`.
+
+    With a positive definite `b` it is A·v = w·B·v, or by `type` 2 A·B·v = w·v, 3 B·A·v = w·v. Of one matrix those in
+    `subset_by_value`, (low, high], come out alone; of a batch NaN stands behind those of each. With `check=False` all
+    tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info.
+    """
+    choices = {
+        "lower": lower, "eigvals_only": eigvals_only, "driver": driver,
+        "subset_by_index": subset_by_index, "subset_by_value": subset_by_value,
+    }  # fmt: skip
+    if b is None:
+        results = checked("eigh", ops.eigh(a, **choices), check=check)
+    else:
+        results = ops.generalized_eigh(a, b, itype=type, **choices)
+        if check:
+            results = checked_pair(results, int(results[0].shape[-1]) if subset_by_index is None else a.shape[-1])
+    if not check or subset_by_value is None:
+        return results
+    *found, count = results
+    counts = numbers(count)
+    kept = [tensor[..., : int(counts)] for tensor in found] if not counts.ndim else found
+    return kept[0] if eigvals_only else tuple(kept)
 
 
-def eigvalsh(a: Any, *, lower: bool = True, driver: EighDriver | str = EighDriver.SYEVD, check: bool = True) -> Any:
-    """The eigenvalues of a symmetric or Hermitian matrix, ascending."""
-    return eigh(a, lower=lower, eigvals_only=True, driver=driver, check=check)
+def checked_pair(results: tuple[Any, ...], n: int) -> Any:
+    """Results of a pair of matrices, whose status is above n where b is not positive definite."""
+    statuses = numbers(results[-1])
+    if (statuses > n).any():
+        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) - n for place in np.argwhere(statuses > n)}
+        raise LinAlgError("eigh", failed, f"{NOT_POSITIVE}: that of b", "b must be; exchange a and b where a is")
+    return checked("eigh", results, check=True)
+
+
+def eigvalsh(
+    a: Any,
+    b: Any = None,
+    *,
+    lower: bool = True,
+    type: int = 1,  # noqa: A002  # SciPy's
+    subset_by_index: Any = None,
+    subset_by_value: Any = None,
+    driver: EighDriver | str = EighDriver.SYEVD,
+    check: bool = True,
+) -> Any:
+    """The eigenvalues of a symmetric or Hermitian matrix, ascending; see `eigh`."""
+    subset = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
+    return eigh(a, b, lower=lower, eigvals_only=True, type=type, driver=driver, check=check, **subset)
 
 
 def svd(

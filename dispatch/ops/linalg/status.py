@@ -10,7 +10,7 @@ from dispatch.checks import check_bool
 from dispatch.device.tensor import Tensor
 from dispatch.errors import LinAlgError
 
-__all__ = ["NOT_POSITIVE", "check_info", "checked"]
+__all__ = ["NOT_POSITIVE", "check_info", "checked", "numbers"]
 
 NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
@@ -32,14 +32,14 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
         info: the status, a tensor of ours or of another library.
         meaning, hint: what to say instead of what is said of that function.
     """
-    statuses = _numbers(info)
+    statuses = numbers(info)
     if statuses.any():
         said = MEANINGS.get(routine, ("it failed (info {status})", ""))
         failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
         raise LinAlgError(routine, failed, meaning or said[0], hint or said[1])
 
 
-def _numbers(info: Any) -> Any:
+def numbers(info: Any) -> Any:
     """The elements of a tensor of any library."""
     if isinstance(info, Tensor):
         return info.numpy()

@@ -10,10 +10,16 @@ from dispatch.keys import HOST
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import cases
 
-STAND_IN = Path(__file__).parents[1] / "cusolver_stand_in.py"
-spec = importlib.util.spec_from_file_location("cusolver_stand_in", STAND_IN)
-stand_in = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(stand_in)
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stand_in = loaded("cusolver_stand_in")
+spectral = loaded("cusolver_spectral_stand_in")
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_arch != HOST]
 
@@ -21,8 +27,10 @@ ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_a
 @pytest.fixture
 def executor(monkeypatch):
     pytest.importorskip("scipy")
-    monkeypatch.setattr("dispatch.ops.linalg.cusolver_spectral.Settings", stand_in.Settings)
-    return stand_in.executor_of(monkeypatch)
+    monkeypatch.setattr("dispatch.ops.linalg.cusolver_jacobi.Settings", stand_in.Settings)
+    made = stand_in.executor_of(monkeypatch)
+    spectral.install(monkeypatch, stand_in)
+    return made
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for
 DTYPES = (F32, F64, C64, C128)
 LARGE = (F("random", (515, 515)), F("random", (515, 515), "columns", "columns"), F("random", (40, 31, 31)))
 HALVES = (*chosen(LARGE, "lower", True), *chosen(LARGE, "lower", False))
+SOME = (
+    *chosen(HALVES, "subset_by_index", (0, 7), (3, 30)),
+    *chosen(HALVES, "subset_by_value", "inner", "above", "below"),
+)
 LARGER = {
     "cholesky": HALVES,
     "cho_solve": (*HALVES, *(form._replace(right=1) for form in HALVES)),
@@ -22,7 +26,8 @@ LARGER = {
     "lu_solve": chosen(LARGE, "trans", 0, 1, 2),
     "solve": (*LARGE, *chosen(HALVES, "assume_a", dp.MatrixKind.POS)),
     "qr": chosen((*LARGE, F("random", (700, 300)), F("random", (300, 700)), *LARGE), "mode", *dp.QrMode),
-    "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ)),
+    "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
+    "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
     "svd": tuple(
         form
         for driver in dp.SvdDriver
