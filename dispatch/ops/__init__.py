@@ -30,7 +30,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
                                                "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
                                                "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
-                                               "iamax", "iamin", "dot", "dotu", "dotc")),
+                                               "iamax", "iamin", "dot", "dotu", "dotc", "copy", "swap", "rot",
+                                               "rotg", "rotm", "rotmg")),
     "linalg":         ("cusolver",            (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
     )),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import C64, C128, F32, F64, HOST, I32, Arch, Compute, Dtype
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, HALF, HOST, I32, Arch, Compute, Dtype
 from dispatch.libraries.cublas.calls import function_name
 from dispatch.ops.blas import numpy_blas
 from dispatch.ops.blas.cublas1 import cublas_level1, steps_fit
@@ -21,7 +21,9 @@ __all__ = ["ROWS"]
 SM75 = Arch(75)
 V12 = (12, 9)
 ALL, REAL, COMPLEX = (F32, F64, C64, C128), (F32, F64), (C64, C128)
+WITH_HALF = (*ALL, F16, BF16)
 COMPUTE = {F32: Compute.COMPUTE_32F, F64: Compute.COMPUTE_64F, C64: Compute.COMPUTE_32F, C128: Compute.COMPUTE_64F}
+COMPUTE |= dict.fromkeys(HALF, Compute.COMPUTE_32F)
 # fmt: off
 LEVEL3: dict[str, tuple[Dtype, ...]] = {
     "symm":  ALL,  "hemm":  COMPLEX,
@@ -46,10 +48,13 @@ LEVEL2: dict[str, tuple[Dtype, ...]] = {
     "spr2":  REAL, "hpr2":  COMPLEX,
 }
 LEVEL1: dict[str, tuple[Dtype, ...]] = {
-    "axpy":  ALL,  "scal":  ALL,
-    "asum":  ALL,  "nrm2":  ALL,
-    "iamax": ALL,  "iamin": ALL,
-    "dot":   REAL, "dotu":  COMPLEX, "dotc": COMPLEX,
+    "axpy":  WITH_HALF,      "scal":  WITH_HALF,
+    "copy":  ALL,            "swap":  ALL,
+    "asum":  ALL,            "nrm2":  WITH_HALF,
+    "iamax": ALL,            "iamin": ALL,
+    "dot":   (*REAL, *HALF), "dotu":  COMPLEX,  "dotc": COMPLEX,
+    "rot":   WITH_HALF,      "rotg":  ALL,
+    "rotm":  REAL,           "rotmg": REAL,
 }
 # fmt: on
 LEVELS = (
@@ -63,7 +68,12 @@ def result_of(op: str, dtype: Dtype) -> Dtype:
     """The dtype of a result."""
     if op in ("iamax", "iamin"):
         return I32
-    return {C64: F32, C128: F64}.get(dtype, dtype) if op in ("asum", "nrm2") else dtype
+    return {C64: F32, C128: F64}.get(dtype, dtype) if op in ("asum", "nrm2", "rotg") else dtype
+
+
+def function_of(op: str, dtype: Dtype) -> str:
+    """The function that a row ends in."""
+    return function_name(f"{op.capitalize()}Ex" if dtype in HALF else op, dtype)
 
 
 GPU_ROWS = tuple(
@@ -76,7 +86,7 @@ GPU_ROWS = tuple(
         max_arch=None,
         min_version=V12,
         library="cublas",
-        function=function_name(op, dtype),
+        function=function_of(op, dtype),
         call=call,
     )
     for level, rules, call in LEVELS

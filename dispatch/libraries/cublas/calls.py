@@ -13,20 +13,25 @@ from cudabind import driver
 from cudabind.sys import cublas
 from dispatch.core.request import Argument, Plan
 from dispatch.keys import C64, C128, F32, F64, Dtype
+from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import Pointers
+from dispatch.libraries.cusolver.copies import Copy as KernelCopy
+from dispatch.libraries.cusolver.copies import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix
 
 __all__ = [
     "Constant",
     "Copy",
     "CublasPlan",
     "Matrices",
+    "Moved",
     "Operand",
     "Routine",
     "Scalar",
@@ -99,12 +104,25 @@ class Copy(NamedTuple):
     nbytes: int
 
 
-Work = Routine | Zero | Copy
+class Moved(NamedTuple):
+    """Elements of one operand copied to another, unless they are one, of any strides: by a kernel, not by cuBLAS."""
+
+    source: Matrix
+    target: Matrix
+    batch: int = 1
+
+
+Work = Routine | Zero | Copy | Moved
 
 
 def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
-    """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64."""
+    """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64.
+
+    One that is said with a capital letter, as "AxpyEx", takes its dtypes as arguments or has them in its name.
+    """
     wide = "_64" if max(sizes, default=0) > MAX_INT else ""
+    if routine[0].isupper():
+        return f"cublas{routine}{wide}"
     letter = LETTERS[dtype]
     if routine in ("iamax", "iamin"):
         start = f"I{letter.lower()}"
@@ -116,6 +134,11 @@ def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
         cublas, f"cublas{start}{routine.removeprefix('i') if start[0] == 'I' else routine}{wide}"
     ).__name__
     return name
+
+
+def function_of(name: str) -> Any:
+    """The function of a name; some of half precision are declared in C++ alone."""
+    return half_gemv(name) if name in NAMES else getattr(cublas, name)
 
 
 class Number:
@@ -148,7 +171,7 @@ class CallStep:
         self._executor, self._handle = executor, handle_of(executor)
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
         sizes = [argument for argument in routine.arguments if type(argument) is int]
-        self._function: Any = getattr(cublas, function_name(routine.name, routine.dtype, sizes))
+        self._function: Any = function_of(function_name(routine.name, routine.dtype, sizes))
         self._unless_same, self._unless = routine.unless_same, routine.unless
         self._on_device = routine.on_device
         self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
@@ -196,6 +219,21 @@ class CallStep:
             raise self._function.error(status)
 
 
+class MoveStep:
+    """A copy by a kernel, left out where the operands are one."""
+
+    __slots__ = ("_copy", "_source", "_target")
+
+    def __init__(self, executor: CudaExecutor, moved: Moved) -> None:
+        self._source, self._target = moved.source.place.operand, moved.target.place.operand
+        self._copy = KernelCopy(executor, moved.source, moved.target, moved.batch, Keep.ALL, conj=False)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Copy."""
+        if arguments[self._source] != arguments[self._target]:
+            self._copy.enqueue(arguments)
+
+
 class CublasPlan(Plan):
     """Calls and what is around them, in their order."""
 
@@ -204,14 +242,19 @@ class CublasPlan(Plan):
     def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        self._steps = tuple(CallStep(executor, work) if isinstance(work, Routine) else work for work in works)
+        self._steps = tuple(map(self._prepared, works))
+
+    def _prepared(self, work: Work) -> CallStep | MoveStep | Zero | Copy:
+        if isinstance(work, Moved):
+            return MoveStep(self._executor, work)
+        return CallStep(self._executor, work) if isinstance(work, Routine) else work
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for step in self._steps:
-            if isinstance(step, CallStep):
-                step.enqueue(arguments)
-            else:
+            if isinstance(step, (Zero, Copy)):
                 self._move(step, arguments)
+            else:
+                step.enqueue(arguments)
 
     def _move(self, step: Zero | Copy, arguments: tuple[Argument, ...]) -> None:
         places: Any = arguments  # addresses are ints

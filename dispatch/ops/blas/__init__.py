@@ -1,8 +1,8 @@
 """BLAS: dense linear algebra by cuBLAS, or NumPy on the host, in the words of https://www.netlib.org/blas/.
 
 `level3.py` has the requests of matrices with matrices, `level2.py` and `level2_outer.py` those of matrices with
-vectors, `level1.py` those of vectors. Matrices are row-major or column-major, and may be views: transposed, offset,
-with lines apart. Of symmetric, Hermitian and triangular ones the named triangle alone is read.
+vectors, `level1.py` and `rotations.py` those of vectors. Matrices are row-major or column-major, and may be views:
+transposed, offset, with lines apart. Of symmetric, Hermitian and triangular ones the named triangle alone is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dispatch.ops.blas.choices import DiagType, FillMode, Operation, SideMode
 from dispatch.ops.blas.level1 import (
     AsumRequest,
     AxpyRequest,
+    CopyRequest,
     DotcRequest,
     DotRequest,
     DotuRequest,
@@ -23,6 +24,7 @@ from dispatch.ops.blas.level1 import (
     IaminRequest,
     Nrm2Request,
     ScalRequest,
+    SwapRequest,
 )
 from dispatch.ops.blas.level2 import (
     GbmvRequest,
@@ -67,6 +69,7 @@ from dispatch.ops.blas.level3 import (
     TrmmRequest,
     TrsmRequest,
 )
+from dispatch.ops.blas.rotations import RotgRequest, RotmgRequest, RotmRequest, RotRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,10 +90,12 @@ __all__ += ["ger", "gerc", "geru", "her", "her2", "hpr", "hpr2", "spr", "spr2", 
 
 __all__ += ["AsumRequest", "AxpyRequest", "DotRequest", "DotcRequest", "DotuRequest", "IamaxRequest", "IaminRequest"]
 __all__ += ["Nrm2Request", "ScalRequest", "asum", "axpy", "dot", "dotc", "dotu", "iamax", "iamin", "nrm2", "scal"]
+__all__ += ["CopyRequest", "RotRequest", "RotgRequest", "RotmRequest", "RotmgRequest", "SwapRequest"]
+__all__ += ["copy", "rot", "rotg", "rotm", "rotmg", "swap"]
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The output of a request of any level, in a working dtype."""
+    """The outputs of a request of any level, in a working dtype."""
     if request.op in reference3.ROUTINES:
         return reference3.evaluate(request, work)
     if request.op in reference1.ROUTINES:
@@ -128,6 +133,9 @@ spr2, hpr2 = request_function(Spr2Request, "spr2"), request_function(Hpr2Request
 axpy, scal = request_function(AxpyRequest, "axpy"), request_function(ScalRequest, "scal")
 asum, nrm2 = request_function(AsumRequest, "asum"), request_function(Nrm2Request, "nrm2")
 iamax, iamin = request_function(IamaxRequest, "iamax"), request_function(IaminRequest, "iamin")
+copy, swap = request_function(CopyRequest, "copy"), request_function(SwapRequest, "swap")
+rot, rotg = request_function(RotRequest, "rot"), request_function(RotgRequest, "rotg")
+rotm, rotmg = request_function(RotmRequest, "rotm"), request_function(RotmgRequest, "rotmg")
 dot, dotu, dotc = (
     request_function(DotRequest, "dot"),
     request_function(DotuRequest, "dotu"),

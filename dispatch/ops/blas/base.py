@@ -17,10 +17,11 @@ from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Argument, NamedArguments, Operands, Unpacked
 from dispatch.core.request import Number as Free
 from dispatch.errors import BadRequest
-from dispatch.keys import C64, F32
+from dispatch.keys import C128, F64
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 __all__ = ["BlasRequest", "Number", "ScaledRequest", "Shape", "check_matrix", "dims", "length"]
 
@@ -47,6 +48,11 @@ class BlasRequest(OperandRequest["Tensor"]):
     def extents(self) -> dict[str, Shape]:
         """The shape of each matrix by its name, the output's too; BadRequest for operands that lead to none."""
         raise NotImplementedError
+
+    def dtype_of(self, name: str) -> Dtype:
+        """The dtype of an operand: that of the first, unless said."""
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype
 
     # -- factors --------------------------------------------------------------------------------------------------
     @property
@@ -91,10 +97,9 @@ class BlasRequest(OperandRequest["Tensor"]):
     def check_fields(self) -> None:
         check_library("library", self.library)
         self.check_factors()
-        first = getattr(self, self.reads[0])
         for name, shape in self.extents().items():
             if name not in self.writes:
-                check_tensor(name, getattr(self, name), first.dtype, shape)
+                check_tensor(name, getattr(self, name), self.dtype_of(name), shape)
 
     def attributes(self) -> tuple[Any, ...]:
         named = {*self.reads, *self.writes, *self.numbers}
@@ -118,7 +123,7 @@ class ScaledRequest(BlasRequest):
         return (*super().arguments(outputs), *map(self.factor, self.numbers))
 
     def named_arguments(self) -> NamedArguments:
-        most = F32_MAX if getattr(self, self.reads[0]).dtype in (F32, C64) else float(MAX_FLOAT)
+        most = float(MAX_FLOAT) if getattr(self, self.reads[0]).dtype in (F64, C128) else F32_MAX
         free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
         if "beta" in self.numbers and self.reads_c:
             free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads c: that is another plan

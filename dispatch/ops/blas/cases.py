@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dispatch.ops.blas import evaluate, reference1
+from dispatch.ops.blas import evaluate, reference1, rotate
 from dispatch.ops.blas.cases1 import level1_cases
 from dispatch.ops.blas.cases2 import level2_cases
 from dispatch.ops.blas.cases3 import level3_cases
+from dispatch.ops.blas.cases_rotations import rotation_cases
 from dispatch.ops.blas.choices import DiagType, Operation
 from dispatch.ops.blas.reference3 import ROUTINES
 from dispatch.testing.mutations import with_fields
@@ -22,6 +23,8 @@ __all__ = ["MUTATIONS", "cases"]
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's routine."""
+    if row.op in (*rotate.ROUTINES, "copy"):
+        return rotation_cases(row)
     if row.op in reference1.ROUTINES:
         return level1_cases(row)
     return level3_cases(row) if row.op in ROUTINES else level2_cases(row)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
+from dispatch.keys import F32, HALF
 from dispatch.ops.blas import level1
 from dispatch.ops.blas.cases3 import complex_normal
 from dispatch.ops.blas.reference1 import evaluate, sizes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["level1_cases"]
+__all__ = ["Form", "forms", "lay", "level1_cases"]
 
 KINDS: dict[str, Any] = {vars(level1)[name].op: vars(level1)[name] for name in level1.__all__}
 SIZES = (7, 1, 33, 0, 1000, 256, 2)
@@ -89,7 +90,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 def bounds(request: Any, expected: Results) -> Results:
     """How far a result may be: of a sum of n terms n + 4 roundings of their magnitudes; of a place nothing."""
     dtype, out = request.x.dtype, expected["out"]
-    unit = ROUNDOFF[dtype][0] * (4 if dtype.is_complex else 1)
+    unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
     x = sizes(np.asarray(request.x))
     y = sizes(np.asarray(request.y)) if "y" in request.reads else np.zeros(())
     if "alpha" in request.numbers:

@@ -1,7 +1,8 @@
 """The requests of BLAS level 1: vectors with vectors. `cublas1.py` calls cuBLAS and does it in NumPy on the host.
 
 Follows https://docs.nvidia.com/cuda/cublas/#cublas-level-1-function-reference. Sums, norms and places are results of no
-axes, which stay on the device: nothing waits for them.
+axes, which stay on the device: nothing waits for them. Vectors of f16 and bf16, where an op takes them, are computed
+with in f32, and rounded once at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
 __all__ = ["AsumRequest", "AxpyRequest", "DotRequest", "DotcRequest", "DotuRequest", "IamaxRequest", "IaminRequest"]
-__all__ += ["Nrm2Request", "ScalRequest"]
+__all__ += ["CopyRequest", "Nrm2Request", "ScalRequest", "SwapRequest"]
 
 REAL = {C64: F32, C128: F64}
 
@@ -69,6 +70,63 @@ class ScalRequest(ScaledRequest):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense(self.x.shape, self.x.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class CopyRequest(BlasRequest):
+    """x, copied.
+
+    Attributes:
+        x: a vector.
+        out: the copy, of its length; left open it is dense.
+    """
+
+    op: ClassVar[str] = "copy"
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    x: Tensor
+    _: KW_ONLY
+    out: Tensor | None = None
+
+    def extents(self) -> dict[str, Shape]:
+        return {"x": (length("x", self.x),), "out": self.x.shape}
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.x.shape, self.x.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class PairRequest(BlasRequest):
+    """Two vectors, from which two others come.
+
+    Attributes:
+        x, y: vectors of one length.
+        out_x: what comes in x's place, which may be x itself.
+        out_y: what comes in y's place, which may be y itself.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("x", "y")
+    writes: ClassVar[tuple[str, ...]] = ("out_x", "out_y")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out_x", "x"), ("out_y", "y")})
+    x: Tensor
+    y: Tensor
+    _: KW_ONLY
+    out_x: Tensor | None = None
+    out_y: Tensor | None = None
+
+    def extents(self) -> dict[str, Shape]:
+        n = length("x", self.x)
+        return {"x": (n,), "y": (n,)}
+
+    def outputs(self) -> dict[str, Output]:
+        made = dense(self.x.shape, self.x.dtype)
+        return {"out_x": made, "out_y": made}
+
+
+@dataclass(frozen=True, eq=False)
+class SwapRequest(PairRequest):
+    """y and x, exchanged: `swap(x, y, out_x=x, out_y=y)` does it in place."""
+
+    op: ClassVar[str] = "swap"
 
 
 # -- numbers that stay on the device ---------------------------------------------------------------------------------

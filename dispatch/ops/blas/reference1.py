@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import values
+from dispatch.ops.blas import rotate
 from dispatch.ops.blas.reference3 import scaled, work_with
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUTINES", "evaluate", "sizes"]
 
-ROUTINES = ("axpy", "scal", "asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc")
+ROUTINES = (*("axpy", "scal", "copy", "asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc"), *rotate.ROUTINES)
 
 
 def sizes(x: Array) -> Array:
@@ -26,7 +27,11 @@ def sizes(x: Array) -> Array:
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The output of a request of level 1, in a working dtype."""
     work = work_with(request, work)
+    if request.op in rotate.ROUTINES:
+        return rotate.evaluate(request, work)
     x = values(request.x, work)
+    if request.op == "copy":
+        return {"out": x}
     if request.op == "axpy":
         return {"out": scaled(request, "alpha", x) + values(request.y, work)}
     if request.op == "scal":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.keys import C64, F32, F64, Dtype
+from dispatch.keys import C128, F32, F64, Dtype
 from dispatch.libraries.cublas.calls import Scalar
 from dispatch.ops.blas.choices import Operation
 
@@ -22,7 +22,7 @@ class Terms:
 
     def number(self, name: str) -> Scalar:
         """A factor."""
-        is_real = name in self.request.real
+        is_real = name in self.request.real or not self.dtype.is_complex
         return Scalar(self.place_of_number(name), self.real if is_real else self.dtype)
 
     def place_of_number(self, name: str) -> int:
@@ -33,8 +33,8 @@ class Terms:
 
     @property
     def real(self) -> Dtype:
-        """The dtype of real factors."""
-        return F32 if self.dtype in (F32, C64) else F64
+        """The dtype of real factors: of half precision f32, in which is computed."""
+        return F64 if self.dtype in (F64, C128) else F32
 
     def operation(self, trans: Operation, *, turn: bool, turned: Operation = T) -> int:
         """What is to be done to an operand, that or the other where it lies otherwise than that asks for."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.linalg
+from scipy.linalg import blas
 
 import dispatch as dp
 from dispatch import TABLE
@@ -61,6 +63,41 @@ def test_sums_norms_and_products(dev, rng):
     np.testing.assert_allclose(dp.axpy(dev.array(x), dev.array(y), alpha=2j).numpy(), 2j * x + y)
 
 
+def test_rotations_are_scipy_s(dev, rng):
+    x, y = rng.standard_normal((2, 6))
+    c, s, r, z = dp.rotg(dev.array(np.array(3.0)), dev.array(np.array(-4.0)))
+    assert (c.item(), s.item()) == pytest.approx(blas.drotg(3, -4))
+    assert (r.item(), z.item()) == pytest.approx((-5, 1 / c.item()))
+    got = [out.numpy() for out in dp.rot(dev.array(x), dev.array(y), c, s)]
+    np.testing.assert_allclose(got, blas.drot(x, y, c.item(), s.item()), rtol=1e-14)
+    w, v, sine = x + 1j * y, y - 2j * x, 0.48 + 0.64j
+    numbers = (dev.array(np.array(number)) for number in (0.6, sine))
+    got = [out.numpy() for out in dp.rot(dev.array(w), dev.array(v), *numbers)]
+    np.testing.assert_allclose(got, scipy.linalg.lapack.zrot(w, v, 0.6, sine), rtol=1e-14)
+    numbers = (2.0, 3.0, 1.0, 0.5)
+    param, *_ = dp.rotmg(*(dev.array(np.array(number)) for number in numbers))
+    np.testing.assert_allclose(param.numpy(), blas.drotmg(*numbers))
+    got = [out.numpy() for out in dp.rotm(dev.array(x), dev.array(y), param)]
+    np.testing.assert_allclose(got, blas.drotm(x, y, param.numpy()), rtol=1e-14)
+
+
+def test_vectors_are_exchanged_where_they_are(dev):
+    x, y = dev.array(np.arange(3.0)), dev.array(np.arange(3.0, 6))
+    assert [out.numpy().tolist() for out in dp.swap(x, y)] == [[3, 4, 5], [0, 1, 2]]
+    assert dp.swap(x, y, out_x=x, out_y=y)[0] is x
+    assert (x.numpy().tolist(), y.numpy().tolist()) == ([3, 4, 5], [0, 1, 2])
+    assert dp.copy(x[::-1]).numpy().tolist() == [5, 4, 3]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_is_summed_in_f32(dtype, dev):
+    x = dev.array(np.full(5000, 0.25), dtype)
+    assert dp.dot(x, x).dtype == dtype
+    assert dp.dot(x, x).item() == np.asarray(312.5, x.numpy().dtype)  # in f16 a sum would stay at 128
+    assert dp.nrm2(x).item() == np.asarray(np.sqrt(312.5), x.numpy().dtype)
+    assert dp.axpy(x, x, alpha=1 + 2**-20).dtype == dtype
+
+
 def test_what_does_not_fit_is_refused(dev):
     x, z = dev.zeros((3,)), dev.zeros((3,), "c64")
     for make, words in (
@@ -68,6 +105,13 @@ def test_what_does_not_fit_is_refused(dev):
         (lambda: dp.DotRequest(x, z), "y: got c64[3]; expected f32[3]"),
         (lambda: dp.ScalRequest(dev.zeros((3, 1))), "x: got f32[3, 1]; expected a vector"),
         (lambda: dp.ScalRequest(x, alpha=1j), "alpha: got 1j; expected a real number"),
+        (lambda: dp.RotRequest(x, x, x, x), "c: got f32[3]; expected f32[]"),
+        (lambda: dp.RotRequest(z, z, dev.zeros((), "c64"), dev.zeros(())), "c: got c64[]; expected f32[]"),
+        (lambda: dp.RotRequest(x, x, 0.6, 0.8), "c: got a float; expected a dispatch Tensor"),
+        (lambda: dp.RotmRequest(x, x, x), "param: got f32[3]; expected f32[5]"),
+        (lambda: dp.RotmRequest(x, x, dev.zeros((10,))[::2]), "expected a dense tensor"),
+        (lambda: dp.SwapRequest(x, x, out_x=x), "out_x: got memory that overlaps y"),
+        (lambda: dp.RotgRequest(x, x), "a: got f32[3]; expected f32[]"),
         (lambda: dp.Nrm2Request(z, out=dev.zeros((), "c64")), "out: got c64[]; expected f32[]"),
     ):
         with pytest.raises(BadRequest) as error:

@@ -44,20 +44,37 @@ class Pointers:
         self.address[:] = [arguments[self.place] + offset for offset in self.offsets]
 
 
+class KernelCopy:
+    def __init__(self, _, source, target, batch, keep, *, conj):
+        assert keep is calls.Keep.ALL
+        assert not conj
+        self.given = source, target, batch
+
+    def enqueue(self, arguments):
+        column_major.move(*self.given, arguments)
+
+
 class Library:
-    """What `cudabind.sys.cublas` is to plans."""
+    """What `cudabind.sys.cublas` is to plans; `dtype` is that of requests whose routines are told theirs."""
+
+    dtype = None
 
     def __getattr__(self, name):
         plain = name.removeprefix("cublas").removesuffix("_v2")
+        if plain in column_major.ROUTINES:  # it is told its dtypes
+            return self.called(name, None, column_major.ROUTINES[plain])
         if plain[0] == "I":
             plain = f"{plain[1].upper()}i{plain[2:]}"
         plain = plain.replace("Sc", "C", 1).replace("Dz", "Z", 1) if plain[2:] in ("asum", "nrm2") else plain
-        dtype, routine = TYPES[plain[0]], column_major.ROUTINES[plain[1:]]
+        return self.called(name, TYPES[plain[0]], column_major.ROUTINES[plain[1:]])
 
+    def called(self, name, dtype, routine):
         def unchecked(handle, *arguments):
             assert handle == "handle"
             given = [one.value if isinstance(one, ctypes.c_void_p) else one for one in arguments]
-            routine(dtype, *(NUMBERS[one][0] if type(one) is int and one in NUMBERS else one for one in given))
+            routine(
+                dtype or self.dtype, *(NUMBERS[one][0] if type(one) is int and one in NUMBERS else one for one in given)
+            )
             return 0
 
         return SimpleNamespace(unchecked=unchecked, __name__=name)
@@ -69,6 +86,7 @@ def executor(monkeypatch):
     monkeypatch.setattr(calls, "cublas", Library())
     monkeypatch.setattr(calls, "Number", Number)
     monkeypatch.setattr(calls, "Pointers", Pointers)
+    monkeypatch.setattr(calls, "KernelCopy", KernelCopy)
     handle = SimpleNamespace(follow=lambda _, **__: "handle")
     monkeypatch.setattr(calls, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "driver", SimpleNamespace(**DRIVER))
@@ -81,6 +99,7 @@ def test_a_plan_calls_cublas_with_what_the_request_says(row, executor, rng):
     """Twice, at other addresses and with other numbers."""
     assert row.min_arch != HOST
     host, some = dp.device("host"), cases(row)
+    calls.cublas.dtype = row.dtypes[0]
     plan_of = cublas3.cublas_level3 if row.op in LEVEL3 else cublas2.cublas_level2
     plan_of = cublas1.cublas_level1 if row.op in LEVEL1 else plan_of
     for number in sorted({0, 5 % len(some), len(some) // 2, len(some) - 1}):
