@@ -77,6 +77,7 @@ STATEMENTS = {
     "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "qr":              SPREAD,
     "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "rotg", "rotm", "rotmg")),
     "linalg":         ("cusolver",            (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
+        "eig", "randomized_svd",
     )),
 }
 # fmt: on

@@ -31,6 +31,8 @@ SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen)
 DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen)
 CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen)
 ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
+EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
+GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
 
 GPU_ROWS = (
@@ -71,6 +73,14 @@ GPU_ROWS = (
     Row("svd",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *SVD),
     Row("svd",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *SVD),
     Row("svd",       (C128, C128), None,   RULES, SM75, None, V11_7, *SVD),
+    Row("eig", (F32, C64), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (F64, C128), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (C64, C64), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (C128, C128), None, RULES, SM75, None, V11_7, *EIG),
+    Row("randomized_svd", (F32, F32), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (F64, F64), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (C64, C64), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (C128, C128), None, RULES, SM75, None, V11_7, *GESVDR),
 )
 # fmt: on
 

@@ -52,6 +52,21 @@ class SwapStatus:
         statuses[...] = [1 if one > n else n + one if one > 0 else one for one in statuses]
 
 
+class FromPairs:
+    def __init__(self, executor, values, source, target, batch):
+        self.given = values, source, target, batch
+
+    def enqueue(self, addresses):
+        values, source, target, batch = self.given
+        for number in range(batch):
+            real, one = (base.of_batch(matrix, addresses, number) for matrix in (source, target))
+            at = at_place(addresses, values, number)
+            signs = base.strided(at, one.dtype, (len(one),), (1,)).imag
+            for column, sign in enumerate(signs):
+                first = column - (sign < 0)
+                one[:, column] = real[:, first] + (1j * np.sign(sign) * real[:, first + 1] if sign else 0)
+
+
 # -- routines ---------------------------------------------------------------------------------------------------------
 def chosen(asked, low, high, first, last, w):
     """Which of all eigenvalues a routine gives."""
@@ -114,6 +129,32 @@ def sygvdx(dtype, problem, mode, asked, uplo, n, a, lda, b, ldb, low, high, firs
     base.put_info(info, status)
 
 
-X = {"Xsyevdx": xsyevdx}
+def xgeev(left, right, n, kind, a, lda, _, w, __, vl, ldvl, ___, vr, ldvr, ____, *rest):
+    assert not left
+    assert not base.value(vl)
+    a = base.columns(a, base.DTYPES[kind], n, n, lda)
+    *values, _, vectors, status = lapack("geev", a.dtype)(a, compute_vl=False, compute_vr=bool(right))
+    found = values[0] if len(values) == 1 else values[0] + 1j * values[1]
+    base.strided(base.value(w), found.dtype, (n,), (1,))[...] = found
+    a[...] = 7
+    if right:
+        base.columns(vr, a.dtype, n, n, ldvr)[...] = vectors
+    base.put_info(rest[-1], status)
+
+
+def xgesvdr(job, job_v, m, n, k, more, iterations, kind, a, lda, real, s, _, u, ldu, __, v, ldv, ___, *rest):
+    assert k + more < min(m, n)
+    assert job == job_v
+    a = base.columns(a, base.DTYPES[kind], m, n, lda)
+    left, values, right, status = lapack("gesvd", a.dtype)(a, full_matrices=False)
+    base.strided(base.value(s), base.DTYPES[real], (k,), (1,))[...] = values[:k]
+    a[...] = 7
+    if chr(job) == "S":
+        base.columns(u, a.dtype, m, k, ldu)[...] = left[:, :k]
+        base.columns(v, a.dtype, n, k, ldv)[...] = right[:k].conj().T
+    base.put_info(rest[-1], status)
+
+
+X = {"Xsyevdx": xsyevdx, "Xgeev": xgeev, "Xgesvdr": xgesvdr}
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
-KERNELS = {"cusolver_subset": (KeepFirst, SwapStatus)}
+KERNELS = {"cusolver_subset": (KeepFirst, SwapStatus), "cusolver_eig": (FromPairs,)}

@@ -120,6 +120,8 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "eigh --dtype f64 --shape 64x64 --driver syevj": ("f64→f64 sm_75 cusolverDn", "driver=SYEVJ"),
     "eigh --dtype f32 --shape 64x64 --subset-by-index 0,7": ("f32→f32 sm_75 cusolverDn", "subset_by_index=(0, 7)"),
     "generalized_eigh --dtype c64 --shape 64x64 --b 64x64 --itype 2": ("c64→c64 sm_75 cusolverDn", "itype=2"),
+    "eig --dtype f32 --shape 64x64": ("f32→c64 sm_75 cusolverDn", "eigvals_only=False"),
+    "randomized_svd --dtype f32 --shape 64x32 --rank 4": ("f32→f32 sm_75 cusolverDn", "rank=4"),
     "svd --dtype f32 --shape 64x32 --driver gesvdp": ("f32→f32 sm_75 cusolverDn", "driver=GESVDP"),
     "matmul --dtype bf16 --epilogue 'silu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "silu(add(acc, row(bias)))"),
     "matmul --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),

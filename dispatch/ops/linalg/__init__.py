@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
@@ -26,6 +27,7 @@ from dispatch.ops.linalg.spectral import EighDriver, EighRequest, GeneralizedEig
 __all__ = [
     "ChoSolveRequest",
     "CholeskyRequest",
+    "EigRequest",
     "EighDriver",
     "EighRequest",
     "GeneralizedEighRequest",
@@ -34,16 +36,19 @@ __all__ = [
     "MatrixKind",
     "QrMode",
     "QrRequest",
+    "RandomizedSvdRequest",
     "SolveRequest",
     "SvdDriver",
     "SvdRequest",
     "cho_solve",
     "cholesky",
+    "eig",
     "eigh",
     "generalized_eigh",
     "lu_factor",
     "lu_solve",
     "qr",
+    "randomized_svd",
     "solve",
     "svd",
 ]
@@ -66,4 +71,6 @@ solve = request_function(SolveRequest, "solve")
 qr = request_function(QrRequest, "qr")
 eigh = request_function(EighRequest, "eigh")
 generalized_eigh = request_function(GeneralizedEighRequest, "generalized_eigh")
+eig = request_function(EigRequest, "eig")
+randomized_svd = request_function(RandomizedSvdRequest, "randomized_svd")
 svd = request_function(SvdRequest, "svd")

@@ -46,6 +46,7 @@ KINDS: dict[str, Any] = {
     for kind in (
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest),
+        *(ops.EigRequest, ops.RandomizedSvdRequest),
     )
 }
 VECTORS = ("info", "count", "pivots", "tau", "w", "s")  # outputs that are dense
@@ -170,12 +171,18 @@ def _with(**changes: Any) -> Any:
     return mutation
 
 
+def _descending(request: Any) -> Any:
+    """Of matrices whose eigenvalues have an order, or vectors beside them."""
+    has_order = request.op != "eig" or not request.eigvals_only
+    return _with(w=lambda found: found["w"][..., ::-1])(request) if has_order else None
+
+
 MUTATIONS = {
     "the other triangle": _flipped,
     "the status is another": _with(info=lambda found: found["info"] + 1),
     "pivots counted from 0": _with(pivots=lambda found: found["pivots"] - 1),
     "R of another sign": _with(q=lambda found: found["q"], r=lambda found: -found["r"]),
-    "eigenvalues descending": _with(w=lambda found: found["w"][..., ::-1]),
+    "eigenvalues descending": _descending,
     "singular values ascending": _with(s=lambda found: found["s"][..., ::-1]),
     "vectors of another sign": _with(u=lambda found: -found["u"]),
     "eigenvectors that are longer": _with(v=lambda found: 2 * found["v"]),

@@ -15,6 +15,7 @@ from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
+from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
 from dispatch.ops.linalg.cusolver_subset import generalized, some
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
@@ -187,4 +188,10 @@ DRIVERS: dict[Any, Callable[[SvdRequest, Operands, Matrix, bool], None]] = {
     SvdDriver.GESVDJ: by_jacobi,
     SvdDriver.GESVDP: by_polar,
 }
-MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {"eigh": eigh, "generalized_eigh": generalized, "svd": svd}
+MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+    "eig": eig,
+    "eigh": eigh,
+    "generalized_eigh": generalized,
+    "randomized_svd": randomized,
+    "svd": svd,
+}

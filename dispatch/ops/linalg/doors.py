@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.request import run
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.spectral_doors import eigh, eigvalsh, svd, svdvals
+from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
 from dispatch.ops.linalg.status import NOT_POSITIVE, check_info, checked
 
 if TYPE_CHECKING:
@@ -25,12 +25,15 @@ __all__ = [
     "check_info",
     "cho_solve",
     "cholesky",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "inv",
     "lu_factor",
     "lu_solve",
     "qr",
+    "randomized_svd",
     "solve",
     "svd",
     "svdvals",

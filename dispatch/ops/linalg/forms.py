@@ -105,6 +105,26 @@ def orthonormal(rng: np.random.Generator, dtype: Any, n: int) -> Array:
     return np.asarray(np.linalg.qr(normal(rng, dtype, (n, n)))[0])
 
 
+def kahan(n: int) -> Array:
+    """Kahan's: its least singular value is far below what is on its diagonal."""
+    sine, cosine = np.sin(1.2), np.cos(1.2)
+    upper = np.triu(np.full((n, n), -cosine), 1) + np.eye(n)
+    return np.asarray(sine ** np.arange(n)[:, None] * upper)
+
+
+def jordan(n: int) -> Array:
+    """A block that has one eigenvector alone."""
+    return 2 * np.eye(n) + np.eye(n, k=1)
+
+
+def companion(n: int) -> Array:
+    """The matrix of a polynomial, whose roots are its eigenvalues."""
+    return np.asarray(np.eye(n, k=-1) + np.eye(n, 1) * np.arange(1.0, n + 1))
+
+
+SPECIAL = {"jordan": jordan, "kahan": kahan, "companion": companion}
+
+
 def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator, *, positive: bool) -> Array:
     """A matrix of a kind, in double precision; Hermitian and, if need be, positive definite ones are square."""
     least = min(rows, cols)
@@ -115,6 +135,13 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
         return np.asarray(1.0 / (np.arange(rows)[:, None] + np.arange(cols) + 1))
     if kind == "wilkinson":
         return np.asarray(np.diag(np.abs(np.arange(rows) - rows // 2.0)) + np.eye(rows, k=1) + np.eye(rows, k=-1))
+    if kind in SPECIAL:
+        return SPECIAL[kind](rows)
+    if kind == "rotation":
+        return orthonormal(rng, dtype, rows)
+    if kind == "rank 3":  # singular values like 3, 2 and 1
+        left, right = (orthonormal(rng, dtype, extent)[:, :3] for extent in (rows, cols))
+        return np.asarray((left * rng.uniform(1, 2) * (3.0, 2.0, 1.0)) @ right.conj().T)
     if kind == "repeated":
         q = orthonormal(rng, dtype, rows)
         return np.asarray((q * rng.uniform(1, 2) * (1.0 + (np.arange(rows) + 1) // 2)) @ q.conj().T)

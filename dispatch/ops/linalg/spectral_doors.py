@@ -11,7 +11,7 @@ from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
 
-__all__ = ["eigh", "eigvalsh", "svd", "svdvals"]
+__all__ = ["eig", "eigh", "eigvals", "eigvalsh", "randomized_svd", "svd", "svdvals"]
 
 
 def eigh(
@@ -91,3 +91,21 @@ def svd(
 def svdvals(a: Any, *, driver: SvdDriver | str = SvdDriver.GESVD, check: bool = True) -> Any:
     """The singular values of a matrix, descending."""
     return svd(a, compute_uv=False, driver=driver, check=check)
+
+
+def eig(a: Any, *, check: bool = True) -> Any:
+    """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real."""
+    return checked("eig", ops.eig(a), check=check)
+
+
+def eigvals(a: Any, *, check: bool = True) -> Any:
+    """The eigenvalues of a square matrix, complex, in no order."""
+    return checked("eig", ops.eig(a, eigvals_only=True), check=check)
+
+
+def randomized_svd(
+    a: Any, rank: int, *, oversampling: int | None = None, iterations: int = 2, check: bool = True
+) -> Any:
+    """(u, s, vh) of the largest singular values of A, as many as `rank`, by random projection."""
+    results = ops.randomized_svd(a, rank, oversampling=oversampling, iterations=iterations)
+    return checked("randomized_svd", results, check=check)

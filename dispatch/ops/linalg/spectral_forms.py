@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.forms import EVERY, HALVES, F, Form, chosen, half, matrix
+from dispatch.ops.linalg.forms import EVERY, HALVES, SQUARE, F, Form, chosen, half, matrix
 from dispatch.ops.linalg.norms import transformed, whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,29 @@ SVD_FORMS = tuple(
         *chosen(chosen(EVERY[::3], "driver", driver), "compute_uv", False),
     )
 )
-SPECTRAL_FORMS = {"eigh": EIGEN_FORMS, "generalized_eigh": GENERALIZED_FORMS, "svd": SVD_FORMS}
+SQUARES = (
+    *(form for form in SQUARE if form.out != "in place"),
+    F("kahan", (15, 15), "columns", "rows"), F("companion", (2, 7, 7), "rows", "columns"),
+    F("rotation", (16, 16), "strided"), F("deficient", (9, 9), "columns"), F("wilkinson", (21, 21)),
+)  # fmt: skip
+SMALL = tuple(form for form in SQUARES if form.rows <= 40)  # a decomposition for each eigenvalue
+EIG_FORMS = (*SQUARES, *chosen((*SMALL, F("jordan", (12, 12))), "eigvals_only", True))
+LOW_RANK = (
+    F("rank 3", (24, 18)), F("rank 3", (18, 24), "columns"), F("rank 3", (2, 11, 9), "strided", "rows"),
+    F("rank 3", (3, 9, 30), "columns", "columns"), F("rank 3", (130, 70)), F("rank 3", (5, 5)),
+)  # fmt: skip
+RANDOM_FORMS = (
+    *chosen(LOW_RANK, "rank", 3),
+    *chosen(chosen(LOW_RANK, "rank", 3), "oversampling", 1),
+    *chosen(chosen(LOW_RANK[:3], "rank", 3), "compute_uv", False),
+)
+SPECTRAL_FORMS = {
+    "eig": EIG_FORMS,
+    "eigh": EIGEN_FORMS,
+    "generalized_eigh": GENERALIZED_FORMS,
+    "randomized_svd": RANDOM_FORMS,
+    "svd": SVD_FORMS,
+}
 
 
 def second(form: Form, dtype: Any, rng: np.random.Generator) -> Array:

@@ -65,6 +65,34 @@ def _generalized_eigh(request: Any, a: Array, b: Array) -> dict[str, Any]:
     return chosen(request, *lapack(name, a.dtype)(a, b, itype=request.itype, jobz=jobz, uplo=uplo))
 
 
+def _eig(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"w": np.zeros(0), "v": a, "info": 0}
+    if not np.isfinite(a).all():
+        return {"w": 0, "v": 0, "info": FAILED}
+    given = {"compute_vl": False, "compute_vr": not request.eigvals_only}
+    if a.dtype.kind == "c":
+        w, _, v, info = lapack("geev", a.dtype)(a, **given)
+        return {"w": w, "v": v, "info": info}
+    real, imag, _, v, info = lapack("geev", a.dtype)(a, **given)
+    w = real + 1j * imag
+    if request.eigvals_only:
+        return {"w": w, "info": info}
+    first = np.flatnonzero(imag > 0)  # of a pair: the vectors' real and imaginary parts are columns
+    vectors = v.astype(w.dtype)
+    vectors[:, first] += 1j * v[:, first + 1]
+    vectors[:, first + 1] = vectors[:, first].conj()
+    return {"w": w, "v": vectors, "info": info}
+
+
+def _randomized_svd(request: Any, a: Array) -> dict[str, Any]:
+    if not np.isfinite(a).all():
+        return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
+    k = request.rank
+    u, s, vh, info = lapack("gesdd", a.dtype)(a, compute_uv=request.compute_uv, full_matrices=False)
+    return {"u": u[:, :k], "s": s[:k], "vh": vh[:k], "info": info}
+
+
 def _svd(request: Any, a: Array) -> dict[str, Any]:
     rows, cols = a.shape
     if not a.size:
@@ -78,7 +106,9 @@ def _svd(request: Any, a: Array) -> dict[str, Any]:
 
 
 SPECTRAL: dict[str, Callable[..., dict[str, Any]]] = {
+    "eig": _eig,
     "eigh": _eigh,
     "generalized_eigh": _generalized_eigh,
+    "randomized_svd": _randomized_svd,
     "svd": _svd,
 }

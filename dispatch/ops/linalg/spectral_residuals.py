@@ -24,6 +24,10 @@ __all__ = ["SPECTRAL"]
 # did to rank-deficient ones on an H100, 238 to 513 n·eps in f64, c64 and c128. Others are allowed nothing more.
 PERTURBATION = 1024.0
 
+# Of an eigenvalue that is repeated any vectors do that are a basis: κ(V) is held to this many times that of LAPACK's,
+# where that is no larger than the second number.
+LOOSE, FAR_FROM_DEFECTIVE = 1e3, 1e4
+
 
 def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> Ratios:
     """Eigenvalues against all that there are: their order, how many were found, NaN behind them, and their distance."""
@@ -80,11 +84,55 @@ def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float
     yield "I - Vᴴ·B·V", of(v.conj().T @ metric @ v - np.eye(v.shape[1]), condition, eps, len(a))
 
 
+def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """As LAPACK's dget22; eigenvalues alone are those of matrices nearby: A - w has a singular value next to 0.
+
+    That none is there twice and another not, their sums tell, of w and of w².
+    """
+    del given
+    n, w = len(a), found["w"]
+    if not request.a.dtype.is_complex:
+        alike = np.array_equal(np.sort_complex(w), np.sort_complex(w.conj()))
+        yield "eigenvalues that are no conjugate pairs, for which this", 0.0 if alike else np.inf
+    yield "the sum's distance from the trace", of(np.atleast_2d(w.sum() - np.trace(a)), norm(a), eps, max(n, 1))
+    squares = np.atleast_2d((w * w).sum() - np.trace(a @ a))
+    yield "the sum of the squares' distance", of(squares, norm(a) ** 2, eps, max(n, 1))
+    if request.eigvals_only:
+        for value in w:
+            least = np.linalg.svd(a - value * np.eye(n), compute_uv=False)[-1:]
+            yield "the least singular value of A - w", of(least[:, None], norm(a), eps, n)
+        return
+    v = found["v"]
+    yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, n)
+    lengths = np.abs(np.linalg.norm(v, axis=0) - 1).max(initial=0)
+    yield "a length of V's columns", float(lengths / max(n * eps, np.finfo(np.float64).tiny))
+    if n and (exact := np.linalg.cond(np.linalg.eig(a)[1])) < FAR_FROM_DEFECTIVE:
+        yield "V's condition, far above what it may be,", 0.0 if np.linalg.cond(v) <= LOOSE * exact else np.inf
+
+
+def _randomized_svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """Of matrices of the rank that is asked for, of which nothing is left out."""
+    del given
+    s, most, k = found["s"], max(a.shape), request.rank
+    yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
+    exact = np.linalg.svd(a, compute_uv=False)[:k]
+    yield "the singular values' distance", of((s - exact)[:, None], norm(a), eps, most)
+    if request.compute_uv:
+        u, vh = found["u"], found["vh"]
+        yield "A - U·S·Vᴴ", of((u * s) @ vh - a, norm(a), eps, most)
+        yield "I - Uᴴ·U", unitary(u, eps)
+        yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
+
+
+def is_descending(s: Array) -> bool:
+    """Whether singular values are in order, and none is below 0."""
+    return bool((np.diff(s) <= 0).all() and (s >= 0).all())
+
+
 def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
     s, most = found["s"], max(a.shape)
-    is_sorted = (np.diff(s) <= 0).all() and (s >= 0).all()
-    yield "a singular value above the one before, or below 0,", 0.0 if is_sorted else np.inf
+    yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact = np.linalg.svd(a, compute_uv=False)
     is_near_singular = exact.min(initial=np.inf) <= PERTURBATION * most * eps * norm(a)
     shift = PERTURBATION if request.driver is SvdDriver.GESVDP and is_near_singular else 0.0
@@ -98,7 +146,9 @@ def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 SPECTRAL: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
+    "eig": _eig,
     "eigh": _eigh,
     "generalized_eigh": _generalized_eigh,
+    "randomized_svd": _randomized_svd,
     "svd": _svd,
 }

@@ -20,6 +20,8 @@ MEANINGS = {
     "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
     "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
     "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
+    "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
+    "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
     "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
 }
 

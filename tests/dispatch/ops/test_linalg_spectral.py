@@ -117,3 +117,59 @@ def test_bad_input_is_refused_before_a_call(said, dev):
     if not choices.keys() & {"itype"} and b.shape == (4, 4):
         with pytest.raises(BadRequest, match=said):
             dp.eigh(dev.zeros((4, 4)), **choices)
+
+
+# -- any square matrix, and a few singular values ---------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eigenvalues_of_any_matrix_are_numpys(dtype, dev, rng):
+    a = drawn(rng, dtype, (2, 7, 7))
+    w, v = dp.linalg.eig(dev.array(a))
+    assert w.numpy().dtype == v.numpy().dtype == np.result_type(dtype, "c8")
+    close(a @ v.numpy(), v.numpy() * w.numpy()[:, None], 1e-3)
+    close(np.linalg.norm(v.numpy(), axis=1), np.ones((2, 7)))
+    found = dp.linalg.eigvals(dev.array(a)).numpy()
+    for one, expected in zip(found, np.linalg.eigvals(a), strict=True):
+        apart = np.abs(one[:, None] - expected)
+        assert sorted(apart.argmin(axis=1)) == list(range(7))
+        assert apart.min(axis=1).max() < 1e-3
+
+
+def test_the_eigenvalues_of_a_rotation_are_a_pair_the_positive_imaginary_part_first(dev):
+    w, v = dp.linalg.eig(dev.array([[0.0, -2.0], [2.0, 0.0]]))
+    np.testing.assert_allclose(w.numpy(), [2j, -2j], atol=1e-12)
+    assert (v.numpy()[:, 0] == v.numpy()[:, 1].conj()).all()
+
+
+def test_what_is_not_finite_has_no_eigenvalues(dev):
+    a = np.stack([np.eye(3), np.full((3, 3), np.nan)])
+    with pytest.raises(LinAlgError, match=r"eig: the method did not converge.* of matrix \[1\]"):
+        dp.linalg.eig(dev.array(a))
+    w, _, info = dp.linalg.eig(dev.array(a), check=False)
+    assert info.numpy().tolist() == [0, 1]
+    assert np.isnan(w.numpy()).any(axis=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_matrix_of_small_rank_is_its_largest_singular_values(dtype, dev, rng):
+    a = drawn(rng, dtype, (12, 2)) @ drawn(rng, dtype, (2, 9))
+    u, s, vh = dp.linalg.randomized_svd(dev.array(a), 2)
+    assert (u.shape, s.shape, vh.shape) == ((12, 2), (2,), (2, 9))
+    close((u.numpy() * s.numpy()) @ vh.numpy(), a, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("said", "choices"),
+    [
+        ("rank: got 4; expected a whole number from 1 to 3", {"rank": 4}),
+        ("rank: got 0", {"rank": 0}),
+        ("oversampling: got 2; expected 0 to 1, beside a rank of 2", {"rank": 2, "oversampling": 2}),
+        ("iterations: got -1", {"rank": 2, "iterations": -1}),
+    ],
+)
+def test_a_rank_that_is_none_is_refused(said, choices, dev):
+    with pytest.raises(BadRequest, match=said):
+        dp.randomized_svd(dev.zeros((4, 6)), **choices)
+    with pytest.raises(BadRequest, match="2 rows and columns at least"):
+        dp.randomized_svd(dev.zeros((1, 6)), 1)
+    with pytest.raises(BadRequest, match="as many rows as columns"):
+        dp.eig(dev.zeros((4, 6)))

@@ -28,6 +28,8 @@ LARGER = {
     "qr": chosen((*LARGE, F("random", (700, 300)), F("random", (300, 700)), *LARGE), "mode", *dp.QrMode),
     "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
     "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
+    "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True)),
+    "randomized_svd": chosen((F("rank 3", (515, 300)), F("rank 3", (300, 515), "columns")), "rank", 3),
     "svd": tuple(
         form
         for driver in dp.SvdDriver
