@@ -35,6 +35,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "linalg":         ("cusolver",            (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
         "eig", "randomized_svd",
+        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
     )),
 }
 # fmt: on

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
-from dispatch.ops.linalg import cusolver_eigen, cusolver_linalg, scipy_linalg
+from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import aligned, even_batches
 
 __all__ = ["ROWS"]
@@ -34,6 +34,9 @@ ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
 EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
+INV       = ("cusolverDn", "cusolverDnXgetrs", cusolver_derived)
+DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
+OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
 
 GPU_ROWS = (
 #       op           of            compute rules  min_arch, max_arch, min_version, calls, run_on
@@ -81,6 +84,34 @@ GPU_ROWS = (
     Row("randomized_svd", (F64, F64), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (C64, C64), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (C128, C128), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (C128, C128), None,   RULES, SM75, None, V11_7, *INV),
+    Row("det",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (C128, C128), None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (C64,  C64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (C128, C128), None,   RULES, SM75, None, V11_7, *DET),
+    Row("matrix_norm", (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
 )
 # fmt: on
 

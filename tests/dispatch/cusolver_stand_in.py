@@ -13,9 +13,10 @@ import numpy as np
 
 from cudabind.sys import cusolverDn as dn
 from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cublas.calls import Constant, Operand
 from dispatch.libraries.cusolver import calls
 from dispatch.libraries.cusolver.copies import Keep
-from dispatch.ops.linalg.reference import lapack
+from dispatch.ops.linalg.spectral_reference import lapack
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128)}
 LETTERS = {"S": F32.numpy, "D": F64.numpy, "C": C64.numpy, "Z": C128.numpy}
@@ -63,8 +64,12 @@ class Copy:
         assert (source.rows, source.cols) == (target.rows, target.cols)
         for number in range(batch):
             one, other = (of_batch(matrix, addresses, number) for matrix in (source, target))
-            if keep is Keep.ONES:
-                values = np.eye(*one.shape)
+            strictly = {Keep.ABOVE: ~np.tri(*one.shape, dtype=bool), Keep.BELOW: np.tri(*one.shape, k=-1, dtype=bool)}
+            if keep in strictly:  # the rest of the target stays
+                other[strictly[keep]] = (one.conj() if conj else one)[strictly[keep]]
+                continue
+            if keep in (Keep.ONES, Keep.NONE):
+                values = np.eye(*one.shape) * (keep is Keep.ONES)
             else:
                 kept = np.tri(*one.shape, dtype=bool) if keep is Keep.LOWER else ~np.tri(*one.shape, k=-1, dtype=bool)
                 values = one.copy() if keep is Keep.ALL else np.where(kept, one, 0)
@@ -98,6 +103,112 @@ class PointerList:
         first = addresses[matrix.place.operand] + matrix.place.offset
         at = addresses[target.operand] + target.offset
         strided(at, np.int64, (batch,), (1,))[...] = first + matrix.place.step * np.arange(batch)
+
+
+# -- kernels and products ---------------------------------------------------------------------------------------------
+class Launch:
+    """A kernel of `reductions.py` by its name, of one matrix after the other."""
+
+    def __init__(self, executor, name, dtype, batch, blocks, arguments):
+        self.name, self.dtype, self.batch, self.arguments = name, dtype.numpy, batch, arguments
+
+    def enqueue(self, addresses):
+        real = np.empty(0, self.dtype).real.dtype
+
+        def vector(place, number, size, kind=real):
+            at = addresses[place.operand] + place.offset + number * size * np.dtype(kind).itemsize
+            return strided(at, kind, (size,), (1,))
+
+        def matrix(one, number):
+            return of_batch(one, addresses, number)
+
+        for number in range(self.batch):
+            KERNELS[self.name](matrix, vector, self.dtype, number, *self.arguments)
+
+
+def determinant(matrix, vector, dtype, number, lu, n, pivots, out, logarithm):
+    diagonal = np.diag(matrix(lu, number)).astype(np.result_type(dtype, np.float64)) if n else np.ones(1)
+    exchanged = vector(pivots, number, n, np.int64) != np.arange(n) + 1 if n else np.zeros(1)
+    sign = (-1.0) ** np.count_nonzero(exchanged)
+    if logarithm is None:
+        vector(out, number, 1, dtype)[0] = np.prod(diagonal) * sign
+        return
+    sizes = np.abs(diagonal)
+    vector(out, number, 1, dtype)[0] = sign * np.prod(diagonal / np.where(sizes > 0, sizes, 1))
+    with np.errstate(divide="ignore"):
+        vector(logarithm, number, 1)[0] = np.log(sizes).sum()
+
+
+def reduce_columns(matrix, vector, dtype, number, source, rows, cols, out, step, kind):
+    values = np.abs(matrix(source._replace(rows=rows, cols=cols), number)).astype(np.float64)
+    made = vector(out, number, step)
+    if not rows:
+        made[:cols] = 0
+    else:
+        ways = (values.sum, lambda axis: np.sqrt((values**2).sum(axis=axis)), values.max, values.min)
+        made[:cols] = (*ways, lambda axis: (values**2).sum(axis=axis))[kind](axis=0)
+
+
+def reciprocals(matrix, vector, dtype, number, s, n, ratio, out, rank):
+    values = vector(s, number, n)
+    kept = ~(values <= ratio * values[0])
+    if out is not None:
+        vector(out, number, n)[...] = np.where(kept, 1 / np.where(kept, values, 1), 0)
+    if rank is not None:
+        vector(rank, number, 1, np.int64)[0] = (values > ratio * values[0]).sum()
+
+
+def scale_rows(matrix, vector, dtype, number, target, rows, cols, factors, step):
+    matrix(target._replace(rows=rows, cols=cols), number)[...] *= vector(factors, number, step)[:rows, None]
+
+
+def first_zero(matrix, vector, dtype, number, source, n, info):
+    diagonal = np.diag(matrix(source, number))[:n]
+    vector(info, number, 1, np.int32)[0] = next((i + 1 for i, one in enumerate(diagonal) if one == 0), 0)
+
+
+KERNELS = {kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero)}
+
+
+class Blas:
+    """A call of cuBLAS, by its name without the dtype's letter."""
+
+    def __init__(self, executor, routine):
+        self.routine = routine
+
+    def enqueue(self, addresses):
+        given = (addresses[a.place] + a.offset if isinstance(a, Operand) else a for a in self.routine.arguments)
+        BLAS[self.routine.name](
+            self.routine.dtype.numpy, *(one.value if isinstance(one, Constant) else one for one in given)
+        )
+
+
+def turned(a, turn):
+    return (a, a.T, a.conj().T)[int(turn)]
+
+
+def gemm_strided_batched(dtype, ta, tb, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, batch):
+    for number in range(batch):
+        at = (one + number * step * dtype.itemsize for one, step in ((a, step_a), (b, step_b), (c, step_c)))
+        shapes = ((m, k) if int(ta) == 0 else (k, m), (k, n) if int(tb) == 0 else (n, k), (m, n))
+        x, y, z = (columns(one, dtype, *shape, ld) for one, shape, ld in zip(at, shapes, (lda, ldb, ldc), strict=True))
+        z[...] = alpha * turned(x, ta) @ turned(y, tb) + (beta * z if beta else 0)
+
+
+def trsm(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb):
+    assert int(side) == 0
+    kept = columns(a, dtype, m, m, lda)
+    kept = np.tril(kept) if uplo == LOWER else np.triu(kept)
+    x = columns(b, dtype, m, n, ldb)
+    x[...] = alpha * lapack("trtrs", dtype)(kept, x, lower=uplo == LOWER, trans=int(turn))[0]
+
+
+def trsm_batched(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb, batch):
+    for one, other in zip(*(strided(value(p), np.int64, (batch,), (1,)) for p in (a, b)), strict=True):
+        trsm(dtype, side, uplo, turn, diag, m, n, alpha, one, lda, other, ldb)
+
+
+BLAS = {"gemmStridedBatched": gemm_strided_batched, "trsm": trsm, "trsmBatched": trsm_batched}
 
 
 # -- routines ---------------------------------------------------------------------------------------------------------
@@ -161,6 +272,31 @@ def xgeqrf(m, n, kind, a, lda, _, tau, __, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
     a[...], strided(value(tau), a.dtype, (min(m, n),), (1,))[...], *_ = lapack("geqrf", a.dtype)(a)
     put_info(rest[-1], 0)
+
+
+def xtrtri(uplo, diag, n, kind, a, lda, *rest):
+    a = columns(a, DTYPES[kind], n, n, lda)
+    assert not np.isnan(a).any()
+    a[...] = lapack("trtri", a.dtype)(a, lower=uplo == LOWER)[0]
+    put_info(rest[-1], 0)
+
+
+def potri(dtype, uplo, n, a, lda, work, size, info):
+    a = columns(a, dtype, n, n, lda)
+    kept = np.tri(n, dtype=bool) if uplo == LOWER else ~np.tri(n, k=-1, dtype=bool)
+    a[kept] = lapack("potri", dtype)(a, lower=uplo == LOWER)[0][kept]
+    put_info(info, 0)
+
+
+def ormqr(dtype, side, turn, m, n, k, a, lda, tau, c, ldc, work, size, info):
+    assert int(side) == 0
+    is_complex = dtype.kind == "c"
+    assert int(turn) in ((0, 2) if is_complex else (0, 1))
+    c = columns(c, dtype, m, n, ldc)
+    words = ("L", "N" if int(turn) == 0 else "C" if is_complex else "T")
+    given = (columns(a, dtype, m, k, lda), strided(value(tau), dtype, (k,), (1,)), c, max(1, n) * 64)
+    c[...] = lapack("unmqr" if is_complex else "ormqr", dtype)(*words, *given)[0]
+    put_info(info, 0)
 
 
 def orgqr(dtype, m, n, k, a, lda, tau, work, size, info):
@@ -245,10 +381,11 @@ def gesvdj_batched(dtype, mode, m, n, a, lda, s, u, ldu, v, ldv, work, size, inf
 
 X = {
     "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgetrs": xgetrs, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
-    "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp,
+    "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp, "Xtrtri": xtrtri,
 }  # fmt: skip
 OLDER = {
-    "potrfBatched": potrf_batched, "potrsBatched": potrs_batched, "orgqr": orgqr, "ungqr": orgqr, "syevj": syevj,
+    "potrfBatched": potrf_batched, "potrsBatched": potrs_batched, "potri": potri,
+    "ormqr": ormqr, "unmqr": ormqr, "orgqr": orgqr, "ungqr": orgqr, "syevj": syevj,
     "heevj": syevj, "syevjBatched": syevj, "heevjBatched": syevj, "gesvdj": gesvdj, "gesvdjBatched": gesvdj_batched,
 }  # fmt: skip
 WORK = 40
@@ -276,7 +413,7 @@ class Routine:
         name = self.name
         self.counted(1 + len(arguments))
         if name in X:
-            X[name](*arguments[1:])  # without the parameters
+            X[name](*arguments[name != "Xtrtri" :])  # without the parameters, of which that has none
         else:
             OLDER[name[1:]](LETTERS[name[0]], *arguments)
         return 0
@@ -321,6 +458,7 @@ def executor_of(monkeypatch):
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    for kind in (Copy, Spoil, PointerList):
+    monkeypatch.setattr(calls, "CallStep", Blas)
+    for kind in (Copy, Spoil, PointerList, Launch):
         monkeypatch.setattr(calls, kind.__name__, kind)
     return SimpleNamespace(workspace=SimpleNamespace(c_ptr=256), target=SimpleNamespace(value=0), stream=None)

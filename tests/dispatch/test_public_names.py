@@ -226,6 +226,7 @@ def test_completion_knows_the_public_names_before_they_are_used():
     found = [word.partition("(")[0] for word in ran.stdout.split() if word.startswith("dp.")]
     assert sorted(found) == [
         *("dp.Supervisor", "dp.conv_bwd_data", "dp.conv_bwd_filter", "dp.conv_fwd", "dp.conv_transpose", "dp.matmul"),
+        *("dp.matrix_norm", "dp.matrix_rank"),
     ]
 
 

@@ -15,9 +15,11 @@ from cudabind import driver
 from cudabind.sys import cusolverDn as dn
 from dispatch.core.request import Plan
 from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cublas.calls import CallStep, Constant, Operand, Routine
 from dispatch.libraries.cusolver.copies import Copy, Keep, PointerList, Spoil
 from dispatch.libraries.cusolver.handle import handle_of
 from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.reductions import THREADS, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -222,6 +224,25 @@ class Steps:
         self._steps.append(PointerList(self.executor, matrix, place, self.batch))
         return place
 
+    def launch(self, name: str, dtype: Dtype, elements: int, *arguments: Any, share: int = THREADS) -> None:
+        """Launch a kernel over the batch, with a block for so many elements of a matrix as are its share."""
+        if self.batch:
+            blocks = max(1, -(-elements // share))
+            self._steps.append(Launch(self.executor, name, dtype, self.batch, blocks, arguments))
+
+    def blas(self, name: str, dtype: Dtype, *arguments: Any) -> None:
+        """Call a routine of cuBLAS once; places become addresses, and floats numbers of the dtype."""
+        given = tuple(
+            Operand(one.operand, one.offset)
+            if isinstance(one, Place)
+            else Constant(one, dtype)
+            if isinstance(one, float)
+            else one
+            for one in arguments
+        )
+        step: Any = CallStep(self.executor, Routine(name, dtype, given))  # which takes any arguments of a run
+        self._steps.append(step)
+
     def call(self, name: str, *arguments: Any, count: int | None = None) -> None:
         """Call a routine for each matrix, or so many times."""
         times = self.batch if count is None else count
@@ -239,20 +260,22 @@ class Steps:
         behind: Sequence[Any] = (),
         unasked: Place | None = None,
         count: int | None = None,
+        params: bool = True,
     ) -> None:
         """Call a routine of the 64-bit interface, whose workspace is asked for now; `behind` stand after its info.
 
-        The function that tells the workspace is not given what is `unasked`.
+        The function that tells the workspace is not given what is `unasked`. Few routines have no `params`.
         """
+        first = (self.handle.params,) if params else ()
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         asked = [self._as_asked(argument) for argument in arguments if argument is not unasked]
         batched = behind if name.endswith("Batched") else ()
         sizes = (ctypes.byref(device), ctypes.byref(host))
         ask = getattr(dn, f"{name}_bufferSize")
-        ask(self.handle.follow(), self.handle.params.handle, *asked, *sizes, *batched)
+        ask(self.handle.follow(), *(one.handle for one in first), *asked, *sizes, *batched)
         memory = np.empty(host.value, np.uint8)
         work = (self.work(device.value), device.value, memory, host.value)
-        self.call(name, self.handle.params, *arguments, *work, info, *behind, count=count)
+        self.call(name, *first, *arguments, *work, info, *behind, count=count)
 
     def call_with_work(
         self,

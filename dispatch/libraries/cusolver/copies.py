@@ -35,6 +35,11 @@ typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
 struct Strides { Int row, col, batch; };
 
+__device__ bool keeps(int keep, Int row, Int col) {
+    return keep == 0 || (keep == 1 && row >= col) || (keep == 2 && row <= col)
+        || (keep == 5 && row < col) || (keep == 6 && row > col);
+}
+
 extern "C" __global__ void copy_matrix(
     const Element* source, Element* target, Int rows, Int cols, Int batch, Strides from, Strides to, int keep, int conj)
 {
@@ -48,7 +53,7 @@ extern "C" __global__ void copy_matrix(
             const int i = read_rows ? y : x, j = read_rows ? x : y;
             const Int row = first_row + i, col = first_col + j;
             Element value = {};
-            const bool kept = keep == 0 || (keep == 1 && row >= col) || (keep == 2 && row <= col);
+            const bool kept = keeps(keep, row, col);
             if (keep == 3) value.part[0] = row == col;
             else if (row < rows && col < cols && kept) {
                 value = source[number * from.batch + row * from.row + col * from.col];
@@ -60,7 +65,8 @@ extern "C" __global__ void copy_matrix(
         for (int y = threadIdx.y; y < 32; y += 8) {
             const int i = write_rows ? y : x, j = write_rows ? x : y;
             const Int row = first_row + i, col = first_col + j;
-            if (row < rows && col < cols) target[number * to.batch + row * to.row + col * to.col] = tile[j][i];
+            if (row < rows && col < cols && (keep < 5 || keeps(keep, row, col)))
+                target[number * to.batch + row * to.row + col * to.col] = tile[j][i];
         }
         __syncthreads();
     }
@@ -93,6 +99,9 @@ class Keep(IntEnum):
     LOWER = 1
     UPPER = 2
     ONES = 3  # on the diagonal, and nothing is read
+    NONE = 4
+    ABOVE = 5  # the diagonal; what is not is not written either
+    BELOW = 6
 
 
 class Strides(ctypes.Structure):

@@ -10,6 +10,18 @@ from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.ops.linalg.derived import (
+    DetRequest,
+    InverseKind,
+    InvRequest,
+    LstsqDriver,
+    LstsqRequest,
+    MatrixNormRequest,
+    MatrixRankRequest,
+    NormOrder,
+    PinvRequest,
+    SlogdetRequest,
+)
 from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.request import (
@@ -27,28 +39,45 @@ from dispatch.ops.linalg.spectral import EighDriver, EighRequest, GeneralizedEig
 __all__ = [
     "ChoSolveRequest",
     "CholeskyRequest",
+    "DetRequest",
     "EigRequest",
     "EighDriver",
     "EighRequest",
     "GeneralizedEighRequest",
+    "InvRequest",
+    "InverseKind",
+    "LstsqDriver",
+    "LstsqRequest",
     "LuFactorRequest",
     "LuSolveRequest",
     "MatrixKind",
+    "MatrixNormRequest",
+    "MatrixRankRequest",
+    "NormOrder",
+    "PinvRequest",
     "QrMode",
     "QrRequest",
     "RandomizedSvdRequest",
+    "SlogdetRequest",
     "SolveRequest",
     "SvdDriver",
     "SvdRequest",
     "cho_solve",
     "cholesky",
+    "det",
     "eig",
     "eigh",
     "generalized_eigh",
+    "inv",
+    "lstsq",
     "lu_factor",
     "lu_solve",
+    "matrix_norm",
+    "matrix_rank",
+    "pinv",
     "qr",
     "randomized_svd",
+    "slogdet",
     "solve",
     "svd",
 ]
@@ -63,6 +92,11 @@ cusolver_eigen = plan_call(
     "dispatch.ops.linalg.cusolver_spectral",
     "A plan that ends in the routine of the request's driver; Refused where NVRTC is missing.",
 )
+cusolver_derived = plan_call(
+    "cusolver_derived",
+    "dispatch.ops.linalg.cusolver_derived",
+    "A plan of a factorization and of products and sums behind it; Refused where NVRTC is missing.",
+)
 cholesky = request_function(CholeskyRequest, "cholesky")
 cho_solve = request_function(ChoSolveRequest, "cho_solve")
 lu_factor = request_function(LuFactorRequest, "lu_factor")
@@ -74,3 +108,10 @@ generalized_eigh = request_function(GeneralizedEighRequest, "generalized_eigh")
 eig = request_function(EigRequest, "eig")
 randomized_svd = request_function(RandomizedSvdRequest, "randomized_svd")
 svd = request_function(SvdRequest, "svd")
+inv = request_function(InvRequest, "inv")
+det = request_function(DetRequest, "det")
+slogdet = request_function(SlogdetRequest, "slogdet")
+matrix_norm = request_function(MatrixNormRequest, "matrix_norm")
+matrix_rank = request_function(MatrixRankRequest, "matrix_rank")
+pinv = request_function(PinvRequest, "pinv")
+lstsq = request_function(LstsqRequest, "lstsq")

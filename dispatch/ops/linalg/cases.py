@@ -9,6 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops import linalg as ops
+from dispatch.ops.linalg.derived_forms import DERIVED_FORMS
 from dispatch.ops.linalg.forms import (
     EVERY,
     FAILING,
@@ -45,11 +46,14 @@ KINDS: dict[str, Any] = {
     kind.op: kind
     for kind in (
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
-        *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest),
         *(ops.EigRequest, ops.RandomizedSvdRequest),
+        *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
+        *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
     )
 }
-VECTORS = ("info", "count", "pivots", "tau", "w", "s")  # outputs that are dense
+VECTORS = (  # outputs that are dense
+    *("info", "count", "pivots", "tau", "w", "s", "det", "sign", "logabsdet", "norm", "rank", "residuals"),
+)
 FEW = 6  # elements of matrices of which some mutations are no other matrices
 
 REDUCED, COMPLETE, R, RAW = ops.QrMode
@@ -71,6 +75,7 @@ FORMS = {
         *chosen((*EVERY, *SQUARE[6:8]), "mode", RAW),
     ),
     **SPECTRAL_FORMS,
+    **DERIVED_FORMS,
 }
 
 
@@ -83,8 +88,11 @@ def cases(row: Row) -> list[MadeCase]:
 def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[str, Array]:
     """The operands of a request by name, in its dtype."""
     choices = dict(form.choices)
-    is_half = op in ("cholesky", "cho_solve", *HERMITIAN) or choices.get("assume_a") is ops.MatrixKind.POS
-    made, is_positive = [], is_half and op not in HERMITIAN
+    kind_of = choices.get("assume_a")
+    is_triangle = op == "inv" and kind_of in (ops.InverseKind.LOWER, ops.InverseKind.UPPER)
+    is_positive = op in ("cholesky", "cho_solve") or kind_of in (ops.MatrixKind.POS, ops.InverseKind.POS)
+    is_half = is_positive or is_triangle or op in HERMITIAN
+    made = []
     for _ in np.ndindex(form.batch):
         one = matrix(form.kind, form.rows, form.cols, dtype, rng, positive=is_positive)
         if op in HERMITIAN and form.kind in ("random", "graded"):
@@ -102,7 +110,8 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         found = {KINDS[op].reads[0]: a}
     if is_half:
         name = KINDS[op].reads[0]
-        halves = [half(a[index], lower=choices["lower"]) for index in np.ndindex(form.batch)]
+        lower = kind_of is ops.InverseKind.LOWER if is_triangle else choices["lower"]
+        halves = [half(a[index], lower=lower) for index in np.ndindex(form.batch)]
         found[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
         found["b"] = second(form, dtype, rng)
@@ -110,7 +119,7 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         sides = (form.right,) if form.right else ()
         shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
         x = normal(rng, dtype, shape)  # of A·x a wrong x shows, which of a small b beside a large x it would not
-        found["b"] = exact @ x
+        found["b"] = normal(rng, dtype, shape) if op == "lstsq" else exact @ x
     return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in found.items()}
 
 
@@ -188,4 +197,10 @@ MUTATIONS = {
     "eigenvectors that are longer": _with(v=lambda found: 2 * found["v"]),
     "an eigenvalue more": _with(count=lambda found: found["count"] + 1),
     "eigenvectors one behind": _with(v=lambda found: np.roll(found["v"], 1, axis=-1)),
+    "a determinant of another sign": _with(det=lambda found: -found["det"]),
+    "a sign that is another": _with(sign=lambda found: -found["sign"]),
+    "a logarithm of base 2": _with(logabsdet=lambda found: found["logabsdet"] / np.log(2)),
+    "a norm squared": _with(norm=lambda found: found["norm"] ** 2),
+    "a rank too high": _with(rank=lambda found: found["rank"] + 1),
+    "residuals whose root is taken": _with(residuals=lambda found: np.sqrt(found["residuals"])),
 }

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dispatch.core.request import run
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
+from dispatch.ops.linalg.derived_doors import det, inv, lstsq, matrix_rank, norm, pinv, slogdet
 from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
 from dispatch.ops.linalg.status import NOT_POSITIVE, check_info, checked
 
@@ -25,15 +24,21 @@ __all__ = [
     "check_info",
     "cho_solve",
     "cholesky",
+    "det",
     "eig",
     "eigh",
     "eigvals",
     "eigvalsh",
     "inv",
+    "lstsq",
     "lu_factor",
     "lu_solve",
+    "matrix_rank",
+    "norm",
+    "pinv",
     "qr",
     "randomized_svd",
+    "slogdet",
     "solve",
     "svd",
     "svdvals",
@@ -92,12 +97,3 @@ def solve(
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
     """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail."""
     return run(ops.QrRequest(a, mode=mode))
-
-
-def inv(a: Any, *, check: bool = True) -> Any:
-    """The inverse of a square matrix, by LU."""
-    request = ops.LuFactorRequest(a)  # which says what is wrong with a, and has it as a tensor of ours
-    given = request.a
-    n = given.shape[-1]
-    eye = given.device.array(np.broadcast_to(np.eye(n, dtype=given.dtype.numpy), given.shape).copy())
-    return checked("solve", ops.solve(a, eye), check=check)

@@ -147,7 +147,11 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
         return np.asarray((q * rng.uniform(1, 2) * (1.0 + (np.arange(rows) + 1) // 2)) @ q.conj().T)
     if kind == "deficient":
         return np.asarray(normal(rng, dtype, (rows, least - 1)) @ normal(rng, dtype, (least - 1, cols)))
+    if kind == "zeros":
+        return np.zeros((rows, cols))
     a = normal(rng, dtype, (rows, cols))
+    if kind == "dominant":
+        return a + rows * np.eye(rows, cols)
     if kind == "singular":
         a[:, :3] = np.triu(a[:, :3], 1)[:, :3] + np.eye(rows, 3) * (1, 2, 0)  # the third pivot is exactly 0
         a[3:, :3] = 0

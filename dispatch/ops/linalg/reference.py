@@ -12,6 +12,7 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.errors import Refused
 from dispatch.keys import C128, F64
+from dispatch.ops.linalg.reference_derived import DERIVED
 from dispatch.ops.linalg.request import MatrixKind, QrMode
 from dispatch.ops.linalg.spectral_reference import SPECTRAL, lapack
 from dispatch.refusal import Kind
@@ -49,7 +50,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     found = {n: np.zeros(o.shape, kinds.get(o.dtype.numpy.kind, o.dtype.numpy)) for n, o in outputs.items()}
     batch = request.batch
     for place in np.ndindex(batch):
-        one = ONE[request.op](request, *(given[name][place] for name in request.reads))
+        one = MEANING[request.op](request, *(given[name][place] for name in request.reads))
         for name in outputs:
             if one.get("info", 0) and found[name].dtype.kind in kinds and request.op != "lu_factor":
                 found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
@@ -133,3 +134,4 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
     "qr": _qr,
     **SPECTRAL,
 }
+MEANING = {**ONE, **DERIVED}

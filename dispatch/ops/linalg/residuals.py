@@ -14,6 +14,7 @@ import numpy as np
 from dispatch.ops.linalg.base import real_of
 from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
 from dispatch.ops.linalg.request import MatrixKind, QrMode
+from dispatch.ops.linalg.residuals_derived import DERIVED
 from dispatch.ops.linalg.spectral_residuals import SPECTRAL
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
@@ -75,7 +76,7 @@ def _exact(values: Array) -> Array:
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
     """What is measured of one matrix, with its size in units of n·eps."""
     if found.get("info", 0) and request.op != "lu_factor":
-        for name in found.keys() - {"count", "info"}:
+        for name in found.keys() - {"count", "info", "rank"}:
             yield (
                 f"{name}, NaN where the status is not 0, for which this",
                 0.0 if np.isnan(found[name]).all() else np.inf,
@@ -190,4 +191,5 @@ MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "solve": _solve,
     "qr": _qr,
     **SPECTRAL,
+    **DERIVED,
 }

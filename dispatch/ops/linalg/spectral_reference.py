@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["SPECTRAL", "lapack"]
+__all__ = ["FAILED", "SPECTRAL", "lapack"]
 
 FAILED = 1
 

@@ -19,6 +19,8 @@ MEANINGS = {
     "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
     "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
     "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
+    "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
+    **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
     "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
     "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
     "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
@@ -30,7 +32,8 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
     """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
 
     Args:
-        routine: the function that gave it: "cholesky", "lu_factor", "solve", "eigh" or "svd".
+        routine: the function that gave it: "cholesky", "lu_factor", "solve", "inv", "eigh", "svd", "pinv", "lstsq" or
+            "matrix_rank".
         info: the status, a tensor of ours or of another library.
         meaning, hint: what to say instead of what is said of that function.
     """

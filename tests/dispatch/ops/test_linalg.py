@@ -11,6 +11,7 @@ from cudabind.errors import LibraryNotFound
 from dispatch import TABLE
 from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import C64, C128, F32, F64, HOST
+from dispatch.libraries.cusolver import reductions
 from dispatch.libraries.cusolver.copies import SOURCE, options
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import cases
@@ -75,6 +76,42 @@ def test_the_doors_give_what_numpy_gives(dtype, dev, rng):
     close((u.numpy() * s.numpy()[:, None]) @ vh.numpy(), a)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_doors_to_what_is_derived_give_what_numpy_gives(dtype, dev, rng):
+    a, b = drawn(rng, dtype, (2, 6, 6)), drawn(rng, dtype, (7, 3))
+    p, oblong = a @ a.conj().mT + np.eye(6).astype(dtype), drawn(rng, dtype, (7, 4))
+    given = dev.array(a)
+    close(dp.linalg.inv(dev.array(p), assume_a="pos").numpy(), np.linalg.inv(p))
+    triangle = np.triu(a) + 6 * np.eye(6)
+    close(
+        dp.linalg.inv(dev.array(triangle.astype(dtype)), assume_a="upper triangular").numpy(), np.linalg.inv(triangle)
+    )
+    close(dp.linalg.det(given).numpy(), np.linalg.det(a))
+    for one, other in zip(dp.linalg.slogdet(given), np.linalg.slogdet(a), strict=True):
+        close(one.numpy(), other)
+    for order in (None, "fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf):
+        close(dp.linalg.norm(given, order).numpy(), np.linalg.matrix_norm(a, ord=order or "fro"))
+    assert dp.linalg.matrix_rank(dev.array(oblong)).numpy() == 4
+    close(dp.linalg.pinv(dev.array(oblong)).numpy(), np.linalg.pinv(oblong))
+    expected = np.linalg.lstsq(oblong, b)
+    for one, other in zip(dp.linalg.lstsq(dev.array(oblong), dev.array(b)), expected, strict=True):
+        close(one.numpy(), other)
+    x, residuals = dp.linalg.lstsq(dev.array(oblong), dev.array(b[:, 0]), driver="gels")
+    close(x.numpy(), expected[0][:, 0])
+    close(residuals.numpy(), expected[1][0])
+
+
+def test_what_is_small_or_large_neither_vanishes_nor_overflows_on_its_way(dev):
+    big = dev.array(np.full((3, 4), 1e200))
+    close(dp.linalg.norm(big).numpy(), 1e200 * np.sqrt(12), 1e-12)
+    scale = np.diag([1e200, 1e-200] * 3)
+    close(dp.linalg.det(dev.array(scale)).numpy(), 1.0, 1e-12)
+    assert dp.linalg.det(dev.array(np.eye(3) * 1e200)).numpy() == np.inf
+    sign, logarithm = dp.linalg.slogdet(dev.array(np.diag([1e200, -1e200, 1e200])))
+    assert sign.numpy() == -1
+    close(logarithm.numpy(), 600 * np.log(10), 1e-12)
+
+
 def test_pivots_are_scipys_and_one(dev, rng):
     from scipy import linalg
 
@@ -135,6 +172,15 @@ def test_a_failure_names_the_routine_the_position_and_what_to_do(dev):
     for failing in (lambda: dp.linalg.lu_factor(dev.array(p)), lambda: dp.linalg.inv(dev.array(p))):
         with pytest.raises(LinAlgError, match=r"singular: U\[3, 3\] of its LU factorization is exactly 0"):
             failing()
+    with pytest.raises(LinAlgError, match=r"triangle is singular: its diagonal is exactly 0 at \[3, 3\].*pinv"):
+        dp.linalg.inv(dev.array(p), assume_a="lower triangular")
+    with pytest.raises(LinAlgError, match=r"inv: the leading minor of order 4 .*Hint: assume_a=\"gen\""):
+        dp.linalg.inv(dev.array(p), assume_a="pos")
+    with pytest.raises(LinAlgError, match=r"lstsq: .* lacks full rank: R .* \[0, 0\].*gelss"):
+        dp.linalg.lstsq(dev.zeros((5, 3)), dev.zeros((5, 2)), driver="gels")
+    for failing in (dp.linalg.pinv, dp.linalg.matrix_rank):
+        with pytest.raises(LinAlgError, match="the method did not converge"):
+            failing(dev.array(np.full((2, 2), np.nan)))
     with pytest.raises(LinAlgError, match="the method did not converge"):
         dp.linalg.eigh(dev.array(np.full((2, 2), np.nan)))
 
@@ -174,6 +220,20 @@ REFUSED = {
     "QrMode: REDUCED, COMPLETE, R, RAW": lambda dev: dp.qr(dev.zeros((3, 3)), mode="economy class"),
     "SvdDriver: GESVD, GESVDJ, GESVDP": lambda dev: dp.svd(dev.zeros((3, 3)), driver="gesdd"),
     "lower: got 1; expected a bool": lambda dev: dp.cholesky(dev.zeros((3, 3)), lower=1),
+    "b: got f32.4.; expected f32.3, k., or f32.3.": lambda dev: dp.lstsq(dev.zeros((3, 2)), dev.zeros((4,))),
+    "b: got f64.3.; expected f32": lambda dev: dp.lstsq(dev.zeros((3, 2)), dev.zeros((3,), "f64")),
+    "rtol: got -1; expected a number from 0 to 1": lambda dev: dp.pinv(dev.zeros((3, 2)), rtol=-1),
+    "rtol: got 'x'": lambda dev: dp.matrix_rank(dev.zeros((3, 2)), rtol="x"),
+    "a: got f32.3, 2.*as many rows": lambda dev: dp.det(dev.zeros((3, 2))),
+    "sign: got .*dense": lambda dev: dp.slogdet(dev.zeros((4, 2, 2)), sign=dev.zeros((8,))[::2]),
+    "NormOrder: FRO": lambda dev: dp.matrix_norm(dev.zeros((3, 2)), order="max"),
+    "ord: got 3; expected None, 'fro'": lambda dev: dp.linalg.norm(dev.zeros((3, 2)), 3),
+    "ord: got True": lambda dev: dp.linalg.norm(dev.zeros((3, 2)), True),
+    "InverseKind: GEN, POS, LOWER, UPPER": lambda dev: dp.inv(dev.zeros((3, 3)), assume_a="banded"),
+    "LstsqDriver: GELSS, GELS": lambda dev: dp.lstsq(dev.zeros((3, 3)), dev.zeros((3,)), driver="gelsy"),
+    "this lstsq has no rank": lambda dev: dp.lstsq(
+        dev.zeros((3, 3)), dev.zeros((3,)), driver="gels", rank=dev.zeros((), "i64")
+    ),
     "this qr has no h": lambda dev: dp.qr(dev.zeros((3, 3)), h=dev.zeros((3, 3))),
     "overlaps b.*b may be out itself": lambda dev: solved_beside(dev.zeros((3, 4))),
     "overlaps a": lambda dev: decomposed_in_place(dev.zeros((3, 3))),
@@ -200,12 +260,13 @@ def test_without_scipy_the_host_says_what_to_install(monkeypatch):
         dp.svd(dev.array(np.ones((3, 11))))
 
 
+@pytest.mark.parametrize("source", [SOURCE, reductions.SOURCE], ids=["copies", "reductions"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", [F32, F64, C64, C128])
-def test_the_kernels_between_the_calls_compile(dtype, arch):
+def test_the_kernels_between_the_calls_compile(dtype, arch, source):
     nvrtc = pytest.importorskip("cudabind.nvrtc")
     try:
-        code = nvrtc.compile(SOURCE, "copies.cu", (f"-arch={arch}", *options(dtype))).code
+        code = nvrtc.compile(source, "kernels.cu", (f"-arch={arch}", *options(dtype))).code
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
     assert code

@@ -14,6 +14,7 @@ ROWS = [row for row in dp.TABLE if row.op in OPS and row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 DTYPES = (F32, F64, C64, C128)
 LARGE = (F("random", (515, 515)), F("random", (515, 515), "columns", "columns"), F("random", (40, 31, 31)))
+OBLONG = (F("random", (700, 300)), F("random", (300, 700), "columns"), F("random", (5, 40, 70), "strided", "rows"))
 HALVES = (*chosen(LARGE, "lower", True), *chosen(LARGE, "lower", False))
 SOME = (
     *chosen(HALVES, "subset_by_index", (0, 7), (3, 30)),
@@ -30,6 +31,13 @@ LARGER = {
     "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
     "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True)),
     "randomized_svd": chosen((F("rank 3", (515, 300)), F("rank 3", (300, 515), "columns")), "rank", 3),
+    "inv": (*LARGE, *chosen(HALVES, "assume_a", dp.InverseKind.POS)),
+    "det": LARGE[2:],
+    "slogdet": LARGE,
+    "matrix_norm": tuple(form for order in dp.NormOrder for form in chosen(OBLONG, "order", order)),
+    "matrix_rank": OBLONG,
+    "pinv": (*LARGE, *OBLONG),
+    "lstsq": tuple(form for driver in dp.LstsqDriver for form in chosen((*LARGE, *OBLONG), "driver", driver)),
     "svd": tuple(
         form
         for driver in dp.SvdDriver
