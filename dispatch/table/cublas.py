@@ -15,6 +15,7 @@ from dispatch.ops.blas import numpy_blas
 from dispatch.ops.blas.cublas1 import cublas_level1, steps_fit
 from dispatch.ops.blas.cublas2 import cublas_level2, vectors_fit
 from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
+from dispatch.ops.blas.cublas_gemv import half_function
 
 __all__ = ["ROWS"]
 
@@ -76,22 +77,33 @@ def function_of(op: str, dtype: Dtype) -> str:
     return function_name(f"{op.capitalize()}Ex" if dtype in HALF else op, dtype)
 
 
+SIGNATURES = (
+    *(
+        (op, dtype, result_of(op, dtype), function_of(op, dtype), rules, call)
+        for level, rules, call in LEVELS
+        for op, dtypes in level.items()
+        for dtype in dtypes
+    ),
+    *(
+        ("gemv", dtype, out, f"cublas{half_function(dtype, out)}", (vectors_fit,), cublas_level2)
+        for dtype in HALF
+        for out in (dtype, F32)
+    ),
+)
 GPU_ROWS = tuple(
     Row(
         op=op,
-        dtypes=(dtype, result_of(op, dtype)),
+        dtypes=(dtype, out),
         compute=COMPUTE[dtype],
         rules=rules,
         min_arch=SM75,
         max_arch=None,
         min_version=V12,
         library="cublas",
-        function=function_of(op, dtype),
+        function=function,
         call=call,
     )
-    for level, rules, call in LEVELS
-    for op, dtypes in level.items()
-    for dtype in dtypes
+    for op, dtype, out, function, rules, call in SIGNATURES
 )
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(

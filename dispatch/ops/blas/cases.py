@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dispatch.keys import HALF
 from dispatch.ops.blas import evaluate, reference1, rotate
 from dispatch.ops.blas.cases1 import level1_cases
 from dispatch.ops.blas.cases2 import level2_cases
 from dispatch.ops.blas.cases3 import level3_cases
+from dispatch.ops.blas.cases_gemv import gemv_cases
 from dispatch.ops.blas.cases_rotations import rotation_cases
 from dispatch.ops.blas.choices import DiagType, Operation
 from dispatch.ops.blas.reference3 import ROUTINES
@@ -27,6 +29,8 @@ def cases(row: Row) -> list[MadeCase]:
         return rotation_cases(row)
     if row.op in reference1.ROUTINES:
         return level1_cases(row)
+    if row.op == "gemv":
+        return [*([] if row.dtypes[0] in HALF else level2_cases(row)), *gemv_cases(row)]
     return level3_cases(row) if row.op in ROUTINES else level2_cases(row)
 
 

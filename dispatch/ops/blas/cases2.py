@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
+from dispatch.keys import F32, HALF
 from dispatch.ops.blas import level2, level2_outer
 from dispatch.ops.blas.cases3 import complex_normal
 from dispatch.ops.blas.choices import DiagType, FillMode, Operation
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["level2_cases"]
+__all__ = ["FACTORS", "bounds", "level2_cases"]
 
 NAMED = {**vars(level2), **vars(level2_outer)}
 KINDS: dict[str, Any] = {
@@ -228,7 +229,8 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 def bounds(request: Any, expected: Results) -> Results:
     """How far a result may be: of a sum of n products n + 4 roundings of their magnitudes, four times complex ones."""
     first, out = getattr(request, request.reads[0]), expected["out"]
-    unit = ROUNDOFF[first.dtype][0] * (4 if first.dtype.is_complex else 1)
+    unit = ROUNDOFF[F32 if first.dtype in HALF else first.dtype][0] * (4 if first.dtype.is_complex else 1)
+    stored = request.layout_of("out").dtype
     terms = max(*request.x.shape, 1) if "alpha" not in request.numbers or "beta" in request.numbers else 1
     if request.op in ("trsv", "tbsv", "tpsv"):
         work = work_with(request, EXACT)
@@ -238,7 +240,7 @@ def bounds(request: Any, expected: Results) -> Results:
     sizes = {name: np.abs(np.asarray(tensor)) for name, tensor, _ in request.tensors() if name in request.reads}
     factors = {name: abs(request.factor(name)) for name in request.numbers}
     size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
-    error = np.asarray(rounded((terms + 4) * unit * size, out, first.dtype))
+    error = np.asarray(rounded((terms + 4) * unit * size, out, stored))
     if out.ndim == 2 and hasattr(request, "uplo"):  # the other triangle is as it was
         error = triangle(error, request.uplo)
     return {"out": error}

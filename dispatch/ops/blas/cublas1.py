@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch.keys import F32, HALF
 from dispatch.libraries.cublas.calls import Copy, Moved, Operand, Routine, Work, Zero, plan_of
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.ops.blas.cublas2 import Misfit, Vectors
-from dispatch.ops.blas.orders import misplaced
+from dispatch.ops.blas.cublas2 import Vectors
+from dispatch.ops.blas.orders import Misfit, misplaced
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan

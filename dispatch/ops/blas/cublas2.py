@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import member
+from dispatch.keys import HALF, member
 from dispatch.libraries.cublas.calls import Constant, Operand, Routine, Work, plan_of
 from dispatch.ops.blas.choices import Operation, SideMode
-from dispatch.ops.blas.orders import leading, misplaced
+from dispatch.ops.blas.cublas_gemv import batched_gemv
+from dispatch.ops.blas.orders import Misfit, leading, misplaced
 from dispatch.ops.blas.terms import Terms
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ __all__ = ["cublas_level2", "lower", "vectors_fit"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
 RIGHT = int(SideMode.RIGHT)
-
-
-class Misfit(Exception):
-    """Why cuBLAS cannot take an operand as it lies."""
 
 
 def vectors_fit(request: Any) -> str:
@@ -174,6 +171,8 @@ class Lowering(Vectors):
 
     # -- a matrix times a vector ----------------------------------------------------------------------------------
     def _gemv(self) -> list[Work]:
+        if self.dtype in HALF or len(self.request.layout_of("out").shape) > 1:
+            return batched_gemv(self.request)
         if self.n == 0:
             return self.scaled()
         is_row, a = self.matrix("a")

@@ -11,15 +11,19 @@ from dataclasses import KW_ONLY, dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, ClassVar
 
+from numpy import broadcast_shapes
+
 from dispatch.checks import check_int
 from dispatch.core.operands import Output, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
+from dispatch.keys import F32, HALF
 from dispatch.ops.blas.base import BlasRequest, Number, ScaledRequest, Shape, dims, length
 from dispatch.ops.blas.choices import DiagType, FillMode, Operation
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 
 __all__ = ["GbmvRequest", "GemvRequest", "HbmvRequest", "HemvRequest", "HpmvRequest", "SbmvRequest", "SpmvRequest"]
@@ -64,11 +68,17 @@ class ProductRequest(ScaledRequest):
 
 @dataclass(frozen=True, eq=False)
 class GemvRequest(ProductRequest):
-    """y = alpha · op(A) · x + beta · y.
+    """y = alpha · op(A) · x + beta · y, over leading axes for each matrix and vector.
 
     Attributes:
-        a: (m, n).
+        a: (…, m, n); its leading axes and those of x broadcast, a single matrix for many vectors as a[None].
+        x: (…, n), or (…, m) for a `trans` other than "n".
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        out: (…, m), or (…, n) for a `trans` other than "n".
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
+
+    Of f16 and bf16, y and out may be f32: the result is what out is, else what y is, else what a is. All is computed
+    in f32.
     """
 
     op: ClassVar[str] = "gemv"
@@ -79,9 +89,30 @@ class GemvRequest(ProductRequest):
     trans: Operation | str = Operation.N
 
     def extents(self) -> dict[str, Shape]:
-        m, n = dims("a", self.a)
+        if self.a.ndim < 2:
+            dims("a", self.a)
+        if self.x.ndim < 1:
+            length("x", self.x)
+        m, n = self.a.shape[-2:]
         long, short = (m, n) if self.trans is Operation.N else (n, m)
-        return {"a": (m, n), "x": (short,), "y": (long,), "out": (long,)}
+        own, theirs = self.a.shape[:-2], self.x.shape[:-1]
+        try:
+            batch = tuple(broadcast_shapes(own, theirs))
+        except ValueError:
+            wanted = f"leading axes that broadcast to those of a, {list(own)}"
+            raise BadRequest("x", str(self.x.layout), wanted) from None
+        if not own and theirs:
+            raise BadRequest("x", str(self.x.layout), f"{self.x.dtype}[{short}]", "a[None] has a leading axis")
+        return {"a": self.a.shape, "x": (*theirs, short), "y": (*batch, long), "out": (*batch, long)}
+
+    def dtype_of(self, name: str) -> Dtype:
+        if name in ("y", "out") and self.a.dtype in HALF:
+            given = self.out if self.out is not None else self.y
+            return F32 if given is not None and given.dtype is F32 else self.a.dtype
+        return self.a.dtype
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.extents()["out"], self.dtype_of("out"))}
 
 
 @dataclass(frozen=True, eq=False)

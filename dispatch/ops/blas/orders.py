@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["Arrangement", "Group", "arranged", "leading", "misplaced"]
+__all__ = ["Arrangement", "Group", "Misfit", "arranged", "leading", "misplaced"]
+
+
+class Misfit(Exception):
+    """Why cuBLAS cannot take an operand as it lies."""
 
 
 class Group(NamedTuple):

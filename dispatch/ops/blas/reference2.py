@@ -71,7 +71,7 @@ def multiplied(request: Any, work: np.dtype[Any]) -> Array:
         a = full(a, request.uplo, hermitian=request.op.startswith("h"))
     else:
         a = turned(a, request.trans)
-    product = scaled(request, "alpha", a @ values(request.x, work))
+    product = scaled(request, "alpha", (a @ values(request.x, work)[..., None])[..., 0])
     return product + scaled(request, "beta", values(request.y, work)) if request.reads_c else product
 
 

@@ -199,6 +199,57 @@ def gemv(dtype, trans, m, n, alpha, a, lda, x, incx, beta, y, incy):
     product(op(a, trans) @ x, alpha, beta, vector(y, long, incy, dtype.numpy))
 
 
+def each_of(routine, operands):
+    """A batched routine: the addresses of each operand are a list, at these places among the arguments."""
+
+    def call(dtype, *given):
+        *given, count = given
+        for number in range(count):
+            one = list(given)
+            for position in operands:
+                assert len(one[position]) == count
+                one[position] = one[position][number]
+            routine(dtype, *one)
+
+    return call
+
+
+def strided(routine, operands):
+    """One whose operands lie at equal distances: each is an address, a step, and the elements to the next."""
+
+    def call(dtype, *given, sizes=None):
+        *given, count = given
+        for number in range(count):
+            one, skipped = list(given), []
+            for position in operands:
+                size = (sizes or {}).get(position, dtype.itemsize)
+                one[position] += number * one[position + 2] * size
+                skipped.append(position + 2)
+            routine(dtype, *(value for place, value in enumerate(one) if place not in skipped))
+
+    return call
+
+
+def half_gemv(out):
+    """What is summed in f32 and rounded to the dtype of the result."""
+
+    def call(dtype, trans, m, n, alpha, a, lda, x, incx, beta, y, incy):
+        long, short = (n, m) if trans else (m, n)
+        a = matrix(a, m, n, lda, dtype.numpy).astype(np.float32)
+        x = vector(x, short, incx, dtype.numpy).astype(np.float32)
+        y = vector(y, long, incy, (out or dtype).numpy)
+        y[...] = (alpha * (op(a, trans) @ x) if alpha else 0) + (beta * y.astype(np.float32) if beta else 0)
+
+    return call
+
+
+def half_gemv_strided(out):
+    def call(dtype, *given):
+        strided(half_gemv(out), (4, 7, 11))(dtype, *given, sizes={11: (out or dtype).itemsize})
+
+    return call
+
+
 def banded(ab, m, kl, ku):
     found = np.zeros((m, ab.shape[1]), ab.dtype)
     for i in range(m):
@@ -434,6 +485,7 @@ OF_ONE = {
     "nrm2": lambda x: np.sqrt((abs(x) ** 2).sum()),
     "iamin": lambda x: (abs(x.real) + abs(x.imag)).argmin() + 1,
 }
+HALVES = {"HSH": None, "HSS": F32, "TST": None, "TSS": F32}
 ROUTINES = {
     **{name: number(name) for name in ("asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc")},
     "AxpyEx": typed(axpy_ex),
@@ -466,4 +518,10 @@ ROUTINES = {
     "gemm": gemm,
     "gemv": gemv,
     "gbmv": gbmv,
+    "gemvBatched": each_of(gemv, (4, 6, 9)),
+    "gemvStridedBatched": strided(gemv, (4, 7, 11)),
+    "gemmBatched": each_of(gemm, (6, 8, 11)),
+    "gemmStridedBatched": strided(gemm, (6, 9, 13)),
+    **{f"{kind}gemvBatched": each_of(half_gemv(out), (4, 6, 9)) for kind, out in HALVES.items()},
+    **{f"{kind}gemvStridedBatched": half_gemv_strided(out) for kind, out in HALVES.items()},
 }

@@ -181,3 +181,26 @@ def test_an_alpha_of_0_leaves_a_hermitian_matrix_as_scipy_s_does(uplo, dev):
     assert (dp.herk(columns, c=dev.array(a), alpha=0, uplo=uplo).numpy() == a).all()
     halved = dp.herk(columns, c=dev.array(a), alpha=0, beta=0.5, uplo=uplo).numpy()
     assert halved.diagonal().tolist() == [0.5, 2]
+
+
+def test_leading_axes_of_a_product_are_numpy_s(dev, rng):
+    a, x = rng.standard_normal((3, 4, 5)), rng.standard_normal((2, 3, 5))
+    np.testing.assert_allclose(dp.gemv(dev.array(a), dev.array(x)).numpy(), (a @ x[..., None])[..., 0])
+    np.testing.assert_allclose(dp.gemv(dev.array(a), dev.array(x[0, 0])).numpy(), a @ x[0, 0])
+    np.testing.assert_allclose(dp.gemv(dev.array(a[:1]), dev.array(x[0])).numpy(), x[0] @ a[0].T)
+    turned = dp.gemv(dev.array(a), dev.array(x[..., :4]), trans="t").numpy()
+    np.testing.assert_allclose(turned, (np.swapaxes(a, -1, -2) @ x[..., :4, None])[..., 0])
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_may_give_f32(dtype, dev):
+    a, x = dev.array(np.full((2, 5000), 0.25), dtype), dev.array(np.full(5000, 0.25), dtype)
+    assert dp.gemv(a, x).dtype == dtype
+    exact = dp.gemv(a, x, out=dev.zeros((2,)))
+    assert (exact.dtype, exact.numpy().tolist()) == ("f32", [312.5, 312.5])
+    assert dp.gemv(a, x, y=dev.array(np.array([1, 2], np.float32)), beta=1).numpy().tolist() == [313.5, 314.5]
+    assert select(dp.GemvRequest(a, x, out=exact), GPU).function.endswith("SSgemvStridedBatched")
+    with pytest.raises(NoRow, match="needs a with columns"):
+        select(dp.GemvRequest(a[:, :0], x[:0]), GPU)
+    with pytest.raises(BadRequest, match=r"x: got .*; expected leading axes that broadcast"):
+        dp.GemvRequest(dev.zeros((3, 2, 4)), dev.zeros((2, 4)))
