@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cusolver.copies import options
+from dispatch.libraries.cusolver.spectra import SPECTRA, FromPairs, KeepFirst, SwapStatus
 
+KERNELS = (FromPairs.kernel, KeepFirst.kernel, SwapStatus.kernel)
 DTYPES = ("f4", "f8", "c8", "c16")
 
 
@@ -173,3 +178,14 @@ def test_a_rank_that_is_none_is_refused(said, choices, dev):
         dp.randomized_svd(dev.zeros((1, 6)), 1)
     with pytest.raises(BadRequest, match="as many rows as columns"):
         dp.eig(dev.zeros((4, 6)))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("dtype", [F32, F64, C64, C128])
+def test_the_kernels_behind_the_routines_compile(dtype, arch):
+    nvrtc = pytest.importorskip("cudabind.nvrtc")
+    try:
+        code = nvrtc.compile(SPECTRA, "spectra.cu", (f"-arch={arch}", *options(dtype))).code
+    except LibraryNotFound:
+        pytest.skip("NVRTC is not installed")
+    assert all(name.encode() in code for name in KERNELS)
