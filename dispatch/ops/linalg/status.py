@@ -15,6 +15,9 @@ __all__ = ["NOT_POSITIVE", "check_info", "checked", "numbers"]
 NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
 UNCONVERGED = "the method did not converge (info {status})"
+PAIR = (
+    "info is {status}: up to n it did not converge, n + i is that b's leading minor of order i is not positive definite"
+)
 MEANINGS = {
     "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
     "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
@@ -22,6 +25,7 @@ MEANINGS = {
     "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
     **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
     "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
+    "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
     "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
     "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
     "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),

@@ -93,6 +93,8 @@ def test_a_pair_says_which_minor_of_b_is_not_positive_definite(dev):
         dp.linalg.eigvalsh(dev.array(a[1]), dev.array(b[1]), subset_by_index=(0, 1))
     w, _, info = dp.generalized_eigh(dev.array(a), dev.array(b))
     assert info.numpy().tolist() == [0, 7]
+    with pytest.raises(LinAlgError, match=r"info is 7: .* b's leading minor of order i is not .* of matrix \[1\]"):
+        dp.linalg.check_info("generalized_eigh", info)
     assert np.isnan(w.numpy()).any(axis=1).tolist() == [False, True]
     with pytest.raises(LinAlgError, match="did not converge"):
         dp.linalg.eigh(dev.array(np.full((2, 2), np.nan)), dev.array(np.eye(2)))
