@@ -7,13 +7,29 @@ tests hold against a request's reference is how the request was put in cuBLAS's 
 import ctypes
 
 import numpy as np
+import pytest
 import scipy.linalg.blas as blas
 from numpy.lib.stride_tricks import as_strided
 
 from dispatch.keys import BF16, C64, C128, F16, F32, F64
 from dispatch.libraries.cublas.calls import Constant, Copy, Matrices, Moved, Operand, Routine, Scalar, Zero
 
+SAMPLED = 11  # no multiple of the periods by which forms vary
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
+
+
+def host_cases(rows, cases_of):
+    """Every case of some rows as a parameter of a test; all but an eleventh of each row's are `exhaustive`."""
+    return [
+        pytest.param(
+            row,
+            case,
+            id=f"{row.name}-{case.id}",
+            marks=[] if number % SAMPLED == place % SAMPLED else [pytest.mark.exhaustive],
+        )
+        for place, row in enumerate(rows)
+        for number, case in enumerate(cases_of(row))
+    ]
 
 
 def memory(address, count, dtype):

@@ -24,7 +24,7 @@ sys.path.remove(str(Path(__file__).parent))
 
 GPU = Arch(90)
 ROWS = [row for row in TABLE if row.op in LEVEL2 and row.on(HOST)]
-CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+CASES = column_major.host_cases(ROWS, cases)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_row_passes_a_case(row, case, dev, rng):
     assert check_row(row, case, dev, rng) == ""
 
 
-@pytest.mark.parametrize("case", [pytest.param(p.values[1], id=p.id) for p in CASES])
+@pytest.mark.parametrize("case", [pytest.param(p.values[1], id=p.id, marks=p.marks) for p in CASES])
 def test_cublas_is_asked_for_what_the_request_says(case, dev, rng):
     check = case.check(dev, rng)
     request = check.request
