@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
                                                "iamax", "iamin", "dot", "dotu", "dotc", "copy", "swap", "rot",
                                                "rotg", "rotm", "rotmg")),
-    "linalg":         ("cusolver",            (
+    "linalg":         ("cublas_batched cusolver", (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
         "eig", "randomized_svd",
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",

@@ -13,9 +13,11 @@ import numpy as np
 
 from cudabind.sys import cusolverDn as dn
 from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
 from dispatch.libraries.cusolver import calls
 from dispatch.libraries.cusolver.copies import Keep
+from dispatch.ops.linalg.residuals import reflected
 from dispatch.ops.linalg.spectral_reference import lapack
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128)}
@@ -453,12 +455,104 @@ def zero(address, value, nbytes, stream):
     memory_at(address, nbytes)[...] = value
 
 
+# -- cuBLAS's batched routines ----------------------------------------------------------------------------------------
+def each(pointers, batch):
+    return strided(value(pointers), np.int64, (batch,), (1,)).tolist()
+
+
+def getrf_batched(dtype, n, pointers, lda, pivots, info, batch):
+    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
+    for number, at in enumerate(each(pointers, batch)):
+        a = columns(at, dtype, n, n, lda)
+        a[...], found, status = lapack("getrf", dtype)(a)
+        held[number] = found + 1
+        put_info(info, status, number)
+
+
+def getrs_batched(dtype, trans, n, right, pointers, lda, pivots, others, ldb, info, batch):
+    assert value(info), "the status is on the host"
+    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
+    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
+        b = columns(other, dtype, n, right, ldb)
+        b[...] = lapack("getrs", dtype)(columns(at, dtype, n, n, lda), held[number] - 1, b, trans=int(trans))[0]
+
+
+def geqrf_batched(dtype, m, n, pointers, lda, taus, info, batch):
+    assert value(info), "the status is on the host"
+    for at, tau in zip(each(pointers, batch), each(taus, batch), strict=True):
+        a = columns(at, dtype, m, n, lda)
+        a[...], found, *_ = lapack("geqrf", dtype)(a)
+        strided(tau, dtype, (min(m, n),), (1,))[...] = found
+
+
+def trsm_batched(dtype, side, uplo, trans, diag, m, n, alpha, pointers, lda, others, ldb, batch):
+    assert (side, diag, strided(value(alpha), dtype, (1,), (1,))[0]) == (0, 0, 1)
+    for at, other in zip(each(pointers, batch), each(others, batch), strict=True):
+        a, b = columns(at, dtype, m, m, lda), columns(other, dtype, m, n, ldb)
+        half = np.tril(a) if uplo == LOWER else np.triu(a)
+        b[...] = np.linalg.solve((half, half.T, half.conj().T)[trans], b)
+
+
+BATCHED = {"getrf": getrf_batched, "getrs": getrs_batched, "geqrf": geqrf_batched, "trsm": trsm_batched}
+
+
+class BatchedLibrary:
+    """What `cudabind.sys.cublas` is to plans of many small matrices; `called` counts."""
+
+    def __init__(self):
+        self.called = []
+
+    def __getattr__(self, name):
+        routine = BATCHED[name.removeprefix("cublas").removesuffix("Batched")[1:]]
+
+        def unchecked(handle, *arguments):
+            assert handle == "cublas"
+            self.called.append(name)
+            routine(LETTERS[name.removeprefix("cublas")[0]], *arguments)
+            return 0
+
+        return SimpleNamespace(unchecked=unchecked)
+
+
+class Convert:
+    def __init__(self, executor, source, target, count, *, widen):
+        self.given = source, target, count, (np.int32, np.int64) if widen else (np.int64, np.int32)
+
+    def enqueue(self, addresses):
+        *places, count, kinds = self.given
+        source, target = (
+            strided(addresses[place.operand] + place.offset, kind, (count,), (1,))
+            for place, kind in zip(places, kinds, strict=True)
+        )
+        target[...] = source
+
+
+class FormQ:
+    def __init__(self, executor, factors, tau, q, batch):
+        self.given = factors, tau, q, batch
+
+    def enqueue(self, addresses):
+        factors, tau, q, batch = self.given
+        size = q.dtype.itemsize
+        for number in range(batch):
+            h, target = (of_batch(matrix, addresses, number) for matrix in (factors, q))
+            at = addresses[tau.operand] + tau.offset + number * tau.step
+            found = strided(at, q.dtype.numpy, (tau.step // size,), (1,))
+            target[...] = reflected(h, found)[:, : q.cols]
+
+
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place."""
+    library = BatchedLibrary()
+    monkeypatch.setattr(batched, "cublas", library)
+    monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
+    monkeypatch.setattr("dispatch.ops.linalg.cublas.Convert", Convert)
+    monkeypatch.setattr("dispatch.ops.linalg.cublas.FormQ", FormQ)
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
     monkeypatch.setattr(calls, "CallStep", Blas)
     for kind in (Copy, Spoil, PointerList, Launch):
         monkeypatch.setattr(calls, kind.__name__, kind)
-    return SimpleNamespace(workspace=SimpleNamespace(c_ptr=256), target=SimpleNamespace(value=0), stream=None)
+    workspace, target = SimpleNamespace(c_ptr=256), SimpleNamespace(value=0)
+    return SimpleNamespace(workspace=workspace, target=target, stream=None, batched=library)

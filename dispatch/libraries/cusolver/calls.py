@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
-    from dispatch.libraries.cusolver.handle import Handle
 
 __all__ = ["LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
 
@@ -66,13 +65,15 @@ class HostNumbers:
 
 
 class Call:
-    """A call of cuSOLVER for each matrix of a batch; places among its arguments become addresses."""
+    """A call of a library for each matrix of a batch; places among its arguments become addresses."""
 
     __slots__ = ("_count", "_executor", "_function", "_handle", "_keep", "_ready", "_slots")
 
-    def __init__(self, executor: CudaExecutor, handle: Handle, name: str, arguments: Sequence[Any], count: int) -> None:
+    def __init__(
+        self, executor: CudaExecutor, handle: Any, name: str, arguments: Sequence[Any], count: int, library: Any = None
+    ) -> None:
         self._executor, self._handle, self._count = executor, handle, count
-        self._function: Any = getattr(dn, name)
+        self._function: Any = getattr(library or dn, name)
         self._keep = tuple(arguments)
         slots: list[tuple[ctypes.c_void_p, Place]] = []
         ready: list[Any] = []

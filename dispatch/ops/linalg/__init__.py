@@ -1,9 +1,10 @@
 """Dense linear algebra: Cholesky, LU and QR factorizations, systems of equations, eigenvalues and singular values.
 
 Matrices lie along the last two axes, those before are a batch. Carried out by cuSOLVER's 64-bit interface, its older
-one where that alone has a routine, or on the host by LAPACK as SciPy has it. The files: base, request and spectral
-(what may be asked), cusolver and cusolver_spectral, reference (what is right), rules, cases; and doors, the same
-functions with a status that is checked, which users know as `dispatch.linalg`.
+one where that alone has a routine, cuBLAS's batched routines over many small matrices, or on the host by LAPACK as
+SciPy has it. The files: base, request and spectral (what may be asked), cusolver, cusolver_spectral and cublas,
+reference (what is right), rules, cases; and doors, the same functions with a status that is checked, which users know
+as `dispatch.linalg`.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ cusolver_linalg = plan_call(
     "cusolver_linalg",
     "dispatch.ops.linalg.cusolver",
     "A plan that ends in cuSOLVER's routine; Refused where NVRTC is missing, which compiles the copies between calls.",
+)
+cublas_linalg = plan_call(
+    "cublas_linalg",
+    "dispatch.ops.linalg.cublas",
+    "A plan that ends in cuBLAS's batched routine; Refused where NVRTC is missing.",
 )
 cusolver_eigen = plan_call(
     "cusolver_eigen",

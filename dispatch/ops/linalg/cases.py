@@ -79,9 +79,34 @@ FORMS = {
 }
 
 
+# Of many small matrices; in their own order, in another, and where all of it has to be copied.
+MANY = (
+    F("random", (40, 6, 6)), F("random", (3, 2, 17, 17), "columns", "columns"),
+    F("hilbert", (2, 6, 6), "strided", "rows"), F("random", (5, 33, 33), "columns", "in place"),
+    F("random", (2, 64, 64), "rows", "rows"), F("random", (7, 1, 1)),
+)  # fmt: skip
+MANY_HALVES = (*chosen(MANY, "lower", True, False), *chosen(MANY, "lower", False, True))
+MANY_OBLONG = (
+    *MANY, F("random", (20, 12, 5)), F("random", (2, 2, 5, 12), "columns", "columns"),
+    F("graded", (3, 40, 7), "strided"), F("random", (2, 33, 70), "rows", "rows"),
+    F("deficient", (4, 11, 8)), F("random", (3, 9, 1), "columns"),
+)  # fmt: skip
+MANY_FORMS = {
+    "cho_solve": (*MANY_HALVES, *(form._replace(right=1) for form in MANY_HALVES[:2])),
+    "lu_factor": (*MANY, *SINGULAR),
+    "lu_solve": tuple(form for trans in range(3) for form in chosen(MANY, "trans", trans)),
+    "solve": (
+        *(*MANY, *SINGULAR, *(form._replace(right=1) for form in MANY[:3])),
+        *chosen((*MANY_HALVES, *FAILING), "assume_a", ops.MatrixKind.POS),
+    ),
+    "qr": tuple(form for mode in ops.QrMode for form in chosen(MANY_OBLONG, "mode", mode) if form.out != "in place"),
+}
+
+
 def cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's op."""
-    return MadeCase.each(row, FORMS[row.op], check)
+    """Every form of a row's op; of a row for many small matrices, several such."""
+    forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant == "of many" else FORMS[row.op]
+    return MadeCase.each(row, forms, check)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
