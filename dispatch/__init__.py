@@ -58,11 +58,14 @@ if TYPE_CHECKING:
     from dispatch.libraries.nvrtc.kernel import Launch as Launch
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
+    from dispatch.ops.blas import *
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
     from dispatch.ops.gated import *
     from dispatch.ops.grouped_matmul import *
+    from dispatch.ops.linalg import *
+    from dispatch.ops.linalg import doors as _doors
     from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
@@ -79,12 +82,14 @@ if TYPE_CHECKING:
     from dispatch.table.table import TABLE as TABLE
 
     cudnn = _graph
+    linalg = _doors
     register = TABLE.register
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
     "cudnn": "dispatch.ops.graph",
     "evt": "dispatch.libraries.cutlass.evt",
+    "linalg": "dispatch.ops.linalg.doors",
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {

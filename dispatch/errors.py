@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dispatch.refusal import Kind, distance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dispatch.refusal import Refusal
 
@@ -28,6 +30,7 @@ __all__ = [
     "DeviceUnavailable",
     "DispatchError",
     "HookFailed",
+    "LinAlgError",
     "NoRow",
     "OutOfMemory",
     "OutOfRange",
@@ -200,6 +203,25 @@ class QueueFull(DispatchError, RuntimeError):
 
 class Closed(DispatchError, RuntimeError):
     """The supervisor or the device was closed before the call."""
+
+
+class LinAlgError(DispatchError, np.linalg.LinAlgError):
+    """A routine of linear algebra that failed on sound arguments; NumPy's error of this name is a base of it.
+
+    `routine` is the function; `statuses` holds the status of each matrix that failed by its place in the batch, () for
+    the only one.
+    """
+
+    def __init__(self, routine: str, statuses: Mapping[tuple[int, ...], int], meaning: str, hint: str = "") -> None:
+        self.routine, self.statuses, self.meaning, self.hint = routine, dict(statuses), meaning, hint
+        place, status = next(iter(self.statuses.items()))
+        where = f" of matrix {list(place)}" if place else ""
+        more = f" ({len(self.statuses)} matrices failed)" if len(self.statuses) > 1 else ""
+        text = f"{routine}: {meaning.format(status=status, before=status - 1)}{where}{more}"
+        super().__init__(f"{text}. Hint: {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[type[LinAlgError], tuple[object, ...]]:
+        return type(self), (self.routine, self.statuses, self.meaning, self.hint)
 
 
 class WorkerFailed(DispatchError, RuntimeError):

@@ -294,7 +294,11 @@ def meant(kind: Any, value: object) -> str:
 
 
 class Compute(Choice):
-    """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked."""
+    """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked.
+
+    COMPUTE_32F_EMULATED_16BFX9 makes three numbers of bf16 of each f32, and COMPUTE_64F_EMULATED_FIXEDPOINT as many
+    of 8 bits as it needs of each f64, where tensor cores are the faster way; both are as precise as what they emulate.
+    """
 
     COMPUTE_16F = 64
     COMPUTE_32F = 68
@@ -303,12 +307,15 @@ class Compute(Choice):
     COMPUTE_32F_FAST_16F = 74
     COMPUTE_32F_FAST_16BF = 75
     COMPUTE_32F_FAST_TF32 = 77
+    COMPUTE_32F_EMULATED_16BFX9 = 78
+    COMPUTE_64F_EMULATED_FIXEDPOINT = 79
 
     @staticmethod
     def other_names() -> dict[str, str]:
         plain = {"F16": "16F", "F32": "32F", "F64": "64F", "I32": "32I", "FP16": "16F", "FP32": "32F", "FP64": "64F"}
         fast = {"FASTF16": "32F_FAST_16F", "FASTFP16": "32F_FAST_16F", "FASTBF16": "32F_FAST_16BF"}
-        return {other: f"COMPUTE_{name}" for other, name in (plain | fast).items()}
+        emulated = {"BF16X9": "32F_EMULATED_16BFX9", "OZAKI": "64F_EMULATED_FIXEDPOINT"}
+        return {other: f"COMPUTE_{name}" for other, name in (plain | fast | emulated).items()}
 
 
 class Epilogue(Choice):

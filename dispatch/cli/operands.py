@@ -309,6 +309,19 @@ def _rotated(call: Call) -> None:
     call.want("sin", call.want("cos", (1, *q[2:])), call.specs["cos"].dtype)
 
 
+def _rotation(call: Call) -> None:
+    from dispatch.ops.blas.level1 import REAL
+
+    given = call.specs.get("x", Spec()).dtype or call.dtype
+    call.want("c", (), None if given is None else REAL.get(given, given))
+    call.want("s", ())
+
+
+def _numbers(call: Call) -> None:
+    for name in call.required:
+        call.want(name, ())
+
+
 FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or of what several derive from
     "MatmulRequest": _product,
     "GroupedMatmulRequest": _groups,
@@ -321,4 +334,8 @@ FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or
     "SdpaBwdRequest": _attention,
     "CtcRequest": _alignments,
     "RopeRequest": _rotated,
+    "RotRequest": _rotation,
+    "RotmRequest": lambda call: call.want("param", (5,)),
+    "RotgRequest": _numbers,
+    "RotmgRequest": _numbers,
 }

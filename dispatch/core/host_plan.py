@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from dispatch.core.request import Plan
-from dispatch.keys import F64
+from dispatch.keys import C128, F64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +51,8 @@ class Formula(Protocol):
 
 
 def work_of(dtype: Dtype) -> np.dtype[Any]:
-    """What the host computes in for operands of a dtype: f64 for f64, else f32, as cuDNN does."""
-    return np.dtype(np.float64 if dtype is F64 else np.float32)
+    """What the host computes in for operands of a dtype: f64 for f64 and c128, else f32, as cuDNN does."""
+    return np.dtype(np.float64 if dtype in (F64, C128) else np.float32)
 
 
 def largest(dtype: Dtype) -> float:

@@ -26,6 +26,9 @@ SATURATED = f"{IEEE}; an infinite result is the largest number"
 MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is NaN times an alpha of 0"
 UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
 TO_NAN = "an infinity may become NaN"
+UNSCALED = f"{IEEE}; not read where the factor is 0"
+OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
+SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -53,6 +56,33 @@ STATEMENTS = {
     "rnn":             f"{IEEE}; {UNREAD}",
     "rnn_bwd_data":    f"{IEEE}; what ReLU drops is 0, whatever it was; {TO_NAN}; {UNREAD}",
     "rnn_bwd_weights": f"{IEEE}; {TO_NAN}; {UNREAD}",
+    **dict.fromkeys(("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), OTHER_TRIANGLE),
+    **dict.fromkeys(("trmm", "trsm", "symv", "hemv", "sbmv", "hbmv", "spmv", "hpmv"), OTHER_TRIANGLE),
+    **dict.fromkeys(("trmv", "trsv", "tbmv", "tbsv", "tpmv", "tpsv"), OTHER_TRIANGLE),
+    **dict.fromkeys(("syr", "her", "syr2", "her2", "spr", "hpr", "spr2", "hpr2"), OTHER_TRIANGLE),
+    **dict.fromkeys(("axpy", "scal"), f"{UNSCALED}, or NaN"),
+    **dict.fromkeys(("asum", "nrm2", "dot", "dotu", "dotc"), f"{IEEE}; {TO_NAN}"),
+    **dict.fromkeys(("iamax", "iamin"), NONE),
+    **dict.fromkeys(("copy", "swap"), IEEE),
+    **dict.fromkeys(("rot", "rotm"), f"{IEEE}; {TO_NAN}"),
+    "rotg":            SPREAD,
+    "rotmg":           f"{ENGINE}; the flag, and what follows from it, may pass over NaN",
+    **dict.fromkeys(("gemv", "gbmv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
+    "geam":            UNSCALED,
+    "dgmm":            IEEE,
+    "cholesky":        f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "cho_solve":       SPREAD,
+    "lu_factor":       f"{SPREAD}; pivots may pass over NaN",
+    "lu_solve":        SPREAD,
+    "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "qr":              SPREAD,
+    "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
+    "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    **dict.fromkeys(("inv", "pinv", "lstsq"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
+    **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
+    "matrix_rank":     NONE,  # a status tells what did not converge
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
     "rope":            IEEE,
     "gated_activation":     IEEE,

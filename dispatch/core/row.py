@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.core.fusion import Modes
     from dispatch.core.request import Plan, Request, Signature
 
-__all__ = ["ENTRY_POINTS", "Row", "Rule", "Table", "accepts", "refusals"]
+__all__ = ["ENTRY_POINTS", "FAST", "Row", "Rule", "Table", "accepts", "refusals"]
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
@@ -39,7 +39,7 @@ class Row:
     Attributes:
         op: the op's name, as `Request.op`.
         dtypes: of the operands, in the op's order (matmul: a, b, c, d).
-        compute: the compute type; a fast one is taken only by requests that ask for it.
+        compute: the compute type; a fast one, or one that emulates another, takes only requests that ask for it.
         rules: what else a request must fulfil; each gives the reason where it does not.
         min_arch, max_arch: the oldest and the newest architecture, None for no limit; HOST for both on the host.
         min_version: the oldest version of the library; empty for any.
@@ -117,6 +117,7 @@ class Row:
         """Whether every request that the other row takes is taken by this one."""
         return (
             self.kind == other.kind
+            and self.of(other.stands_for or other.library)
             and all(
                 set(mine) >= set(theirs)
                 for mine, theirs in zip(self.epilogue_dtypes, other.epilogue_dtypes, strict=False)
@@ -396,4 +397,4 @@ def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
         return ""
 
 
-FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
+FAST = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name or one is Compute.COMPUTE_16F)

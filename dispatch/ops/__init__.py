@@ -11,7 +11,7 @@ from __future__ import annotations
 # fmt: off
 # Family: the files of its rows in dispatch/table, and its ops.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "matmul":         ("cublaslt cutlass",    ("matmul",)),
+    "matmul":         ("cublaslt cutlass cublas_gemm", ("matmul",)),
     "grouped_matmul": ("cutlass cublaslt_grouped", ("grouped_matmul",)),
     "conv":           ("cudnn_graph cutlass", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
     "sdpa":           ("cudnn_graph",         ("sdpa_fwd", "sdpa_bwd")),
@@ -27,5 +27,17 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
+    "blas":           ("cublas",              ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
+                                               "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
+                                               "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
+                                               "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
+                                               "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
+                                               "iamax", "iamin", "dot", "dotu", "dotc", "copy", "swap", "rot",
+                                               "rotg", "rotm", "rotmg")),
+    "linalg":         ("cublas_batched cusolver", (
+        "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
+        "eig", "randomized_svd",
+        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
+    )),
 }
 # fmt: on

@@ -15,7 +15,17 @@ from dispatch.table.cublaslt import ROWS
 __all__ = ["LATER", "TABLE"]
 
 # Where several files have rows of one op, those of the earlier file are asked first.
-ORDER = ("cudnn_graph", "cudnn_call", "cutlass", "cublaslt_grouped", "own")
+ORDER = (
+    "cudnn_graph",
+    "cudnn_call",
+    "cutlass",
+    "cublas_gemm",
+    "cublaslt_grouped",
+    "own",
+    "cublas",
+    "cublas_batched",
+    "cusolver",
+)
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}
 for files, ops in FAMILIES.values():

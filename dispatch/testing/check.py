@@ -152,7 +152,7 @@ class Check:
     def _compare(self, name: str, got: Array) -> None:
         expected = self.expected[name]
         allowed = np.broadcast_to(self.allowed[name], expected.shape)
-        values = got.astype(np.float64)
+        values = got.astype(np.complex128 if got.dtype.kind == "c" else np.float64)
         with np.errstate(invalid="ignore"):
             off = np.abs(values - expected)
             # NaN is wrong, equal infinities are right; where anything is allowed, anything is right

@@ -64,15 +64,16 @@ def verdicts(
     """Whether a check of the host sees each mutation; first, as "none", that it takes the rounded reference.
 
     `named` gives the outputs of a request by the names of their results; `wanted` says which mutations to try. Where
-    the reference is NaN nobody writes, and what was there stays. A check whose result is drawn says what may be
-    (`drawn`).
+    the reference is NaN nobody writes, and what was there stays, unless a check says `writes_nan`. One whose
+    result is drawn says what may be (`drawn`).
     """
     outputs: Operands = check.request.device.executor().outputs(check.request)
     result = check.request.result(outputs)
     tensors = named(check.request, result)
     drawn = getattr(check, "drawn", None)
     expected = _by_name(check.expected if drawn is None else drawn(np.random.default_rng(0)))
-    before = {name: (np.isnan(expected[name]), tensor.numpy()) for name, tensor in tensors.items()}
+    unwritten = not getattr(check, "writes_nan", False)
+    before = {name: (np.isnan(expected[name]) & unwritten, tensor.numpy()) for name, tensor in tensors.items()}
     right = {name: _stored(expected[name], tensor.dtype, *before[name]) for name, tensor in tensors.items()}
     subject = getattr(check, "subject", check.request)
     made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))

@@ -32,6 +32,12 @@ SUMS = {
     Compute.COMPUTE_32F_FAST_16F: (2.0**-24, 2.0**-11),
     Compute.COMPUTE_32F_FAST_16BF: (2.0**-24, 2.0**-8),
     Compute.COMPUTE_32F_FAST_TF32: (2.0**-24, 2.0**-10),
+    # Three numbers of bf16 are an f32 exactly, and products of two of them an f32: sums are of nine times as many, and
+    # what these are off by chance grows like the root of that.
+    Compute.COMPUTE_32F_EMULATED_16BFX9: (3 * 2.0**-24, 0.0),
+    # Whole numbers of so many bits that the largest of a row keeps its 53, and more where others are far smaller: their
+    # sums are exact, and what is cut off is at most a roundoff of both operands.
+    Compute.COMPUTE_64F_EMULATED_FIXEDPOINT: (2.0**-53, 2.0**-53),
 }
 # fmt: on
 FP8_SUMS = 2.0**-14  # a quarter of what fp8 tensor cores lose of a sum of magnitudes: an estimate, see tensor_cores.py

@@ -89,7 +89,7 @@ def makers(row, device):
 
         request = make()
         sizes = [tensor.size for _, tensor in operands(request)]
-        least = 0 if hasattr(request, "network") else 8
+        least = 0 if hasattr(request, "network") or request.op in ("rotg", "rotmg") else 8
         if sizes and min(sizes) > 0 and max(sizes) > least and sum(sizes) <= LARGEST:
             with contextlib.suppress(NoRow):  # what its rules refuse
                 if kind_of(request) not in found:

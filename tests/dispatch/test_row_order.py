@@ -68,7 +68,6 @@ def test_a_row_covers_itself() -> None:
         {"max_arch": Arch(89)},
         {"min_version": (13,)},
         {"min_version": (12, 9, 1)},
-        {"library": "another"},
         {"function": "another"},
     ],
     ids=" ".join,  # the columns that differ
@@ -98,6 +97,8 @@ def test_a_row_that_takes_less_is_covered(less: dict[str, Any]) -> None:
         {"min_version": (12, 8)},
         {"min_version": (12,)},
         {"min_arch": HOST, "max_arch": HOST},
+        {"library": "another"},  # whose requests may name it
+        {"library": "numpy", "stands_for": "another"},
     ],
     ids=" ".join,  # the columns that differ
 )
@@ -153,7 +154,7 @@ def test_a_row_without_an_epilogue_or_scale_modes_is_unsound(column: str) -> Non
 @pytest.fixture
 def product() -> dp.MatmulRequest:
     dev = dp.device("host")
-    return dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)))
+    return dp.MatmulRequest(dev.zeros((4, 4)), dev.zeros((4, 4)), library="cublasLt")
 
 
 def test_a_row_takes_its_oldest_version_and_all_after_it(product: dp.MatmulRequest) -> None:

@@ -1,11 +1,11 @@
 """Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
 
 `matmul` is the request function, `MatmulRequest` the request. `cublaslt_matmul`, `exact_gelu_matmul`, `cutlass_matmul`,
-`blackwell_matmul`, `multistage_matmul` and, on the host, `numpy_matmul` and `numpy_tree_matmul` carry it out. The
-files: request and validate (what may be asked), trees (as a tree), shortcut (calls seen before), scales, rules and
-cutlass_rules (for the table); lower (in cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would do too
-roughly); cutlass, sm80, sm100 and tune; host; reference (what is right), cases, tree_cases, bounds and mutations (what
-is tested).
+`blackwell_matmul`, `multistage_matmul`, `cublas_matmul` and, on the host, `numpy_matmul` and `numpy_tree_matmul` carry
+it out. The files: request and validate (what may be asked), trees (as a tree), shortcut (calls seen before), scales,
+rules and cutlass_rules (for the table); lower (in cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would
+do too roughly); cutlass, sm80, sm100 and tune; cublas; host; reference (what is right), cases, tree_cases, bounds and
+mutations (what is tested).
 """
 
 from __future__ import annotations
@@ -92,6 +92,13 @@ def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) 
     from dispatch.ops.matmul import sm80
 
     return plan_of(sm80.plan, request, executor, row)
+
+
+def cublas_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in `cublasGemmEx` or its batched form; Refused where cuBLAS has no kernel."""
+    from dispatch.ops.matmul import cublas
+
+    return cublas.plan(request, executor, row)
 
 
 def numpy_tree_matmul(_request: MatmulRequest, _executor: Executor, row: Row) -> Plan:

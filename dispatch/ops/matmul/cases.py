@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dispatch.core.row import FAST
 from dispatch.keys import C64, C128, E8M0, F32, FP8, HALF, I8, U8, Compute, Dtype, Epilogue, ScaleMode
 from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.request import MatmulRequest
@@ -106,7 +107,6 @@ FORMS = (
     Form("d in columns",        (64, 48, 32), d_columns=True, padding=16, guard=1, c="c", beta=0.5),
 )
 # fmt: on
-FAST = (Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_TF32)
 ORDER = {Epilogue.BGRADA: "tn"}  # it sums over the columns of A, and libraries want those dense
 ANY_ORDER = (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU)  # the epilogues that a column-major D has
 

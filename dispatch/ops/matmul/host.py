@@ -50,6 +50,8 @@ PRECISION = {
     Compute.COMPUTE_32F_FAST_16F: Precision(np.float32, operand=to_f16),
     Compute.COMPUTE_32F_FAST_16BF: Precision(np.float32, operand=to_bf16),
     Compute.COMPUTE_32F_FAST_TF32: Precision(np.float32, operand=to_tf32),
+    Compute.COMPUTE_32F_EMULATED_16BFX9: Precision(np.float32),
+    Compute.COMPUTE_64F_EMULATED_FIXEDPOINT: Precision(np.float64),
 }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = [
+    "aligned_elements",
     "aligned_factors",
     "aligned_vectors",
     "along_k",
@@ -29,9 +30,11 @@ __all__ = [
     "gelu_asked",
     "k_by_32",
     "k_dense",
+    "lines_by_4",
     "no_fast_accum",
     "no_scales",
     "one_product",
+    "whole_workspace",
 ]
 
 
@@ -135,6 +138,36 @@ def one_product(request: MatmulRequest) -> str:
     for extent in request.batch:
         size *= extent
     return f"needs a batch of one, has {size}" if size > 1 else ""
+
+
+def aligned_elements(request: MatmulRequest) -> str:
+    """Every element at a multiple of its size."""
+    for name in ("a", "b", "c", "out"):
+        tensor: Tensor | None = getattr(request, name)
+        if tensor is not None and tensor.size and tensor.layout.alignment < tensor.dtype.itemsize:
+            return (
+                f"needs {name} at a multiple of {tensor.dtype.itemsize} bytes, has {tensor.layout.alignment}: copy it"
+            )
+    return ""
+
+
+def lines_by_4(request: MatmulRequest) -> str:
+    """i8 by cuBLAS: the lines of both operands at multiples of 4 bytes, whatever their extents."""
+    wrong = []
+    for name in ("a", "b"):
+        layout = getattr(request, name).layout
+        down, right = layout.strides[-2:]
+        step = down if right == 1 and layout.shape[-1] > 1 else right  # k is dense, or the other axis
+        several = layout.shape[-2 if step is down else -1] > 1
+        batch = [stride for stride, extent in zip(layout.strides[:-2], layout.shape[:-2], strict=True) if extent > 1]
+        if layout.alignment < 4 or any(stride % 4 for stride in (*([step] if several else []), *batch)):
+            wrong.append(f"{name} with {'rows' if step is down else 'columns'} at multiples of 4 bytes, has {layout}")
+    return f"needs {' and '.join(wrong)}" if wrong and request.k else ""
+
+
+def whole_workspace(request: MatmulRequest) -> str:
+    """cuBLAS takes of the executor's workspace what it likes."""
+    return "" if request.workspace is None else f"needs workspace=None, has {request.workspace}"
 
 
 def no_fast_accum(request: MatmulRequest) -> str:

@@ -31,6 +31,7 @@ __all__ = [
 
 Shape = tuple[int, ...]
 BLOCK = 128
+DOUBLE = (Compute.COMPUTE_64F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
 VECTOR = {ScaleMode.VEC16_UE4M3: 16, ScaleMode.VEC32_UE8M0: 32, ScaleMode.VEC128_32F: BLOCK}
 AUX_BITS = 128  # cuBLASLt wants the leading dimension of the ReLU mask, in bits, as a multiple of this
 AUX_ELEMENTS = 8  # and that of the GELU input, in elements, as a multiple of this
@@ -96,10 +97,10 @@ def aux_shape(epilogue: Epilogue | str, shape: Shape) -> tuple[Shape, Shape]:
 def scale_dtype(operand: Dtype, compute: Compute | None) -> Dtype:
     """The dtype of alpha and beta for an operand's dtype and a compute type; None is the one that suits the operand."""
     if operand.is_complex:
-        return C128 if compute is Compute.COMPUTE_64F or (compute is None and operand is C128) else C64
+        return C128 if compute in DOUBLE or (compute is None and operand is C128) else C64
     if compute is None:
         return {F64: F64, I8: I32}.get(operand, F32)
-    kinds = {Compute.COMPUTE_64F: F64, Compute.COMPUTE_32I: I32, Compute.COMPUTE_16F: F16}
+    kinds = {**dict.fromkeys(DOUBLE, F64), Compute.COMPUTE_32I: I32, Compute.COMPUTE_16F: F16}
     return kinds.get(compute, F32)
 
 

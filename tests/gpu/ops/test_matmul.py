@@ -1,4 +1,4 @@
-"""Every row of cuBLASLt that this GPU can run, through all of its cases, with fresh numbers and poisoned outputs.
+"""Every row of cuBLASLt and cuBLAS that this GPU can run, through all of its cases: fresh numbers, poisoned outputs.
 
 A case that a rule of its row or the library refuses must raise NoRow with that reason; the plain case of every epilogue
 must run.
@@ -14,7 +14,7 @@ from dispatch.errors import NoRow
 from dispatch.ops.matmul.cases import cases
 from dispatch.refusal import Kind
 
-ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.library == "cublasLt"]
+ROWS = [row for row in dispatch.TABLE if row.op == "matmul" and row.library in ("cublasLt", "cublas")]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
@@ -36,12 +36,16 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
     check = case.check(gpu, rng)
     why = tuple(refusals(row, check.request, check.request.signature()))
     try:  # what this row refuses, one of CUTLASS may take
-        call = dispatch.prepare(replace(check.request, library="cublasLt") if why else check.request)
+        named = why or row.library == "cublas"  # behind cuBLASLt's rows
+        request = replace(check.request, library=row.library) if named else check.request
+        call = dispatch.prepare(request)
     except NoRow as error:
         assert case.form.name != "plain"
         said = dict(error.tried)[row.name]
         theirs = [reason.kind for reason in said] == [Kind.LIBRARY]
-        assert said == why or (not why and theirs and str(said[0]).startswith("cublasLtMatmulAlgoGetHeuristic"))
+        assert said == why or (
+            not why and theirs and str(said[0]).startswith(("cublasLtMatmulAlgoGetHeuristic", "cublasGemm"))
+        )
         return
     assert (call.row.name == row.name) == (not why)
     result = None
@@ -50,7 +54,7 @@ def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, gpu, rng):
         result = call()
         check.verify(result)
     again = case.check(gpu, rng)
-    again.verify(dispatch.run(again.request))  # the plain call, at other addresses
+    again.verify(dispatch.run(replace(again.request, library=request.library)))  # the plain call, at other addresses
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -59,6 +63,7 @@ def test_a_repeated_request_is_right_each_time(row, gpu, rng):
     skip_unless_for(row, gpu)
     case = next(case for case in cases(row) if case.form.name == "plain")
     check = case.check(gpu, rng)
+    request = replace(check.request, library=row.library)
     for _ in range(4):
         check.renew()
-        check.verify(dispatch.run(check.request))
+        check.verify(dispatch.run(request))

@@ -1,0 +1,1 @@
+"""cuBLAS: the handle of an executor, plans of its calls, arrays of pointers."""

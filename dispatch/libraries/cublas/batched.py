@@ -1,0 +1,176 @@
+"""cuBLAS's batched factorizations as steps of a plan of linear algebra, and the kernels that stand between them.
+
+cuBLAS counts pivots in 32 bits where cuSOLVER's interface of 64 bits has 64, and gives no Q: kernels of this library
+convert the ones and multiply the reflections of the other, NVRTC compiles them. This file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.sys import cublas
+from dispatch.libraries.cublas.handle import handle_of
+from dispatch.libraries.cusolver.calls import Call
+from dispatch.libraries.cusolver.copies import MOST_BLOCKS, Strides, check, options
+from dispatch.libraries.nvrtc.kernel import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix, Place
+
+__all__ = ["Convert", "FormQ", "batched_call"]
+
+THREADS = 256
+WARP = 32
+PIVOTS = r"""
+extern "C" __global__ void widen(const int* from, long long* to, long long count)
+{
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < count) to[i] = from[i];
+}
+
+extern "C" __global__ void narrow(const long long* from, int* to, long long count)
+{
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < count) to[i] = (int)from[i];
+}
+"""
+# A warp makes a column of Q: of the identity's, by the reflections from the last to the first. Those behind the
+# column's own place leave it as it is.
+REFLECTIONS = r"""
+typedef long long Int;
+struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
+struct Strides { Int row, col, batch; };
+
+__device__ Element product(Element x, Element y, bool conj)
+{
+    Element z;
+    if (PARTS == 1) z.part[0] = x.part[0] * y.part[0];
+    else {
+        const REAL imag = conj ? -x.part[PARTS - 1] : x.part[PARTS - 1];
+        z.part[0] = x.part[0] * y.part[0] - imag * y.part[PARTS - 1];
+        z.part[PARTS - 1] = x.part[0] * y.part[PARTS - 1] + imag * y.part[0];
+    }
+    return z;
+}
+
+extern "C" __global__ void form_q(
+    const Element* factors, const Element* taus, Element* target,
+    Int rows, Int cols, Int reflections, Int batch, Strides from, Strides to)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
+        const Element* h = factors + number * from.batch;
+        const Element* tau = taus + number * reflections;
+        for (Int j = warp; j < cols; j += warps) {
+            Element* q = target + number * to.batch + j * to.col;
+            for (Int i = lane; i < rows; i += 32) {
+                Element one = {};
+                one.part[0] = i == j;
+                q[i * to.row] = one;
+            }
+            for (Int k = min(j, reflections - 1); k >= 0; k--) {
+                const Element* v = h + k * from.col;  // its element k is 1, and those before are 0
+                Element dot = {};
+                for (Int i = k + lane - k % 32; i < rows; i += 32) {
+                    if (i < k) continue;
+                    const Element x = q[i * to.row];
+                    const Element term = i == k ? x : product(v[i * from.row], x, true);
+                    for (int part = 0; part < PARTS; part++) dot.part[part] += term.part[part];
+                }
+                for (int part = 0; part < PARTS; part++)
+                    for (int step = 16; step; step /= 2)
+                        dot.part[part] += __shfl_xor_sync(0xffffffff, dot.part[part], step);
+                const Element factor = product(tau[k], dot, false);
+                for (Int i = k + lane - k % 32; i < rows; i += 32) {
+                    if (i < k) continue;
+                    const Element change = i == k ? factor : product(v[i * from.row], factor, false);
+                    for (int part = 0; part < PARTS; part++) q[i * to.row].part[part] -= change.part[part];
+                }
+            }
+        }
+    }
+}
+"""
+
+
+class Following:
+    """The executor's handle of cuBLAS, as a step asks for it: on the stream that plans enqueue on now."""
+
+    __slots__ = ("_executor", "_handle")
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._executor, self._handle = executor, handle_of(executor)
+        self.follow()  # so that the workspace is there before anything is captured
+
+    def follow(self) -> cublas.cublasHandle_t:
+        """The handle; it reads numbers on the host."""
+        return self._handle.follow(self._executor)
+
+
+def batched_call(executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> Call:
+    """One call of cuBLAS for all matrices of a batch; places among its arguments become addresses."""
+    return Call(executor, Following(executor), name, arguments, 1, library=cublas)
+
+
+class Convert:
+    """Pivots of one width to the other: so many, dense."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+
+    def __init__(self, executor: CudaExecutor, source: Place, target: Place, count: int, *, widen: bool) -> None:
+        self._executor, self._source, self._target = executor, source, target
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int64(count))
+        grid = (-(-count // THREADS), 1, 1)
+        name = "widen" if widen else "narrow"
+        self._launch = _launch(executor, PIVOTS, name, ("-std=c++17",), grid, THREADS, self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Convert them at some addresses."""
+        for slot, place in zip(self._given, (self._source, self._target), strict=False):
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())
+
+
+class FormQ:
+    """Q of each matrix of a batch, or its first columns, from what `geqrfBatched` has left; dense factors of each."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_places")
+
+    def __init__(self, executor: CudaExecutor, factors: Matrix, tau: Place, q: Matrix, batch: int) -> None:
+        self._executor, self._places = executor, (factors.place, tau, q.place)
+        size = q.dtype.itemsize
+        extents = (q.rows, q.cols, tau.step // size, batch)
+        strides = [Strides(m.row, m.col, m.place.step // size) for m in (factors, q)]
+        addresses = tuple(ctypes.c_void_p() for _ in self._places)
+        self._given: tuple[Any, ...] = (*addresses, *map(ctypes.c_int64, extents), *strides)
+        grid = (min(batch, MOST_BLOCKS), 1, 1)
+        block = min(THREADS, WARP * q.cols)
+        self._launch = _launch(executor, REFLECTIONS, "form_q", options(q.dtype), grid, block, self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Form it at some addresses."""
+        for slot, place in zip(self._given, self._places, strict=False):
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())
+
+
+def _launch(
+    executor: CudaExecutor,
+    source: str,
+    name: str,
+    flags: tuple[str, ...],
+    grid: tuple[int, int, int],
+    block: int,
+    given: tuple[Any, ...],
+) -> Callable[[], int]:
+    """The launch of a kernel with what `given` holds at the time."""
+    function = loaded(source, name, flags, executor.device)
+    pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+    fixed = (ctypes.c_void_p(function), *grid, block, 1, 1, 0, executor.target, pointers, None)
+    return partial(driver.cuLaunchKernel.unchecked, *fixed)

@@ -1,0 +1,280 @@
+"""Plans of one or more calls of cuBLAS, one behind the other: all is ready but the addresses and the numbers.
+
+The ops say which calls; nothing is chosen here. In the arguments of a routine `Operand(n)`, `Matrices(n)` and
+`Scalar(n)` stand for what the n-th argument of a run becomes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from cudabind.sys import cublas
+from dispatch.core.request import Argument, Plan
+from dispatch.keys import C64, C128, F32, F64, Dtype
+from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
+from dispatch.libraries.cublas.handle import handle_of
+from dispatch.libraries.cublas.pointers import Pointers
+from dispatch.libraries.cusolver.copies import Copy as KernelCopy
+from dispatch.libraries.cusolver.copies import Keep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix
+
+__all__ = [
+    "Constant",
+    "Copy",
+    "CublasPlan",
+    "Matrices",
+    "Moved",
+    "Operand",
+    "Routine",
+    "Scalar",
+    "Work",
+    "Zero",
+    "function_name",
+    "plan_of",
+]
+
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
+MAX_INT = 2**31 - 1
+
+
+class Operand(NamedTuple):
+    """The place of an operand's address in the arguments of a run, and how many bytes behind it the call begins."""
+
+    place: int
+    offset: int = 0
+
+
+class Scalar(NamedTuple):
+    """The place of a number in the arguments of a run, and the type that the call reads it as."""
+
+    place: int
+    dtype: Dtype
+
+
+class Constant(NamedTuple):
+    """A number that is the same in every run."""
+
+    value: complex
+    dtype: Dtype
+
+
+class Matrices(NamedTuple):
+    """The addresses of an operand's matrices, as batched routines take them: so many bytes behind its own."""
+
+    place: int
+    offsets: tuple[int, ...]
+
+
+class Routine(NamedTuple):
+    """One call of cuBLAS, as the op says it, without the handle.
+
+    With `unless_same` it is left out where the operands at these two places are one, with `unless` where the numbers
+    at these places are these.
+    """
+
+    name: str  # as in cublasStrsm, without the type's letter
+    dtype: Dtype
+    arguments: tuple[Any, ...]
+    unless_same: tuple[int, int] | None = None
+    on_device: bool = False  # whether its result, a number, is written to the device
+    unless: tuple[tuple[int, float], ...] = ()
+
+
+class Zero(NamedTuple):
+    """The bytes of an operand set to 0."""
+
+    place: int
+    nbytes: int
+
+
+class Copy(NamedTuple):
+    """The bytes of one operand copied to another of the same layout, unless they are one."""
+
+    source: int
+    target: int
+    start: int  # of the bytes, behind the operands' addresses
+    nbytes: int
+
+
+class Moved(NamedTuple):
+    """Elements of one operand copied to another, unless they are one, of any strides: by a kernel, not by cuBLAS."""
+
+    source: Matrix
+    target: Matrix
+    batch: int = 1
+
+
+Work = Routine | Zero | Copy | Moved
+
+
+def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
+    """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64.
+
+    One that is said with a capital letter, as "AxpyEx", takes its dtypes as arguments or has them in its name.
+    """
+    wide = "_64" if max(sizes, default=0) > MAX_INT else ""
+    if routine[0].isupper():
+        return f"cublas{routine}{wide}"
+    letter = LETTERS[dtype]
+    if routine in ("iamax", "iamin"):
+        start = f"I{letter.lower()}"
+    elif routine in ("asum", "nrm2") and dtype.is_complex:
+        start = "Sc" if dtype is C64 else "Dz"
+    else:
+        start = letter
+    name: str = getattr(
+        cublas, f"cublas{start}{routine.removeprefix('i') if start[0] == 'I' else routine}{wide}"
+    ).__name__
+    return name
+
+
+def function_of(name: str) -> Any:
+    """The function of a name; some of half precision are declared in C++ alone."""
+    return half_gemv(name) if name in NAMES else getattr(cublas, name)
+
+
+class Number:
+    """A number in host memory, as cuBLAS reads it."""
+
+    __slots__ = ("_memory", "_parts", "address")
+
+    def __init__(self, dtype: Dtype) -> None:
+        self._parts = 2 if dtype.is_complex else 1
+        kind = ctypes.c_float if dtype in (F32, C64) else ctypes.c_double
+        self._memory = (kind * self._parts)()
+        self.address = ctypes.c_void_p(ctypes.addressof(self._memory))
+
+    def set(self, value: complex) -> None:
+        """Write the number."""
+        self._memory[0] = value.real
+        if self._parts > 1:
+            self._memory[1] = value.imag
+
+
+class CallStep:
+    """A routine with everything but the addresses and the numbers filled in."""
+
+    __slots__ = (
+        *("_arguments", "_executor", "_function", "_handle", "_numbers", "_on_device", "_pointers", "_slots"),
+        *("_unless", "_unless_same"),
+    )
+
+    def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
+        self._executor, self._handle = executor, handle_of(executor)
+        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        sizes = [argument for argument in routine.arguments if type(argument) is int]
+        self._function: Any = function_of(function_name(routine.name, routine.dtype, sizes))
+        self._unless_same, self._unless = routine.unless_same, routine.unless
+        self._on_device = routine.on_device
+        self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
+        self._numbers: list[tuple[Number, Scalar | Constant]] = []
+        self._pointers: list[Pointers] = []
+        self._arguments = tuple(map(self._prepared, routine.arguments))
+
+    def _prepared(self, argument: Any) -> Any:
+        if isinstance(argument, Operand):
+            slot = ctypes.c_void_p()
+            self._slots.append((slot, argument))
+            return slot
+        if isinstance(argument, Matrices):
+            pointers = Pointers(self._executor, *argument)
+            self._pointers.append(pointers)
+            return pointers.address
+        if isinstance(argument, (Scalar, Constant)):
+            number = Number(argument.dtype)
+            if isinstance(argument, Constant):
+                number.set(argument.value)
+            self._numbers.append((number, argument))  # which keeps it
+            return number.address
+        return argument
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Call cuBLAS on the executor's stream; raises its own error."""
+        if self._unless_same is not None:
+            one, other = self._unless_same
+            if arguments[one] == arguments[other]:
+                return
+        if self._unless and all(arguments[place] == number for place, number in self._unless):
+            return
+        for pointers in self._pointers:
+            pointers.enqueue(arguments)
+        for slot, (place, offset) in self._slots:
+            address: Any = arguments[place]  # addresses are ints
+            slot.value = address + offset if address else None
+        for number, said in self._numbers:
+            if isinstance(said, Scalar):
+                number.set(arguments[said.place])
+        handle = self._handle.follow(self._executor, on_device=self._on_device)
+        status = self._function.unchecked(handle, *self._arguments)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise self._function.error(status)
+
+
+class MoveStep:
+    """A copy by a kernel, left out where the operands are one."""
+
+    __slots__ = ("_copy", "_source", "_target")
+
+    def __init__(self, executor: CudaExecutor, moved: Moved) -> None:
+        self._source, self._target = moved.source.place.operand, moved.target.place.operand
+        self._copy = KernelCopy(executor, moved.source, moved.target, moved.batch, Keep.ALL, conj=False)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Copy."""
+        if arguments[self._source] != arguments[self._target]:
+            self._copy.enqueue(arguments)
+
+
+class CublasPlan(Plan):
+    """Calls and what is around them, in their order."""
+
+    __slots__ = ("_executor", "_steps")
+
+    def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor = executor
+        self._steps = tuple(map(self._prepared, works))
+
+    def _prepared(self, work: Work) -> CallStep | MoveStep | Zero | Copy:
+        if isinstance(work, Moved):
+            return MoveStep(self._executor, work)
+        return CallStep(self._executor, work) if isinstance(work, Routine) else work
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for step in self._steps:
+            if isinstance(step, (Zero, Copy)):
+                self._move(step, arguments)
+            else:
+                step.enqueue(arguments)
+
+    def _move(self, step: Zero | Copy, arguments: tuple[Argument, ...]) -> None:
+        places: Any = arguments  # addresses are ints
+        if isinstance(step, Zero):
+            driver.cuMemsetD8Async(places[step.place], 0, step.nbytes, self._executor.target.value)
+        elif places[step.source] != places[step.target]:
+            source, target = places[step.source] + step.start, places[step.target] + step.start
+            driver.cuMemcpyDtoDAsync(target, source, step.nbytes, self._executor.target.value)
+
+
+class EmptyPlan(Plan):
+    """A request whose result has no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
+def plan_of(executor: CudaExecutor, row: Row, works: Sequence[Work]) -> Plan:
+    """The plan of what cuBLAS is to do, which may be nothing."""
+    return CublasPlan(executor, row, works) if works else EmptyPlan(row, capture_safe=False)

@@ -1,0 +1,208 @@
+"""Copies of matrices on the device, by a kernel of this library: other strides, one triangle, the conjugate.
+
+LAPACK's routines are column-major and overwrite what they read: plans copy their operands into memory that a routine
+may take, and results out of it. NVRTC compiles the kernel for the GPU at hand. This file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.libraries.nvrtc.kernel import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+    from dispatch.libraries.cusolver.matrix import Matrix, Place
+
+__all__ = ["SOURCE", "Copy", "Keep", "PointerList", "Spoil", "Strides", "check", "launch_of", "options"]
+
+TILE, LINES = 32, 8
+REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
+SPOIL_BLOCKS = 256  # for each matrix: nearly always they have nothing to do
+MOST_BLOCKS = 65535  # along the second and the third axis of a grid
+
+# A tile is read along the direction that is dense in the source and written along the one that is in the target.
+SOURCE = r"""
+#define NAN __int_as_float(0x7fffffff)
+typedef long long Int;
+struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
+struct Strides { Int row, col, batch; };
+
+__device__ bool keeps(int keep, Int row, Int col) {
+    return keep == 0 || (keep == 1 && row >= col) || (keep == 2 && row <= col)
+        || (keep == 5 && row < col) || (keep == 6 && row > col);
+}
+
+extern "C" __global__ void copy_matrix(
+    const Element* source, Element* target, Int rows, Int cols, Int batch, Strides from, Strides to, int keep, int conj)
+{
+    __shared__ Element tile[32][33];
+    const int x = threadIdx.x;
+    const bool read_rows = abs(from.row) > abs(from.col), write_rows = abs(to.row) > abs(to.col);
+    for (Int first_col = (Int)blockIdx.y * 32; first_col < cols; first_col += (Int)gridDim.y * 32)
+    for (Int number = blockIdx.z; number < batch; number += gridDim.z) {
+        const Int first_row = (Int)blockIdx.x * 32;
+        for (int y = threadIdx.y; y < 32; y += 8) {
+            const int i = read_rows ? y : x, j = read_rows ? x : y;
+            const Int row = first_row + i, col = first_col + j;
+            Element value = {};
+            const bool kept = keeps(keep, row, col);
+            if (keep == 3) value.part[0] = row == col;
+            else if (row < rows && col < cols && kept) {
+                value = source[number * from.batch + row * from.row + col * from.col];
+                if (PARTS == 2 && conj) value.part[PARTS - 1] = -value.part[PARTS - 1];
+            }
+            tile[j][i] = value;
+        }
+        __syncthreads();
+        for (int y = threadIdx.y; y < 32; y += 8) {
+            const int i = write_rows ? y : x, j = write_rows ? x : y;
+            const Int row = first_row + i, col = first_col + j;
+            if (row < rows && col < cols && (keep < 5 || keeps(keep, row, col)))
+                target[number * to.batch + row * to.row + col * to.col] = tile[j][i];
+        }
+        __syncthreads();
+    }
+}
+
+// What a routine that failed has left becomes NaN.
+extern "C" __global__ void spoil(
+    const int* info, Element* target, Int rows, Int cols, Int batch, Strides to)
+{
+    for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
+        if (info[number] == 0) continue;
+        for (Int i = (Int)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (Int)gridDim.x * blockDim.x)
+            for (int part = 0; part < PARTS; part++)
+                target[number * to.batch + i % rows * to.row + i / rows * to.col].part[part] = (REAL)NAN;
+    }
+}
+
+extern "C" __global__ void list_pointers(char* first, Int step, Int count, char** list)
+{
+    const Int number = (Int)blockIdx.x * blockDim.x + threadIdx.x;
+    if (number < count) list[number] = first + number * step;
+}
+"""
+
+
+class Keep(IntEnum):
+    """Which elements a copy has; the others become 0 and are not read."""
+
+    ALL = 0
+    LOWER = 1
+    UPPER = 2
+    ONES = 3  # on the diagonal, and nothing is read
+    NONE = 4
+    ABOVE = 5  # the diagonal; what is not is not written either
+    BELOW = 6
+
+
+class Strides(ctypes.Structure):
+    """Elements from one row, column and matrix of a batch to the next."""
+
+    _fields_ = (("row", ctypes.c_int64), ("col", ctypes.c_int64), ("batch", ctypes.c_int64))
+
+
+def options(dtype: Dtype) -> tuple[str, ...]:
+    """NVRTC's options for elements of a dtype; of those that are only copied the size counts."""
+    parts = 2 if dtype.is_complex else 1
+    real = REALS[dtype.itemsize // parts]
+    return "-std=c++17", f"-DREAL={real}", f"-DPARTS={parts}"
+
+
+def launch_of(
+    executor: CudaExecutor,
+    name: str,
+    dtype: Dtype,
+    grid: tuple[int, int, int],
+    block: tuple[int, int],
+    given: Any,
+    source: str = SOURCE,
+) -> Callable[[], int]:
+    """The launch of a kernel with what `given` holds at the time."""
+    function = loaded(source, name, options(dtype), executor.device)
+    pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+    extents = (*grid, *block, 1)
+    fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
+    return partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+
+class Copy:
+    """A copy of a matrix, or of a batch of them, as a step of a plan; source and target may be one matrix."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+
+    def __init__(
+        self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int, keep: Keep, *, conj: bool
+    ) -> None:
+        self._executor, self._source, self._target = executor, source.place, target.place
+        size, rows, cols = source.dtype.itemsize, source.rows, source.cols
+        strides = [Strides(m.row, m.col, m.place.step // size) for m in (source, target)]
+        numbers = (ctypes.c_int64(rows), ctypes.c_int64(cols), ctypes.c_int64(batch))
+        choices = (ctypes.c_int(keep), ctypes.c_int(conj))
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, *strides, *choices)
+        grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        self._launch = launch_of(executor, "copy_matrix", source.dtype, grid, (TILE, LINES), self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Copy at some addresses."""
+        source, target, *_ = self._given
+        source.value = addresses[self._source.operand] + self._source.offset
+        target.value = addresses[self._target.operand] + self._target.offset
+        check(self._executor, self._launch())
+
+
+class Spoil:
+    """What a routine that failed has left becomes NaN, as a step of a plan; it looks at the status on the device."""
+
+    __slots__ = ("_executor", "_given", "_info", "_launch", "_target")
+
+    def __init__(self, executor: CudaExecutor, info: Place, target: Matrix, batch: int) -> None:
+        self._executor, self._info, self._target = executor, info, target.place
+        strides = Strides(target.row, target.col, target.place.step // target.dtype.itemsize)
+        numbers = (ctypes.c_int64(target.rows), ctypes.c_int64(target.cols), ctypes.c_int64(batch))
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
+        blocks = min(-(-target.rows * target.cols // (TILE * LINES)), SPOIL_BLOCKS)
+        grid = (blocks, min(batch, MOST_BLOCKS), 1)
+        self._launch = launch_of(executor, "spoil", target.dtype, grid, (TILE * LINES, 1), self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Look at the status at its address."""
+        info, target, *_ = self._given
+        info.value = addresses[self._info.operand] + self._info.offset
+        target.value = addresses[self._target.operand] + self._target.offset
+        check(self._executor, self._launch())
+
+
+class PointerList:
+    """The list of the addresses of a batch of matrices in device memory, as a step of a plan."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_matrix", "_target")
+
+    def __init__(self, executor: CudaExecutor, matrix: Matrix, target: Place, batch: int) -> None:
+        self._executor, self._matrix, self._target = executor, matrix.place, target
+        numbers = (ctypes.c_int64(matrix.place.step), ctypes.c_int64(batch))
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), *numbers, ctypes.c_void_p())
+        grid = (-(-batch // (TILE * LINES)), 1, 1)
+        self._launch = launch_of(executor, "list_pointers", matrix.dtype, grid, (TILE * LINES, 1), self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """List the addresses."""
+        first, _, _, target = self._given
+        first.value = addresses[self._matrix.operand] + self._matrix.offset
+        target.value = addresses[self._target.operand] + self._target.offset
+        check(self._executor, self._launch())
+
+
+def check(executor: CudaExecutor, status: int) -> None:
+    """Raise what a launch ended in."""
+    if status:
+        executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        raise driver.error("cuLaunchKernel", status)

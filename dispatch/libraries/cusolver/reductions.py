@@ -1,0 +1,250 @@
+"""Small kernels over matrices and vectors that stay on the device: determinants, norms, reciprocals, statuses.
+
+Each has its batch first, and 256 threads a block; sums are in double precision, in an order that never changes. NVRTC
+compiles them for the GPU at hand. This file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.libraries.cusolver.copies import MOST_BLOCKS, check, options
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.nvrtc.kernel import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+
+__all__ = ["SOURCE", "Launch", "Reduce"]
+
+THREADS = 256
+
+SOURCE = r"""
+typedef long long Int;
+#define EACH for (Int number = blockIdx.y; number < batch; number += gridDim.y)
+struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
+struct Strides { Int row, col, batch; };
+
+__device__ double imaginary(const Element& one) { return PARTS == 2 ? (double)one.part[PARTS - 1] : 0.0; }
+__device__ double magnitude(const Element& one) {
+    return PARTS == 2 ? hypot((double)one.part[0], imaginary(one)) : fabs((double)one.part[0]);
+}
+
+// A number re + i·im times 2^power, so that no product of many overflows before its end.
+struct Scaled {
+    double re, im;
+    Int power;
+    __device__ void times(double a, double b, Int other) {
+        const double x = re * a - im * b, y = PARTS == 2 ? re * b + im * a : 0.0;
+        const double size = fmax(fabs(x), fabs(y));
+        int shift = 0;
+        if (size > 0 && size <= 1.7e308) frexp(size, &shift);
+        re = ldexp(x, -shift), im = ldexp(y, -shift), power += other + shift;
+    }
+};
+
+// The determinant from LU's factors, or its sign and the logarithm of its magnitude. pivots count from 1.
+extern "C" __global__ void determinant(
+    Int batch, const Element* lu, Strides at, Int n, const Int* pivots, Element* out, REAL* logarithm)
+{
+    __shared__ Scaled parts[256];
+    const int thread = threadIdx.x;
+    EACH {
+        Scaled product = {1, 0, 0};
+        for (Int i = thread; i < n; i += 256) {
+            const Element one = lu[number * at.batch + i * (at.row + at.col)];
+            const double sign = pivots[number * n + i] == i + 1 ? 1 : -1;
+            int shift = 0;
+            const double size = fmax(fabs((double)one.part[0]), fabs(imaginary(one)));
+            if (size > 0 && size <= 1.7e308) frexp(size, &shift);
+            product.times(ldexp(sign * one.part[0], -shift), ldexp(sign * imaginary(one), -shift), shift);
+        }
+        parts[thread] = product;
+        __syncthreads();
+        for (int half = 128; half; half /= 2) {
+            if (thread < half) parts[thread].times(parts[thread + half].re, parts[thread + half].im,
+                                                   parts[thread + half].power);
+            __syncthreads();
+        }
+        if (thread == 0) {
+            const Scaled& all = parts[0];
+            const double size = PARTS == 2 ? hypot(all.re, all.im) : fabs(all.re);
+            const int power = (int)max(min(all.power, (Int)100000), (Int)-100000);
+            const double scale = logarithm && size > 0 ? 1 / size : 1;
+            out[number].part[0] = (REAL)(logarithm ? all.re * scale : ldexp(all.re, power));
+            if (PARTS == 2) out[number].part[PARTS - 1] = (REAL)(logarithm ? all.im * scale : ldexp(all.im, power));
+            if (logarithm) logarithm[number] = (REAL)(log(size) + all.power * 0.69314718055994530942);
+        }
+        __syncthreads();
+    }
+}
+
+// Of each column the sum of magnitudes (0), the root of the sum of squares (1), the largest (2) or smallest (3), or the
+// sum of squares (4). Squares are those of value / scale, so that none overflows.
+struct Sum {
+    double scale, total;
+    __device__ void add(int kind, double scale_of, double value) {
+        if (kind == 0) total += value;
+        else if (kind == 2) total = total >= value || isnan(total) ? total : value;
+        else if (kind == 3) total = total <= value || isnan(total) ? total : value;
+        else if (scale_of > scale) {
+            const double ratio = scale / scale_of;
+            total = total * ratio * ratio + value, scale = scale_of;
+        } else if (scale_of > 0) {
+            const double ratio = scale_of == scale ? 1 : scale_of / scale;  // both may be infinite
+            total += value * ratio * ratio;
+        } else if (isnan(scale_of)) total = scale_of, scale = 1;
+    }
+};
+
+extern "C" __global__ void reduce_columns(
+    Int batch, const Element* source, Strides at, Int rows, Int cols, REAL* out, Int step, int kind)
+{
+    __shared__ Sum parts[256];
+    const int thread = threadIdx.x;
+    const bool squares = kind == 1 || kind == 4;
+    EACH for (Int col = blockIdx.x; col < cols; col += gridDim.x) {
+        Sum sum = {0, kind == 3 ? __longlong_as_double(0x7ff0000000000000ll) : 0};
+        for (Int row = thread; row < rows; row += 256) {
+            const double one = magnitude(source[number * at.batch + row * at.row + col * at.col]);
+            sum.add(kind, one, squares ? 1 : one);
+        }
+        parts[thread] = sum;
+        __syncthreads();
+        for (int half = 128; half; half /= 2) {
+            if (thread < half) parts[thread].add(kind, parts[thread + half].scale, parts[thread + half].total);
+            __syncthreads();
+        }
+        if (thread == 0) {
+            sum = parts[0];
+            double found = sum.total;
+            if (squares && sum.scale > 0) found = sum.scale * (kind == 1 ? sqrt(found) : sum.scale * found);
+            out[number * step + col] = (REAL)(rows ? found : 0);
+        }
+        __syncthreads();
+    }
+}
+
+// 1 / s of what is above ratio · s[0], 0 for the rest; and how many are above it.
+extern "C" __global__ void reciprocals(Int batch, const REAL* s, Int n, double ratio, REAL* out, Int* rank)
+{
+    __shared__ Int counts[256];
+    const int thread = threadIdx.x;
+    EACH {
+        const double least = n ? ratio * s[number * n] : 0;
+        Int count = 0;
+        for (Int i = thread; i < n; i += 256) {
+            const double one = s[number * n + i];
+            count += one > least;
+            if (out) out[number * n + i] = (REAL)(one <= least ? 0 : 1 / one);
+        }
+        counts[thread] = count;
+        __syncthreads();
+        for (int half = 128; half; half /= 2) {
+            if (thread < half) counts[thread] += counts[thread + half];
+            __syncthreads();
+        }
+        if (thread == 0 && rank) rank[number] = counts[0];
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void scale_rows(
+    Int batch, Element* target, Strides at, Int rows, Int cols, const REAL* factors, Int step)
+{
+    EACH for (Int i = (Int)blockIdx.x * 256 + threadIdx.x; i < rows * cols; i += (Int)gridDim.x * 256)
+        for (int part = 0; part < PARTS; part++)
+            target[number * at.batch + i % rows * at.row + i / rows * at.col].part[part] *=
+                factors[number * step + i % rows];
+}
+
+// The place, from 1, of the first element of a diagonal that is exactly 0; else 0.
+extern "C" __global__ void first_zero(Int batch, const Element* source, Strides at, Int n, int* info)
+{
+    __shared__ Int places[256];
+    const int thread = threadIdx.x;
+    EACH {
+        Int found = n;
+        for (Int i = thread; i < n && found == n; i += 256) {
+            const Element one = source[number * at.batch + i * (at.row + at.col)];
+            if (one.part[0] == 0 && one.part[PARTS - 1] == 0) found = i;
+        }
+        places[thread] = found;
+        __syncthreads();
+        for (int half = 128; half; half /= 2) {
+            if (thread < half) places[thread] = min(places[thread], places[thread + half]);
+            __syncthreads();
+        }
+        if (thread == 0) info[number] = places[0] < n ? (int)(places[0] + 1) : 0;
+        __syncthreads();
+    }
+}
+"""
+
+
+class Reduce(IntEnum):
+    """What becomes of the magnitudes of a column."""
+
+    SUM = 0
+    ROOT = 1
+    MAX = 2
+    MIN = 3
+    SQUARES = 4
+
+
+class Strides(ctypes.Structure):
+    """Elements from one row, column and matrix of a batch to the next."""
+
+    _fields_ = (("row", ctypes.c_int64), ("col", ctypes.c_int64), ("batch", ctypes.c_int64))
+
+
+class Launch:
+    """A kernel of these as a step of a plan.
+
+    A Matrix among the arguments becomes an address and strides, a Place an address, None the null pointer, a member of
+    an enum an int, other ints 64 bits and floats doubles.
+    """
+
+    __slots__ = ("_executor", "_given", "_launch", "_slots")
+
+    def __init__(
+        self, executor: CudaExecutor, name: str, dtype: Dtype, batch: int, blocks: int, arguments: Sequence[Any]
+    ) -> None:
+        self._executor = executor
+        self._slots: list[tuple[ctypes.c_void_p, Place]] = []
+        given: list[Any] = [ctypes.c_int64(batch)]
+        for argument in arguments:
+            given.extend(self._prepared(argument))
+        self._given = tuple(given)
+        pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        function = loaded(SOURCE, name, options(dtype), executor.device)
+        grid = (min(blocks, MOST_BLOCKS), min(batch, MOST_BLOCKS), 1)
+        fixed = (ctypes.c_void_p(function), *grid, THREADS, 1, 1, 0, executor.target, pointers, None)
+        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def _prepared(self, argument: Any) -> tuple[Any, ...]:
+        if isinstance(argument, Matrix):
+            step = argument.place.step // argument.dtype.itemsize
+            return *self._prepared(argument.place), Strides(argument.row, argument.col, step)
+        if isinstance(argument, Place):
+            slot = ctypes.c_void_p()
+            self._slots.append((slot, argument))
+            return (slot,)
+        if argument is None:
+            return (ctypes.c_void_p(),)
+        if isinstance(argument, IntEnum):
+            return (ctypes.c_int(argument),)
+        return (ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_int64(argument),)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Launch it at some addresses."""
+        for slot, place in self._slots:
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())

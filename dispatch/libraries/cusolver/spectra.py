@@ -1,0 +1,129 @@
+"""What becomes of spectra behind a routine, by kernels of this library: some of the eigenvalues, pairs, statuses.
+
+This file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from dispatch.libraries.cusolver.copies import Strides, check, launch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix, Place
+
+__all__ = ["SPECTRA", "FromPairs", "KeepFirst", "SwapStatus"]
+
+THREADS = 256
+MOST_BLOCKS = 65535  # along the second axis of a grid
+BLOCKS = 256  # for each matrix
+
+SPECTRA = r"""
+#define NAN __int_as_float(0x7fffffff)
+typedef long long Int;
+struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
+struct __align__(sizeof(REAL) * 2) Complex { REAL real, imag; };
+struct Strides { Int row, col, batch; };
+
+// Columns behind those that were found become NaN.
+extern "C" __global__ void keep_first(
+    const Int* found, Element* target, Int rows, Int cols, Int batch, Strides to)
+{
+    for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
+        const Int first = found[number];
+        for (Int i = (Int)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (Int)gridDim.x * blockDim.x)
+            if (i / rows >= first)
+                for (int part = 0; part < PARTS; part++)
+                    target[number * to.batch + i % rows * to.row + i / rows * to.col].part[part] = (REAL)NAN;
+    }
+}
+
+// Of a pair of conjugate eigenvalues the vectors are two real columns: x + i*y and x - i*y. The first of a pair has the
+// positive imaginary part, so that the sign tells the one from the other.
+extern "C" __global__ void from_pairs(
+    const Complex* values, const REAL* source, Complex* target, Int n, Int batch, Strides from, Strides to)
+{
+    for (Int number = blockIdx.y; number < batch; number += gridDim.y)
+        for (Int i = (Int)blockIdx.x * blockDim.x + threadIdx.x; i < n * n; i += (Int)gridDim.x * blockDim.x) {
+            const Int row = i % n, col = i / n;
+            REAL sign = values[number * n + col].imag;
+            if ((sign < 0 && col == 0) || (sign > 0 && col == n - 1)) sign = 0;  // where nothing converged
+            const REAL* at = source + number * from.batch + row * from.row + (col - (sign < 0)) * from.col;
+            Complex value = {at[0], 0};
+            if (sign > 0) value.imag = at[from.col];
+            if (sign < 0) value.imag = -at[from.col];
+            target[number * to.batch + row * to.row + col * to.col] = value;
+        }
+}
+
+// 1 … n say which minor of B is not positive definite and n + 1 that nothing converged: the other way round than SYGVD.
+extern "C" __global__ void swap_status(int* info, Int n, Int batch)
+{
+    const Int number = (Int)blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= batch) return;
+    const int status = info[number];
+    if (status > 0) info[number] = status > n ? 1 : (int)n + status;
+}
+"""
+
+
+def strides_of(matrix: Matrix) -> Strides:
+    """The strides of a matrix in elements."""
+    return Strides(matrix.row, matrix.col, matrix.place.step // matrix.dtype.itemsize)
+
+
+class Spectral:
+    """A step of one kernel, whose first arguments are addresses."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_places")
+    kernel: str
+
+    def __init__(
+        self, executor: CudaExecutor, places: Sequence[Place], of: Matrix, grid: tuple[int, int, int], *numbers: Any
+    ) -> None:
+        self._executor, self._places = executor, tuple(places)
+        self._given: tuple[Any, ...] = (*(ctypes.c_void_p() for _ in places), *numbers)
+        self._launch = launch_of(executor, self.kernel, of.dtype, grid, (THREADS, 1), self._given, SPECTRA)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Launch the kernel at some addresses."""
+        for slot, place in zip(self._given, self._places, strict=False):
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())
+
+
+class KeepFirst(Spectral):
+    """The columns of a matrix behind those that were found become NaN; `found` is an i64 for each matrix."""
+
+    kernel = "keep_first"
+
+    def __init__(self, executor: CudaExecutor, found: Place, target: Matrix, batch: int) -> None:
+        numbers = (ctypes.c_int64(target.rows), ctypes.c_int64(target.cols), ctypes.c_int64(batch))
+        grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS), 1)
+        super().__init__(executor, (found, target.place), target, grid, *numbers, strides_of(target))
+
+
+class FromPairs(Spectral):
+    """Complex eigenvectors from LAPACK's real columns; `values` are the complex eigenvalues, dense."""
+
+    kernel = "from_pairs"
+
+    def __init__(self, executor: CudaExecutor, values: Place, source: Matrix, target: Matrix, batch: int) -> None:
+        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(batch))
+        grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS), 1)
+        places = (values, source.place, target.place)
+        super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
+
+
+class SwapStatus(Spectral):
+    """The statuses of `sygvj` become those of `sygvd`: above n where B is not positive definite."""
+
+    kernel = "swap_status"
+
+    def __init__(self, executor: CudaExecutor, info: Place, of: Matrix, batch: int) -> None:
+        grid = (-(-batch // THREADS), 1, 1)
+        super().__init__(executor, (info,), of, grid, ctypes.c_int64(of.rows), ctypes.c_int64(batch))

@@ -1,0 +1,157 @@
+"""BLAS level 1 in the terms of cuBLAS: the routines that carry out a request, and whether there are such.
+
+Numbers that a routine finds, and those of a rotation, are on the device (pointer mode device), so that no call waits.
+Vectors of f16 and bf16 go by the routines that are told dtypes, with a compute type of f32; since none of these copies
+such vectors, a kernel does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import F32, HALF
+from dispatch.libraries.cublas.calls import Copy, Moved, Operand, Routine, Work, Zero, plan_of
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.ops.blas.cublas2 import Vectors
+from dispatch.ops.blas.orders import Misfit, misplaced
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["cublas_level1", "lower", "steps_fit"]
+
+
+def steps_fit(request: Any) -> str:
+    """Rule: vectors that cuBLAS takes as they lie."""
+    try:
+        lower(request)
+    except Misfit as misfit:
+        return str(misfit)
+    return ""
+
+
+def cublas_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request of level 1."""
+    return plan_of(executor, row, lower(request))
+
+
+def lower(request: Any) -> list[Work]:
+    """What cuBLAS is to do for a request, in order; Misfit where there is no such thing."""
+    lowering = Lowering(request)
+    if request.op in ("rotg", "rotmg"):
+        return lowering.generating()
+    if request.op in ("swap", "rot", "rotm"):
+        return lowering.pair() if request.x.size else []
+    if request.op in ("axpy", "scal", "copy"):
+        return lowering.mapping() if request.x.size else []
+    return lowering.reducing()
+
+
+class Lowering(Vectors):
+    """A request, from which the routines' arguments follow."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the routines that are told dtypes are the ones."""
+        return self.dtype in HALF
+
+    def operand(self, name: str) -> Operand:
+        """A number, or what is dense."""
+        self.layout(name)
+        return Operand(self.request.place_of(name))
+
+    def typed(self, name: str) -> tuple[Any, ...]:
+        """A vector as routines take it that are told dtypes."""
+        at, step = self.vector(name)
+        return at, self.dtype.cuda, step
+
+    def put(self, name: str, target: str) -> Work:
+        """A vector copied to where a routine changes it, unless it is there."""
+        place = self.request.place_of
+        if not self.is_half:
+            arguments = (self.request.x.size, *self.vector(name), *self.vector(target))
+            return Routine("copy", self.dtype, arguments, (place(name), place(target)))
+        found = []
+        for one in (name, target):
+            _, step = self.vector(one)
+            found.append(Matrix(Place(place(one)), self.dtype, self.request.x.size, 1, step, 1))
+        source, moved = found
+        return Moved(source, moved)
+
+    # -- by kind of routine ---------------------------------------------------------------------------------------
+    def mapping(self) -> list[Work]:
+        """A vector from one or two others."""
+        request, n = self.request, self.request.x.size
+        if request.op == "copy":
+            return [self.put("x", "out")]
+        alpha = self.number("alpha")
+        first = self.put("y" if request.op == "axpy" else "x", "out")
+        out_at, step = self.vector("out")
+        if request.op == "scal":  # which takes no vector that goes backwards, and to which it is all one
+            if self.is_half:
+                arguments = (n, alpha, F32.cuda, out_at, self.dtype.cuda, abs(step), F32.cuda)
+                return [first, Routine("ScalEx", self.dtype, arguments)]
+            return [first, Routine("scal", self.dtype, (n, alpha, out_at, abs(step)))]
+        if self.is_half:
+            arguments = (n, alpha, F32.cuda, *self.typed("x"), *self.typed("out"), F32.cuda)
+            return [first, Routine("AxpyEx", self.dtype, arguments)]
+        return [first, Routine("axpy", self.dtype, (n, alpha, *self.vector("x"), out_at, step))]
+
+    def reducing(self) -> list[Work]:
+        """A number of one or two vectors."""
+        request, n, out = self.request, self.request.x.size, self.request.layout_of("out")
+        if text := misplaced(out):
+            raise Misfit(f"out: {text}")
+        place = request.place_of("out")
+        if n == 0:
+            return [Zero(place, out.dtype.itemsize)]
+        x_at, step = self.vector("x")
+        if request.op in ("iamax", "iamin") and step < 0:
+            raise Misfit(f"needs x with a stride above 0, has {request.x.layout}: copy it")
+        result = Operand(place)
+        if self.is_half:
+            dtype = self.dtype.cuda
+            if request.op == "nrm2":
+                routine, vectors = "Nrm2Ex", (x_at, dtype, abs(step))
+            else:
+                routine, vectors = "DotEx", (*self.typed("x"), *self.typed("y"))
+            return [Routine(routine, self.dtype, (n, *vectors, result, dtype, F32.cuda), on_device=True)]
+        # Of a single vector that goes backwards BLAS sees no element, and its sum is the same forwards.
+        both = (x_at, step, *self.vector("y")) if "y" in request.reads else (x_at, abs(step))
+        return [Routine(request.op, self.dtype, (n, *both, result), on_device=True)]
+
+    def pair(self) -> list[Work]:
+        """Two vectors from two others, where these are or where they are copied to first."""
+        request, n = self.request, self.request.x.size
+        first = [self.put("x", "out_x"), self.put("y", "out_y")]
+        vectors = (*self.vector("out_x"), *self.vector("out_y"))
+        if request.op == "swap":
+            return [*first, Routine("swap", self.dtype, (n, *vectors))]
+        if request.op == "rotm":
+            return [*first, Routine("rotm", self.dtype, (n, *vectors, self.operand("param")), on_device=True)]
+        numbers = (self.operand("c"), self.operand("s"))
+        if self.is_half:
+            vectors = (*self.typed("out_x"), *self.typed("out_y"))
+            arguments = (n, *vectors, *numbers, self.dtype.cuda, F32.cuda)
+            return [*first, Routine("RotEx", self.dtype, arguments, on_device=True)]
+        routine = "rot"
+        if self.dtype.is_complex and not request.s.dtype.is_complex:
+            routine = "srot" if self.real is F32 else "drot"
+        return [*first, Routine(routine, self.dtype, (n, *vectors, *numbers), on_device=True)]
+
+    def generating(self) -> list[Work]:
+        """The numbers of a rotation."""
+        request, size = self.request, self.dtype.itemsize
+        given = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
+        copied = [Copy(request.place_of(name), request.place_of(target), 0, size) for name, target in given.items()]
+        changed = [self.operand(name) for name in given.values()]
+        if request.op == "rotmg":
+            arguments = (*changed, self.operand("y1"), self.operand("param"))
+            blank = Zero(request.place_of("param"), 5 * size)  # of which a flag says what is written
+            return [*copied, blank, Routine("rotmg", self.dtype, arguments, on_device=True)]
+        arguments = (*changed, self.operand("c"), self.operand("s"))
+        # What becomes of a complex b is nowhere said.
+        behind = copied[1:] if self.dtype.is_complex else []
+        return [*copied, Routine("rotg", self.dtype, arguments, on_device=True), *behind]

@@ -1,0 +1,269 @@
+"""BLAS level 2 in the terms of cuBLAS: the routines that carry out a request, and whether there are such.
+
+cuBLAS's matrices are column-major. A row-major one is the transpose, which a flag undoes, but not the conjugate that
+goes with it where a matrix is Hermitian, or its adjoint is asked for. Then the vectors are taken to be matrices of one
+row, and the routine of level 3 that does the same to the transpose carries it out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import HALF, member
+from dispatch.libraries.cublas.calls import Constant, Operand, Routine, Work, plan_of
+from dispatch.ops.blas.choices import Operation, SideMode
+from dispatch.ops.blas.cublas_gemv import batched_gemv
+from dispatch.ops.blas.orders import Misfit, leading, misplaced
+from dispatch.ops.blas.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["cublas_level2", "lower", "vectors_fit"]
+
+N, T, C = Operation.N, Operation.T, Operation.C
+RIGHT = int(SideMode.RIGHT)
+
+
+def vectors_fit(request: Any) -> str:
+    """Rule: vectors and matrices that cuBLAS takes as they lie."""
+    try:
+        lower(request)
+    except Misfit as misfit:
+        return str(misfit)
+    return ""
+
+
+def cublas_level2(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request of level 2; nothing is launched where the result has no element."""
+    return plan_of(executor, row, lower(request))
+
+
+def lower(request: Any) -> list[Work]:
+    """What cuBLAS is to do for a request, in order; Misfit where there is no such thing."""
+    if 0 in request.layout_of("out").shape:
+        return []
+    return Lowering(request).works()
+
+
+class Vectors(Terms):
+    """A request of vectors, from which they follow as cuBLAS takes them."""
+
+    def layout(self, name: str) -> Layout:
+        layout: Layout = self.request.layout_of(name)
+        if text := misplaced(layout):
+            raise Misfit(f"{name}: {text}")
+        return layout
+
+    def vector(self, name: str) -> tuple[Operand, int]:
+        """A vector and its step; of one that goes backwards the address is that of its last element, the lowest."""
+        layout = self.layout(name)
+        step = layout.strides[0] if layout.size > 1 else 1
+        if step == 0:
+            raise Misfit(f"needs {name} with a stride other than 0, has {layout}: copy it")
+        return Operand(self.request.place_of(name), layout.low if step < 0 else 0), step
+
+    def copied(self, name: str) -> list[Work]:
+        """A vector copied to the result, unless it is that."""
+        place = self.request.place_of
+        count = self.request.layout_of("out").size
+        arguments = (count, *self.vector(name), *self.vector("out"))
+        return [Routine("copy", self.dtype, arguments, (place(name), place("out")))]
+
+
+class Lowering(Vectors):
+    """A request, from which the routines' arguments follow."""
+
+    def works(self) -> list[Work]:
+        """What is to be done."""
+        routines: dict[str, Callable[[], list[Work]]] = {
+            "gemv": self._gemv,
+            "gbmv": self._gbmv,
+            **dict.fromkeys(("symv", "hemv", "sbmv", "hbmv", "spmv", "hpmv"), self._symmetric),
+            **dict.fromkeys(("trmv", "trsv", "tbmv", "tbsv", "tpmv", "tpsv"), self._triangle),
+            **dict.fromkeys(("ger", "geru", "gerc"), self._outer),
+            **dict.fromkeys(("syr", "her", "syr2", "her2"), self._symmetric_outer),
+            **dict.fromkeys(("spr", "hpr", "spr2", "hpr2"), self._packed_outer),
+        }
+        return routines[self.request.op]()
+
+    # -- operands -------------------------------------------------------------------------------------------------
+    def row(self, name: str) -> tuple[Operand, int]:
+        """A vector as a matrix of one row, and its leading dimension."""
+        operand, step = self.vector(name)
+        if step < 0:
+            raise Misfit(f"needs {name} with a stride above 0, has {self.layout(name)}: copy it")
+        return operand, step
+
+    def matrix(self, name: str) -> tuple[bool, tuple[Operand, int]]:
+        """Whether a matrix is row-major, and it with its leading dimension."""
+        layout = self.layout(name)
+        for is_row in (False, True):
+            ld = leading(layout, row=is_row)
+            if ld is not None or layout.size == 0:
+                return is_row, (Operand(self.request.place_of(name)), ld or 1)
+        wanted = f"{name} row-major or column-major, with adjacent elements in each line"
+        raise Misfit(f"needs {wanted}, has {layout}: copy it")
+
+    def band(self) -> tuple[Operand, int]:
+        """The diagonals and their leading dimension."""
+        layout = self.layout("ab")
+        ld = leading(layout, row=False)
+        if ld is None and layout.size:
+            raise Misfit(f"needs ab column-major, has {layout}: ab.mT.copy().mT, or dev.array(…) of its transpose, is")
+        return Operand(self.request.place_of("ab")), ld or max(layout.shape[0], 1)
+
+    def packed(self, name: str) -> Operand:
+        """A packed triangle."""
+        layout = self.layout(name)
+        if layout.size > 1 and layout.strides != (1,):
+            raise Misfit(f"needs {name} dense, has {layout}: copy it")
+        return Operand(self.request.place_of(name))
+
+    def call(self, routine: str, *arguments: Any) -> Routine:
+        return Routine(routine, self.dtype, arguments)
+
+    def call_with_alpha(self, routine: str, *arguments: Any) -> Routine:
+        """One that is left out where alpha is 0: what was there stays to the last bit, whatever the routine does."""
+        return Routine(routine, self.dtype, arguments, unless=((self.place_of_number("alpha"), 0),))
+
+    def fill(self, *, row: bool = False) -> int:
+        """The triangle as cuBLAS has it: the other one of a matrix that is row-major."""
+        uplo = member(self.request.uplo)
+        return int(uplo.other if row else uplo)
+
+    @property
+    def n(self) -> int:
+        """The length of x."""
+        n: int = self.request.x.shape[0]
+        return n
+
+    # -- what is there before -------------------------------------------------------------------------------------
+    def added(self) -> list[Work]:
+        """y copied to the result, where it is read."""
+        return self.copied("y") if self.request.reads_c else []
+
+    def scaled(self) -> list[Work]:
+        """beta · y alone, or 0: of a product without a term."""
+        count, zero, out = self.request.layout_of("out").size, Constant(0, self.dtype), self.row("out")
+        first = (self.number("beta"), *self.row("y")) if self.request.reads_c else (zero, *out)
+        return [self.call("geam", int(N), int(N), 1, count, *first, zero, *out, *out)]
+
+    def put(self) -> tuple[bool, tuple[Operand, int], list[Work]]:
+        """The result of an outer product: whether it is row-major, it, and what puts a there, or 0."""
+        is_row, out = self.matrix("out")
+        rows, columns = self.request.layout_of("out").shape
+        m, n = (columns, rows) if is_row else (rows, columns)
+        one, zero = Constant(1, self.dtype), Constant(0, self.dtype)
+        if not self.request.has_c:
+            return is_row, out, [self.call("geam", int(N), int(N), m, n, zero, *out, zero, *out, *out)]
+        was_row, a = self.matrix("a")
+        if leading(self.layout("a"), row=is_row) is not None:
+            was_row, a = is_row, (a[0], leading(self.layout("a"), row=is_row) or 1)
+        places = (self.request.place_of("a"), self.request.place_of("out"))
+        arguments = (int(N if was_row == is_row else T), int(N), m, n, one, *a, zero, *out, *out)
+        return is_row, out, [Routine("geam", self.dtype, arguments, places)]
+
+    # -- a matrix times a vector ----------------------------------------------------------------------------------
+    def _gemv(self) -> list[Work]:
+        if self.dtype in HALF or len(self.request.layout_of("out").shape) > 1:
+            return batched_gemv(self.request)
+        if self.n == 0:
+            return self.scaled()
+        is_row, a = self.matrix("a")
+        rows, columns = self.request.a.shape
+        m, n = (columns, rows) if is_row else (rows, columns)
+        alpha, beta = self.number("alpha"), self.number("beta")
+        if is_row and self.request.trans is C and self.dtype.is_complex:
+            vectors = (alpha, *self.row("x"), *a, beta, *self.row("out"))
+            return [*self.added(), self.call("gemm", int(N), int(C), 1, columns, rows, *vectors)]
+        operation = self.operation(member(self.request.trans), turn=is_row)
+        operands = (alpha, *a, *self.vector("x"), beta, *self.vector("out"))
+        return [*self.added(), self.call("gemv", operation, m, n, *operands)]
+
+    def _gbmv(self) -> list[Work]:
+        request = self.request
+        if self.n == 0:
+            return self.scaled()
+        shape = (request.rows, request.ab.shape[1], request.kl, request.ku)
+        operands = (self.number("alpha"), *self.band(), *self.vector("x"), self.number("beta"), *self.vector("out"))
+        operation = self.operation(member(request.trans), turn=False)
+        return [*self.added(), self.call("gbmv", operation, *shape, *operands)]
+
+    def _symmetric(self) -> list[Work]:
+        alpha, beta, op = self.number("alpha"), self.number("beta"), self.request.op
+        if "ab" in self.request.reads:
+            a: tuple[Any, ...] = (self.fill(), self.n, self.request.ab.shape[0] - 1, alpha, *self.band())
+        elif "ap" in self.request.reads:
+            a = (self.fill(), self.n, alpha, self.packed("ap"))
+        else:
+            is_row, matrix = self.matrix("a")
+            if is_row and op == "hemv":
+                vectors = (*self.row("x"), beta, *self.row("out"))
+                flags = (RIGHT, self.fill(row=True), 1, self.n)
+                return [*self.added(), self.call("hemm", *flags, alpha, *matrix, *vectors)]
+            a = (self.fill(row=is_row), self.n, alpha, *matrix)
+        return [*self.added(), self.call(op, *a, *self.vector("x"), beta, *self.vector("out"))]
+
+    # -- a triangle with a vector ---------------------------------------------------------------------------------
+    def _triangle(self) -> list[Work]:
+        request, diag = self.request, int(self.request.diag)
+        first, operation = self.copied("x"), self.operation(member(request.trans), turn=False)
+        if "ab" in request.reads:
+            a: tuple[Any, ...] = (self.n, request.ab.shape[0] - 1, *self.band())
+        elif "ap" in request.reads:
+            a = (self.n, self.packed("ap"))
+        else:
+            is_row, matrix = self.matrix("a")
+            if is_row and request.trans is C and self.dtype.is_complex:
+                flags = (RIGHT, self.fill(row=True), int(C), diag, 1, self.n, Constant(1, self.dtype))
+                out = self.row("out")
+                where = (*out, *out) if request.op == "trmv" else out  # of trmm the operand and the result
+                return [*first, self.call(request.op.replace("v", "m"), *flags, *matrix, *where)]
+            operation = self.operation(member(request.trans), turn=is_row)
+            return [
+                *first,
+                self.call(request.op, self.fill(row=is_row), operation, diag, self.n, *matrix, *self.vector("out")),
+            ]
+        return [*first, self.call(request.op, self.fill(), operation, diag, *a, *self.vector("out"))]
+
+    # -- outer products -------------------------------------------------------------------------------------------
+    def _outer(self) -> list[Work]:
+        is_row, out, first = self.put()
+        m, n = self.request.layout_of("out").shape
+        alpha = self.number("alpha")
+        if not is_row:
+            return [*first, self.call(self.request.op, m, n, alpha, *self.vector("x"), *self.vector("y"), *out)]
+        if self.request.op == "gerc":
+            vectors = (alpha, *self.row("y"), *self.row("x"), Constant(1, self.dtype))
+            return [*first, self.call("gemm", int(C), int(N), n, m, 1, *vectors, *out)]
+        return [*first, self.call(self.request.op, n, m, alpha, *self.vector("y"), *self.vector("x"), *out)]
+
+    def _symmetric_outer(self) -> list[Work]:
+        is_row, out, first = self.put()
+        op, alpha, one = self.request.op, self.number("alpha"), Constant(1, self.real)
+        names = ("x", "y") if "y" in self.request.reads else ("x",)
+        if is_row and op.startswith("he"):
+            vectors = [part for name in reversed(names) for part in self.row(name)]
+            flags = (self.fill(row=True), int(C), self.n, 1, alpha)
+            return [*first, self.call_with_alpha(f"{op}k", *flags, *vectors, one, *out)]
+        vectors = [part for name in names for part in self.vector(name)]
+        return [*first, self.call_with_alpha(op, self.fill(row=is_row), self.n, alpha, *vectors, *out)]
+
+    def _packed_outer(self) -> list[Work]:
+        names = ("x", "y") if "y" in self.request.reads else ("x",)
+        out, zero = self.packed("out"), Constant(0, self.dtype)
+        if self.request.has_c:
+            self.packed("ap")
+            first = self.copied("ap")
+        else:
+            count = self.request.layout_of("out").size
+            first = [self.call("geam", int(N), int(N), 1, count, zero, out, 1, zero, out, 1, out, 1)]
+        vectors = [part for name in names for part in self.vector(name)]
+        arguments = (self.fill(), self.n, self.number("alpha"), *vectors, out)
+        return [*first, self.call_with_alpha(self.request.op, *arguments)]

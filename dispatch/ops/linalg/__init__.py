@@ -1,0 +1,123 @@
+"""Dense linear algebra: Cholesky, LU and QR factorizations, systems of equations, eigenvalues and singular values.
+
+Matrices lie along the last two axes, those before are a batch. Carried out by cuSOLVER's 64-bit interface, its older
+one where that alone has a routine, cuBLAS's batched routines over many small matrices, or on the host by LAPACK as
+SciPy has it. The files: base, request and spectral (what may be asked), cusolver, cusolver_spectral and cublas,
+reference (what is right), rules, cases; and doors, the same functions with a status that is checked, which users know
+as `dispatch.linalg`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.plan_call import plan_call
+from dispatch.core.request_function import request_function
+from dispatch.ops.linalg.derived import (
+    DetRequest,
+    InverseKind,
+    InvRequest,
+    LstsqDriver,
+    LstsqRequest,
+    MatrixNormRequest,
+    MatrixRankRequest,
+    NormOrder,
+    PinvRequest,
+    SlogdetRequest,
+)
+from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
+from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
+from dispatch.ops.linalg.request import (
+    CholeskyRequest,
+    ChoSolveRequest,
+    LuFactorRequest,
+    LuSolveRequest,
+    MatrixKind,
+    QrMode,
+    QrRequest,
+    SolveRequest,
+)
+from dispatch.ops.linalg.spectral import EighDriver, EighRequest, GeneralizedEighRequest, SvdDriver, SvdRequest
+
+__all__ = [
+    "ChoSolveRequest",
+    "CholeskyRequest",
+    "DetRequest",
+    "EigRequest",
+    "EighDriver",
+    "EighRequest",
+    "GeneralizedEighRequest",
+    "InvRequest",
+    "InverseKind",
+    "LstsqDriver",
+    "LstsqRequest",
+    "LuFactorRequest",
+    "LuSolveRequest",
+    "MatrixKind",
+    "MatrixNormRequest",
+    "MatrixRankRequest",
+    "NormOrder",
+    "PinvRequest",
+    "QrMode",
+    "QrRequest",
+    "RandomizedSvdRequest",
+    "SlogdetRequest",
+    "SolveRequest",
+    "SvdDriver",
+    "SvdRequest",
+    "cho_solve",
+    "cholesky",
+    "det",
+    "eig",
+    "eigh",
+    "generalized_eigh",
+    "inv",
+    "lstsq",
+    "lu_factor",
+    "lu_solve",
+    "matrix_norm",
+    "matrix_rank",
+    "pinv",
+    "qr",
+    "randomized_svd",
+    "slogdet",
+    "solve",
+    "svd",
+]
+
+cusolver_linalg = plan_call(
+    "cusolver_linalg",
+    "dispatch.ops.linalg.cusolver",
+    "A plan that ends in cuSOLVER's routine; Refused where NVRTC is missing, which compiles the copies between calls.",
+)
+cublas_linalg = plan_call(
+    "cublas_linalg",
+    "dispatch.ops.linalg.cublas",
+    "A plan that ends in cuBLAS's batched routine; Refused where NVRTC is missing.",
+)
+cusolver_eigen = plan_call(
+    "cusolver_eigen",
+    "dispatch.ops.linalg.cusolver_spectral",
+    "A plan that ends in the routine of the request's driver; Refused where NVRTC is missing.",
+)
+cusolver_derived = plan_call(
+    "cusolver_derived",
+    "dispatch.ops.linalg.cusolver_derived",
+    "A plan of a factorization and of products and sums behind it; Refused where NVRTC is missing.",
+)
+cholesky = request_function(CholeskyRequest, "cholesky")
+cho_solve = request_function(ChoSolveRequest, "cho_solve")
+lu_factor = request_function(LuFactorRequest, "lu_factor")
+lu_solve = request_function(LuSolveRequest, "lu_solve")
+solve = request_function(SolveRequest, "solve")
+qr = request_function(QrRequest, "qr")
+eigh = request_function(EighRequest, "eigh")
+generalized_eigh = request_function(GeneralizedEighRequest, "generalized_eigh")
+eig = request_function(EigRequest, "eig")
+randomized_svd = request_function(RandomizedSvdRequest, "randomized_svd")
+svd = request_function(SvdRequest, "svd")
+inv = request_function(InvRequest, "inv")
+det = request_function(DetRequest, "det")
+slogdet = request_function(SlogdetRequest, "slogdet")
+matrix_norm = request_function(MatrixNormRequest, "matrix_norm")
+matrix_rank = request_function(MatrixRankRequest, "matrix_rank")
+pinv = request_function(PinvRequest, "pinv")
+lstsq = request_function(LstsqRequest, "lstsq")

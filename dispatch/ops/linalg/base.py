@@ -1,0 +1,100 @@
+"""What the requests of linear algebra have in common: matrices along the last two axes, batches along those before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.core.operand_checks import check_extents
+from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.core.request import R_co
+from dispatch.device.layout import c_strides
+from dispatch.errors import BadRequest
+from dispatch.keys import C64, C128, F32, F64, I32, Dtype
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["LinalgRequest", "by_columns", "check_dense", "check_matrix", "check_right_side", "check_square", "real_of"]
+
+Shape = tuple[int, ...]
+DTYPES = (F32, F64, C64, C128)
+REALS = {C64: F32, C128: F64}
+MATRIX = 2  # axes
+
+
+def real_of(dtype: Dtype) -> Dtype:
+    """The dtype of a magnitude of numbers of a dtype."""
+    return REALS.get(dtype, dtype)
+
+
+class LinalgRequest(OperandRequest[R_co]):
+    """A request over the matrices of its first operand, whose dtype is that of its rows."""
+
+    @property
+    def matrices(self) -> Tensor:
+        """The first operand."""
+        found: Tensor = getattr(self, self.reads[0])
+        return found
+
+    @property
+    def batch(self) -> Shape:
+        """The axes before those of a matrix."""
+        return self.matrices.shape[:-2]
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.matrices.dtype, self.matrices.dtype
+
+    def info_output(self) -> Output:
+        """A status for each matrix."""
+        return dense(self.batch, I32)
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+def by_columns(shape: Shape, dtype: Dtype) -> Output:
+    """A matrix, or a batch of them, with its columns one behind another, as LAPACK leaves it."""
+    *batch, rows, cols = shape
+    *outer, row, col = c_strides((*batch, cols, rows))
+    return Output(shape, (*outer, col, row), dtype)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+def check_matrix(name: str, tensor: Tensor) -> None:
+    """BadRequest unless a tensor is a matrix, or a batch of them, of a dtype that LAPACK has."""
+    if tensor.ndim < MATRIX:
+        raise BadRequest(name, str(tensor.layout), "a matrix, (…, rows, columns)", "x[None] adds an axis")
+    if tensor.dtype not in DTYPES:
+        hint = f"convert it: dev.array(x, '{'f64' if tensor.dtype.numpy.kind in 'iub' else 'f32'}')"
+        raise BadRequest(name, str(tensor.layout), "f32, f64, c64 or c128", hint)
+    check_extents(name, tensor)
+
+
+def check_square(name: str, tensor: Tensor) -> None:
+    """BadRequest unless a tensor is a square matrix, or a batch of them."""
+    check_matrix(name, tensor)
+    if tensor.shape[-1] != tensor.shape[-2]:
+        raise BadRequest(name, str(tensor.layout), "as many rows as columns")
+
+
+def check_right_side(name: str, b: Tensor, a_name: str, a: Tensor) -> None:
+    """BadRequest unless b is a right side for the square matrices of a: (…, n, k), or a vector (n,) for one matrix."""
+    n = a.shape[-1]
+    is_vector = b.ndim == 1 and a.ndim == MATRIX
+    if b.dtype is not a.dtype:
+        raise BadRequest(name, str(b.layout), f"{a.dtype}, as {a_name} is", f"convert it: dev.array(x, '{a.dtype}')")
+    if (is_vector and b.shape != (n,)) or (not is_vector and (b.ndim != a.ndim or b.shape[:-1] != a.shape[:-1])):
+        leading = "".join(f"{extent}, " for extent in a.shape[:-2])
+        vector = f", or {a.dtype}[{n}]" if a.ndim == MATRIX else ""
+        hint = "x[..., None] makes a column of each vector"
+        raise BadRequest(name, str(b.layout), f"{a.dtype}[{leading}{n}, k]{vector}, as {a_name} {list(a.shape)}", hint)
+    check_extents(name, b)
+
+
+def check_dense(name: str, tensor: Tensor | None, dtype: Dtype | None = None, shape: Shape | None = None) -> None:
+    """BadRequest unless a vector or a status, where there is one, is dense, and of a dtype and shape if these count."""
+    if tensor is None:
+        return
+    fits = dtype is None or (tensor.dtype, tensor.shape) == (dtype, shape)
+    if not fits or not tensor.layout.is_contiguous or (tensor.size and tensor.layout.alignment < tensor.dtype.itemsize):
+        wanted = "dense" if dtype is None else f"{dtype}{list(shape or ())}, dense"
+        raise BadRequest(name, str(tensor.layout), wanted, "copy it with dev.array(x.numpy())")

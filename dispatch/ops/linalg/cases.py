@@ -1,0 +1,231 @@
+"""The cases of the rows of linear algebra: matrices that are known to be hard, in all orders of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.ops import linalg as ops
+from dispatch.ops.linalg.derived_forms import DERIVED_FORMS
+from dispatch.ops.linalg.forms import (
+    EVERY,
+    FAILING,
+    HALVES,
+    OBLONG,
+    ONE_RIGHT,
+    RANKS,
+    SINGULAR,
+    SQUARE,
+    SYSTEMS,
+    F,
+    Form,
+    chosen,
+    half,
+    lay,
+    matrix,
+    normal,
+)
+from dispatch.ops.linalg.reference import evaluate
+from dispatch.ops.linalg.residuals import ResidualCheck
+from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
+from dispatch.testing.check import MadeCase, place
+from dispatch.testing.memory import poison
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.testing.check import Check
+
+__all__ = ["F", "Form", "cases", "check", "chosen", "matrix"]
+
+KINDS: dict[str, Any] = {
+    kind.op: kind
+    for kind in (
+        *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
+        *(ops.EigRequest, ops.RandomizedSvdRequest),
+        *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
+        *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
+    )
+}
+VECTORS = (  # outputs that are dense
+    *("info", "count", "pivots", "tau", "w", "s", "det", "sign", "logabsdet", "norm", "rank", "residuals"),
+)
+FEW = 6  # elements of matrices of which some mutations are no other matrices
+
+REDUCED, COMPLETE, R, RAW = ops.QrMode
+FULL_RANK = (*SQUARE[:2], SQUARE[4], *OBLONG)
+FORMS = {
+    "cholesky": (*HALVES, *FAILING),
+    "cho_solve": (*HALVES, *ONE_RIGHT),
+    "lu_factor": (*(form for form in (*SQUARE, *OBLONG, *RANKS)), *SINGULAR),
+    "lu_solve": chosen(SYSTEMS, "trans", 0, 1, 2),
+    "solve": (
+        *SYSTEMS,
+        *SINGULAR,
+        *chosen((*HALVES, *FAILING, *ONE_RIGHT), "assume_a", ops.MatrixKind.POS),
+    ),
+    "qr": (
+        *chosen(EVERY, "mode", REDUCED),
+        *chosen(EVERY, "mode", COMPLETE),
+        *chosen(FULL_RANK, "mode", R),
+        *chosen((*EVERY, *SQUARE[6:8]), "mode", RAW),
+    ),
+    **SPECTRAL_FORMS,
+    **DERIVED_FORMS,
+}
+
+
+# Of many small matrices; in their own order, in another, and where all of it has to be copied.
+MANY = (
+    F("random", (40, 6, 6)), F("random", (3, 2, 17, 17), "columns", "columns"),
+    F("hilbert", (2, 6, 6), "strided", "rows"), F("random", (5, 33, 33), "columns", "in place"),
+    F("random", (2, 64, 64), "rows", "rows"), F("random", (7, 1, 1)),
+)  # fmt: skip
+MANY_HALVES = (*chosen(MANY, "lower", True, False), *chosen(MANY, "lower", False, True))
+MANY_OBLONG = (
+    *MANY, F("random", (20, 12, 5)), F("random", (2, 2, 5, 12), "columns", "columns"),
+    F("graded", (3, 40, 7), "strided"), F("random", (2, 33, 70), "rows", "rows"),
+    F("deficient", (4, 11, 8)), F("random", (3, 9, 1), "columns"),
+)  # fmt: skip
+MANY_FORMS = {
+    "cho_solve": (*MANY_HALVES, *(form._replace(right=1) for form in MANY_HALVES[:2])),
+    "lu_factor": (*MANY, *SINGULAR),
+    "lu_solve": tuple(form for trans in range(3) for form in chosen(MANY, "trans", trans)),
+    "solve": (
+        *(*MANY, *SINGULAR, *(form._replace(right=1) for form in MANY[:3])),
+        *chosen((*MANY_HALVES, *FAILING), "assume_a", ops.MatrixKind.POS),
+    ),
+    "qr": tuple(form for mode in ops.QrMode for form in chosen(MANY_OBLONG, "mode", mode) if form.out != "in place"),
+}
+
+
+def cases(row: Row) -> list[MadeCase]:
+    """Every form of a row's op; of a row for many small matrices, several such."""
+    forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant == "of many" else FORMS[row.op]
+    return MadeCase.each(row, forms, check)
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[str, Array]:
+    """The operands of a request by name, in its dtype."""
+    choices = dict(form.choices)
+    kind_of = choices.get("assume_a")
+    is_triangle = op == "inv" and kind_of in (ops.InverseKind.LOWER, ops.InverseKind.UPPER)
+    is_positive = op in ("cholesky", "cho_solve") or kind_of in (ops.MatrixKind.POS, ops.InverseKind.POS)
+    is_half = is_positive or is_triangle or op in HERMITIAN
+    made = []
+    for _ in np.ndindex(form.batch):
+        one = matrix(form.kind, form.rows, form.cols, dtype, rng, positive=is_positive)
+        if op in HERMITIAN and form.kind in ("random", "graded"):
+            one = one + one.conj().T
+        made.append(one)
+    empty = np.zeros((*form.batch, form.rows, form.cols))
+    a = np.reshape(made, empty.shape) if made else empty
+    exact = (a, a.mT, a.conj().mT)[choices.get("trans", 0)]
+    if op == "cho_solve" and a.size:
+        a = np.linalg.cholesky(a) if choices["lower"] else np.linalg.cholesky(a).conj().mT
+    if op == "lu_solve":
+        factors = evaluate(ops.LuFactorRequest(_on_host(a.astype(dtype.numpy))), EXACT)
+        found = {"lu": factors["out"], "pivots": factors["pivots"]}
+    else:
+        found = {KINDS[op].reads[0]: a}
+    if is_half:
+        name = KINDS[op].reads[0]
+        lower = kind_of is ops.InverseKind.LOWER if is_triangle else choices["lower"]
+        halves = [half(a[index], lower=lower) for index in np.ndindex(form.batch)]
+        found[name] = np.reshape(halves, a.shape) if halves else a
+    if op == "generalized_eigh":
+        found["b"] = second(form, dtype, rng)
+    elif "b" in KINDS[op].reads:
+        sides = (form.right,) if form.right else ()
+        shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
+        x = normal(rng, dtype, shape)  # of A·x a wrong x shows, which of a small b beside a large x it would not
+        found["b"] = normal(rng, dtype, shape) if op == "lstsq" else exact @ x
+    return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in found.items()}
+
+
+def _on_host(values: Array) -> Any:
+    from dispatch.device.registry import device
+
+    return device("host").array(values)
+
+
+def check(op: str, dtype: Any, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands, and what is to come out."""
+    given = operands(op, form, dtype, rng)
+    laid = {
+        n: place(device, v) if v.ndim == 1 or n == "pivots" else lay(device, v, form.order) for n, v in given.items()
+    }
+    choices = settled(op, dict(form.choices), given)
+    request = KINDS[op](**{n: memory.view for n, memory in laid.items()}, **choices)
+    expected, written = evaluate(request, EXACT), []
+    if form.out != "open":
+        given_outputs = {}
+        for output, made in request.outputs().items():
+            over = next((read for one, read in request.in_place if one == output), None)
+            if form.out == "in place" and over is not None:
+                memory = laid[over]
+            elif output in VECTORS or len(made.shape) == 1:
+                memory = place(device, poison(made.dtype, made.shape))
+            else:
+                memory = lay(device, poison(made.dtype, made.shape), "rows" if form.out == "in place" else form.out)
+            given_outputs[output] = memory.view
+            written.append(memory)
+        request = request.replace(**given_outputs)
+    return ResidualCheck(name, request, expected, {}, tuple(written), given=given)
+
+
+# -- wrong results that every case must reject ------------------------------------------------------------------------
+def _flipped(request: Any) -> Any:
+    """Of the other triangle."""
+    if not hasattr(request, "lower") or request.matrices.size < FEW:
+        return None
+    given = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
+    if not np.isnan(given[request.reads[0]]).any():
+        return None
+    with np.errstate(all="ignore"):
+        return evaluate(replace(request, lower=not request.lower), EXACT)
+
+
+def _with(**changes: Any) -> Any:
+    """Outputs changed by functions of all outputs, where a request has them."""
+
+    def mutation(request: Any) -> Any:
+        if request.matrices.size < FEW:
+            return None
+        found = evaluate(request, EXACT)
+        if not changes.keys() <= found.keys():
+            return None
+        return found | {name: change(found) for name, change in changes.items()}
+
+    return mutation
+
+
+def _descending(request: Any) -> Any:
+    """Of matrices whose eigenvalues have an order, or vectors beside them."""
+    has_order = request.op != "eig" or not request.eigvals_only
+    return _with(w=lambda found: found["w"][..., ::-1])(request) if has_order else None
+
+
+MUTATIONS = {
+    "the other triangle": _flipped,
+    "the status is another": _with(info=lambda found: found["info"] + 1),
+    "pivots counted from 0": _with(pivots=lambda found: found["pivots"] - 1),
+    "R of another sign": _with(q=lambda found: found["q"], r=lambda found: -found["r"]),
+    "eigenvalues descending": _descending,
+    "singular values ascending": _with(s=lambda found: found["s"][..., ::-1]),
+    "vectors of another sign": _with(u=lambda found: -found["u"]),
+    "eigenvectors that are longer": _with(v=lambda found: 2 * found["v"]),
+    "an eigenvalue more": _with(count=lambda found: found["count"] + 1),
+    "eigenvectors one behind": _with(v=lambda found: np.roll(found["v"], 1, axis=-1)),
+    "a determinant of another sign": _with(det=lambda found: -found["det"]),
+    "a sign that is another": _with(sign=lambda found: -found["sign"]),
+    "a logarithm of base 2": _with(logabsdet=lambda found: found["logabsdet"] / np.log(2)),
+    "a norm squared": _with(norm=lambda found: found["norm"] ** 2),
+    "a rank too high": _with(rank=lambda found: found["rank"] + 1),
+    "residuals whose root is taken": _with(residuals=lambda found: np.sqrt(found["residuals"])),
+}

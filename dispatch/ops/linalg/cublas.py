@@ -1,0 +1,193 @@
+"""Factorizations and systems of many small matrices by cuBLAS: one call for all, where cuSOLVER takes one each.
+
+Matrices are laid as in cusolver.py. Of LU and QR cuBLAS overwrites what it is given, so that plans copy; solutions of
+triangles by `trsmBatched` are made where they are wanted. Follows
+https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind.sys import cublas_types as cb
+from dispatch.libraries.cublas.batched import Convert, FormQ, batched_call
+from dispatch.libraries.cusolver.calls import LETTERS
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, factorize
+from dispatch.ops.linalg.request import (
+    ChoSolveRequest,
+    LuFactorRequest,
+    LuSolveRequest,
+    MatrixKind,
+    QrMode,
+    QrRequest,
+    SolveRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["plan"]
+
+ADJOINT = cb.cublasOperation_t.CUBLAS_OP_C
+LEFT, NOT_UNIT = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasDiagType_t.CUBLAS_DIAG_NON_UNIT
+PIVOT_BYTES = 4
+
+
+class BatchedOperands(Operands):
+    """The steps of a plan whose calls are cuBLAS's."""
+
+    def batched(self, routine: str, *arguments: Any) -> None:
+        """Call a routine once, for all matrices; it is told how many there are."""
+        name = f"cublas{LETTERS[self.dtype]}{routine}Batched"
+        self._steps.append(batched_call(self.executor, name, (*arguments, self.batch)))
+
+    def narrow_pivots(self, n: int) -> Place:
+        """Memory for the pivots that cuBLAS counts in 32 bits, of all matrices one behind another."""
+        return self.scratch(n * PIVOT_BYTES)._replace(step=0)
+
+    def convert(self, source: Place, target: Place, n: int, *, widen: bool) -> None:
+        """Pivots of one width to the other."""
+        self._steps.append(Convert(self.executor, source, target, n * self.batch, widen=widen))
+
+    def form_q(self, factors: Matrix, tau: Place, q: Matrix) -> None:
+        """Make Q of Householder's vectors."""
+        self._steps.append(FormQ(self.executor, factors, tau, q, self.batch))
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request over several small matrices with elements, as the rows' rules have it."""
+    return MAKERS[request.op](request, BatchedOperands(request, executor, row))
+
+
+# -- LU ---------------------------------------------------------------------------------------------------------------
+def lu_factor(request: LuFactorRequest, steps: BatchedOperands) -> Plan:
+    """Copy A into the result, by columns, factorize it there, and widen the pivots."""
+    del request
+    wanted = steps.matrix("out")
+    made = steps.target(wanted)
+    steps.copy(steps.matrix("a"), made)
+    pivots = eliminate(steps, made)
+    steps.convert(pivots, steps.vector("pivots"), made.rows, widen=True)
+    steps.finish(made, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def eliminate(steps: BatchedOperands, a: Matrix) -> Place:
+    """`getrfBatched`; gives the pivots."""
+    pivots = steps.narrow_pivots(a.rows)
+    steps.batched("getrf", a.rows, steps.pointers(a), a.ld, pivots, steps.vector("info")._replace(step=0))
+    return pivots
+
+
+def lu_solve(request: LuSolveRequest, steps: BatchedOperands) -> Plan:
+    """Copy b into the result and solve there, with pivots of 32 bits."""
+    lu, wanted = steps.matrix("lu"), steps.matrix("out")
+    if not lu.by_columns:
+        made = steps.target(lu)
+        steps.copy(lu, made)
+        lu = made
+    pivots = steps.narrow_pivots(lu.rows)
+    steps.convert(steps.vector("pivots"), pivots, lu.rows, widen=False)
+    x = steps.target(wanted)
+    steps.copy(steps.matrix("b"), x)
+    exchange(steps, lu, pivots, x, TRANS[request.trans])
+    steps.finish(x, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def exchange(steps: BatchedOperands, lu: Matrix, pivots: Place, x: Matrix, trans: cb.cublasOperation_t) -> None:
+    """`getrsBatched`, which says on the host whether its arguments are sound."""
+    said = np.zeros(1, np.int32)
+    lists = (steps.pointers(lu), lu.ld, pivots, steps.pointers(x), x.ld)
+    steps.batched("getrs", trans, lu.rows, x.cols, *lists, said)
+
+
+def solve(request: SolveRequest, steps: BatchedOperands) -> Plan:
+    """Factorize a copy of A, and solve in the result."""
+    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
+    if request.assume_a is MatrixKind.POS:
+        steps.copy(a, copy, Keep.LOWER if request.lower else Keep.UPPER)
+        factorize(steps, copy, info, lower=request.lower)
+        steps.copy(steps.matrix("b"), x)
+        substitute(steps, copy, x, lower=request.lower)
+    else:
+        steps.copy(a, copy)
+        pivots = eliminate(steps, copy)
+        steps.copy(steps.matrix("b"), x)
+        exchange(steps, copy, pivots, x, PLAIN)
+    steps.finish(x, wanted)
+    steps.spoil(info, wanted)
+    return steps.plan(capture_safe=True)
+
+
+# -- triangles --------------------------------------------------------------------------------------------------------
+def cho_solve(request: ChoSolveRequest, steps: BatchedOperands) -> Plan:
+    """Copy b into the result and solve with both triangles there."""
+    c, lower, wanted = steps.matrix("c"), request.lower, steps.matrix("out")
+    if c.mT.by_columns and not c.by_columns and not c.dtype.is_complex:
+        c, lower = c.mT, not lower
+    elif not c.by_columns:
+        made = steps.target(c)
+        steps.copy(c, made, Keep.LOWER if lower else Keep.UPPER)
+        c = made
+    x = steps.target(wanted)
+    steps.copy(steps.matrix("b"), x)
+    substitute(steps, c, x, lower=lower)
+    steps.finish(x, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def substitute(steps: BatchedOperands, c: Matrix, x: Matrix, *, lower: bool) -> None:
+    """`trsmBatched` with L and then with Lᴴ, or with Uᴴ and then with U."""
+    one = np.ones(1, c.dtype.numpy)
+    lists = (steps.pointers(c), c.ld, steps.pointers(x), x.ld)
+    for trans in (PLAIN, ADJOINT) if lower else (ADJOINT, PLAIN):
+        steps.batched("trsm", LEFT, LOWER if lower else UPPER, trans, NOT_UNIT, c.rows, x.cols, one, *lists)
+
+
+# -- QR ---------------------------------------------------------------------------------------------------------------
+def qr(request: QrRequest, steps: BatchedOperands) -> Plan:
+    """Factorize a copy of A, copy R out of it, and make Q of what is left."""
+    a = steps.matrix("a")
+    least = min(a.rows, a.cols)
+    if request.mode is QrMode.RAW:
+        wanted = steps.matrix("h")
+        made = steps.target(wanted)
+        steps.copy(a, made)
+        reflect(steps, made, steps.vector("tau"))
+        steps.finish(made, wanted)
+        return steps.plan(capture_safe=True)
+    made, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
+    r = steps.matrix("r")
+    steps.copy(a, made)
+    reflect(steps, made, tau)
+    steps.copy(made.lines(r.rows), r, Keep.UPPER)
+    if request.mode is not QrMode.R:
+        steps.form_q(made, tau, steps.matrix("q"))
+    return steps.plan(capture_safe=True)
+
+
+def reflect(steps: BatchedOperands, a: Matrix, tau: Place) -> None:
+    """`geqrfBatched`, which says on the host whether its arguments are sound."""
+    least = min(a.rows, a.cols)
+    factors = Matrix(tau, a.dtype, least, 1, 1, least)
+    said = np.zeros(1, np.int32)
+    steps.batched("geqrf", a.rows, a.cols, steps.pointers(a), a.ld, steps.pointers(factors), said)
+
+
+MAKERS: dict[str, Callable[[Any, BatchedOperands], Plan]] = {
+    "cho_solve": cho_solve,
+    "lu_factor": lu_factor,
+    "lu_solve": lu_solve,
+    "solve": solve,
+    "qr": qr,
+}

@@ -1,0 +1,269 @@
+"""Factorizations and systems of equations by cuSOLVER's 64-bit interface: plans of `cudabind.sys.cusolverDn` calls.
+
+LAPACK reads columns. A triangle of a symmetric matrix in rows is the other triangle in columns; other matrices in rows
+are copied with their rows and columns exchanged, as the routines overwrite what they are given anyway. Follows
+https://docs.nvidia.com/cuda/cusolver/#dense-linear-solver-reference-64-bit-api.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cublas_types as cb
+from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place, count_of, matrix_of
+from dispatch.ops.linalg.request import (
+    CholeskyRequest,
+    ChoSolveRequest,
+    LuFactorRequest,
+    LuSolveRequest,
+    MatrixKind,
+    QrMode,
+    QrRequest,
+    SolveRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.linalg.base import LinalgRequest
+
+__all__ = ["Operands", "plan"]
+
+LOWER, UPPER = cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER
+PLAIN, TRANSPOSED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
+TRANS = (PLAIN, TRANSPOSED, cb.cublasOperation_t.CUBLAS_OP_C)
+LARGEST_OF_MANY = 512  # rows of matrices that the batched routines take at once; larger ones fill a GPU alone
+PIVOT_BYTES = 8
+
+
+class Operands(Steps):
+    """The steps of a request's plan, and its operands as matrices."""
+
+    def __init__(self, request: LinalgRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(executor, row, len(request.reads) + len(request.writes), count_of(request.batch))
+        self.request = request
+        self.dtype = request.matrices.dtype
+
+    def matrix(self, name: str) -> Matrix:
+        """An operand as a matrix; a vector is one column."""
+        layout = self.request.layout_of(name)
+        is_vector = len(layout.shape) == 1
+        return matrix_of(layout, self.request.place_of(name), vector=is_vector)
+
+    def vector(self, name: str) -> Place:
+        """A dense vector for each matrix, or a status."""
+        layout = self.request.layout_of(name)
+        each = layout.shape[len(self.request.batch) :]
+        return Place(self.request.place_of(name), 0, count_of(each) * layout.dtype.itemsize)
+
+    def idle(self) -> Plan:
+        """The plan where there is no element: the status of each matrix is 0."""
+        for name in self.request.outputs().keys() & {"count", "info"}:
+            self.zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
+        return self.plan(capture_safe=False, idle=True)
+
+    def target(self, wanted: Matrix) -> Matrix:
+        """A result's own memory where a routine can write it, else scratch memory: `finish` copies it over."""
+        if wanted.by_columns:
+            return wanted
+        return self.scratch_matrix(wanted.dtype, wanted.rows, wanted.cols)
+
+    def finish(self, made: Matrix, wanted: Matrix) -> None:
+        """Copy a result to where it is wanted, if it is not there."""
+        if made != wanted:
+            self.copy(made, wanted)
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; nothing but a status is written where there is no element."""
+    steps = Operands(request, executor, row)
+    if not all(request.layout_of(name).size for name in request.reads):
+        if request.op == "qr" and request.mode is QrMode.COMPLETE:
+            steps.identity(steps.matrix("q"))
+        return steps.idle()
+    return MAKERS[request.op](request, steps)
+
+
+# -- Cholesky ---------------------------------------------------------------------------------------------------------
+def cholesky(request: CholeskyRequest, steps: Operands) -> Plan:
+    """Copy the triangle into the result, with zeros beside it, and factorize it there."""
+    a, wanted = steps.matrix("a"), steps.matrix("out")
+    keep = Keep.LOWER if request.lower else Keep.UPPER
+    if wanted.by_columns or wanted.mT.by_columns:
+        steps.copy(a, wanted, keep)
+        # In rows, L is the upper triangle of what is there in columns: conj(A) = Lᵀᴴ·Lᵀ.
+        columns, lower = (wanted, request.lower) if wanted.by_columns else (wanted.mT, not request.lower)
+        factorize(steps, columns, steps.vector("info"), lower=lower)
+        if at_once(steps, columns):
+            steps.copy(wanted, wanted, keep)
+    else:
+        made = steps.target(wanted)
+        steps.copy(a, made, keep)
+        factorize(steps, made, steps.vector("info"), lower=request.lower)
+        steps.copy(made, wanted, keep)
+    steps.spoil(steps.vector("info"), wanted)
+    return steps.plan(capture_safe=True)
+
+
+def at_once(steps: Operands, a: Matrix) -> bool:
+    """Whether `potrfBatched` factorizes the matrices, which takes the other triangle for its workspace."""
+    return steps.batch > 1 and a.rows <= LARGEST_OF_MANY
+
+
+def factorize(steps: Operands, a: Matrix, info: Place, *, lower: bool) -> None:
+    """`potrf` over each matrix, or all at once where they are small."""
+    uplo, kind = LOWER if lower else UPPER, cuda_type(a.dtype)
+    if at_once(steps, a):
+        name = f"cusolverDn{LETTERS[a.dtype]}potrfBatched"
+        steps.call(name, uplo, a.rows, steps.pointers(a), a.ld, info._replace(step=0), steps.batch, count=1)
+        return
+    steps.call_x("cusolverDnXpotrf", uplo, a.rows, kind, a.place, a.ld, kind, info=info)
+
+
+def cho_solve(request: ChoSolveRequest, steps: Operands) -> Plan:
+    """Copy b into the result and solve there."""
+    c, lower, wanted = steps.matrix("c"), request.lower, steps.matrix("out")
+    if c.mT.by_columns and not c.by_columns and not c.dtype.is_complex:
+        c, lower = c.mT, not lower
+    elif not c.by_columns:
+        made = steps.target(c)
+        steps.copy(c, made, Keep.LOWER if lower else Keep.UPPER)
+        c = made
+    x = steps.target(wanted)
+    steps.copy(steps.matrix("b"), x)
+    substitute(steps, c, x, lower=lower)
+    steps.finish(x, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def substitute(steps: Operands, c: Matrix, x: Matrix, *, lower: bool) -> None:
+    """`potrs` over each matrix; all at once where each has one right side."""
+    uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), steps.ignored_info()
+    if steps.batch > 1 and c.rows <= LARGEST_OF_MANY and x.cols == 1:
+        lists = (steps.pointers(c), c.ld, steps.pointers(x), x.ld)
+        name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
+        steps.call(name, uplo, c.rows, 1, *lists, info, steps.batch, count=1)
+        return
+    steps.call_params("cusolverDnXpotrs", uplo, c.rows, x.cols, kind, c.place, c.ld, kind, x.place, x.ld, info)
+
+
+# -- LU ---------------------------------------------------------------------------------------------------------------
+def lu_factor(request: LuFactorRequest, steps: Operands) -> Plan:
+    """Copy A into the result, by columns, and factorize it there."""
+    del request
+    wanted = steps.matrix("out")
+    made = steps.target(wanted)
+    steps.copy(steps.matrix("a"), made)
+    eliminate(steps, made, steps.vector("pivots"), steps.vector("info"))
+    steps.finish(made, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def eliminate(steps: Operands, a: Matrix, pivots: Place, info: Place) -> None:
+    """`getrf` over each matrix."""
+    kind = cuda_type(a.dtype)
+    steps.call_x("cusolverDnXgetrf", a.rows, a.cols, kind, a.place, a.ld, pivots, kind, info=info, unasked=pivots)
+
+
+def lu_solve(request: LuSolveRequest, steps: Operands) -> Plan:
+    """Copy b into the result and solve there."""
+    lu, wanted = steps.matrix("lu"), steps.matrix("out")
+    if not lu.by_columns:
+        made = steps.target(lu)
+        steps.copy(lu, made)
+        lu = made
+    x = steps.target(wanted)
+    steps.copy(steps.matrix("b"), x)
+    exchange(steps, lu, steps.vector("pivots"), x, TRANS[request.trans])
+    steps.finish(x, wanted)
+    return steps.plan(capture_safe=True)
+
+
+def exchange(steps: Operands, lu: Matrix, pivots: Place, x: Matrix, trans: cb.cublasOperation_t) -> None:
+    """`getrs` over each matrix."""
+    kind = cuda_type(lu.dtype)
+    given = (trans, lu.rows, x.cols, kind, lu.place, lu.ld, pivots, kind, x.place, x.ld)
+    steps.call_params("cusolverDnXgetrs", *given, steps.ignored_info())
+
+
+def solve(request: SolveRequest, steps: Operands) -> Plan:
+    """Factorize a copy of A, and solve in the result.
+
+    The transposed matrix would do as well, and need no exchange of rows and columns; but of a singular one it has other
+    pivots, and the status would not be that of `lu_factor`.
+    """
+    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    in_rows = a.mT.by_columns and not a.by_columns
+    source = a.mT if in_rows else a
+    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
+    if request.assume_a is MatrixKind.POS:
+        lower = request.lower != in_rows
+        # What lies in rows is conj(A) in columns.
+        steps.copy(source, copy, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+        factorize(steps, copy, info, lower=lower)
+        steps.copy(steps.matrix("b"), x)
+        substitute(steps, copy, x, lower=lower)
+    else:
+        pivots = steps.scratch(a.rows * PIVOT_BYTES)
+        steps.copy(a, copy)
+        eliminate(steps, copy, pivots, info)
+        steps.copy(steps.matrix("b"), x)
+        exchange(steps, copy, pivots, x, PLAIN)
+    steps.finish(x, wanted)
+    steps.spoil(info, wanted)
+    return steps.plan(capture_safe=True)
+
+
+# -- QR ---------------------------------------------------------------------------------------------------------------
+def qr(request: QrRequest, steps: Operands) -> Plan:
+    """Factorize a copy of A where Q is to be, or in scratch memory; copy R out of it; make Q of what is left."""
+    a = steps.matrix("a")
+    least = min(a.rows, a.cols)
+    if request.mode is QrMode.RAW:
+        wanted = steps.matrix("h")
+        made = steps.target(wanted)
+        steps.copy(a, made)
+        reflect(steps, made, steps.vector("tau"))
+        steps.finish(made, wanted)
+        return steps.plan(capture_safe=True)
+    tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
+    if request.mode is QrMode.R:
+        made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+        steps.copy(a, made)
+        reflect(steps, made, tau)
+        steps.copy(made.lines(least), r, Keep.UPPER)
+        return steps.plan(capture_safe=True)
+    q = steps.matrix("q")
+    most = max(a.cols, q.cols)
+    room = steps.scratch_matrix(a.dtype, a.rows, most) if most > q.cols else steps.target(q)
+    factors, made = room.columns(a.cols), room.columns(q.cols)
+    steps.copy(a, factors)
+    reflect(steps, factors, tau)
+    steps.copy(factors.lines(r.rows), r, Keep.UPPER)
+    name = "ungqr" if a.dtype.is_complex else "orgqr"
+    given = (q.rows, q.cols, least, made.place, made.ld, tau)
+    steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}{name}", a.dtype, *given, info=steps.ignored_info())
+    steps.finish(made, q)
+    return steps.plan(capture_safe=True)
+
+
+def reflect(steps: Operands, a: Matrix, tau: Place) -> None:
+    """`geqrf` over each matrix."""
+    kind = cuda_type(a.dtype)
+    given = (a.rows, a.cols, kind, a.place, a.ld, kind, tau, kind)
+    steps.call_x("cusolverDnXgeqrf", *given, info=steps.ignored_info())
+
+
+MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+    "cholesky": cholesky,
+    "cho_solve": cho_solve,
+    "lu_factor": lu_factor,
+    "lu_solve": lu_solve,
+    "solve": solve,
+    "qr": qr,
+}

@@ -1,0 +1,75 @@
+"""Eigenvalues of any square matrix, and randomized singular values, by cuSOLVER's 64-bit interface.
+
+Of a real matrix `geev` gives complex eigenvalues, and the real and imaginary parts of vectors as columns beside one
+another, as LAPACK does. Follows https://docs.nvidia.com/cuda/cusolver/#cusolverdnxgeev and #cusolverdnxgesvdr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from cudabind.sys.cusolver_types import cusolverEigMode_t
+from dispatch.libraries.cusolver.calls import cuda_type, real_of
+from dispatch.libraries.cusolver.matrix import Matrix
+from dispatch.libraries.cusolver.spectra import FromPairs
+from dispatch.ops.linalg.eig import complex_of, oversampled
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
+
+__all__ = ["eig", "randomized"]
+
+ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
+NOWHERE = ctypes.c_void_p()  # for vectors that are not asked for
+SOME, NONE = ord("S"), ord("N")
+
+
+def eig(request: EigRequest, steps: Operands) -> Plan:
+    """`geev` over each matrix, of which a copy by columns is destroyed."""
+    a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
+    dtype = complex_of(a.dtype)
+    kind, value_kind = cuda_type(a.dtype), cuda_type(dtype)
+    copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    steps.copy(a, copy)
+    results = [Matrix(w, dtype, 1, a.rows, a.rows, 1)]
+    given = (a.rows, kind, copy.place, copy.ld, value_kind, w, kind, NOWHERE, 1, kind)
+    if request.eigvals_only:
+        steps.call_x("cusolverDnXgeev", ALONE, ALONE, *given, NOWHERE, 1, kind, info=info)
+    else:
+        wanted = steps.matrix("v")
+        is_real = a.dtype is not dtype
+        made = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
+        steps.call_x("cusolverDnXgeev", ALONE, WITH_VECTORS, *given, made.place, made.ld, kind, info=info)
+        if is_real:
+            steps.append(FromPairs(steps.executor, w, made, wanted, steps.batch))
+        else:
+            steps.finish(made, wanted)
+        results.append(wanted)
+    steps.spoil(info, *results)
+    return steps.plan(capture_safe=False)
+
+
+def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:
+    """`gesvdr` over each matrix, of which a copy is destroyed; it gives V, and takes room for all singular values."""
+    a, info, k, more = steps.matrix("a"), steps.vector("info"), request.rank, oversampled(request)
+    real = real_of(a.dtype)
+    kind, least = cuda_type(a.dtype), min(a.rows, a.cols)
+    copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    steps.copy(a, copy)
+    values = Matrix(steps.scratch(least * real.itemsize), real, 1, least, least, 1)
+    left, right = (steps.scratch_matrix(a.dtype, rows, k + more) for rows in (a.rows, a.cols))
+    job = SOME if request.compute_uv else NONE
+    given = (job, job, a.rows, a.cols, k, more, request.iterations, kind, copy.place, copy.ld)
+    vectors = (kind, left.place, left.ld, kind, right.place, right.ld)
+    steps.call_x("cusolverDnXgesvdr", *given, cuda_type(real), values.place, *vectors, kind, info=info)
+    results = [Matrix(steps.vector("s"), real, 1, k, k, 1)]
+    steps.copy(values.columns(k), results[0])
+    if request.compute_uv:
+        results += [steps.matrix("u"), steps.matrix("vh")]
+        steps.copy(left.columns(k), results[1])
+        steps.copy(right.columns(k).mT, results[2], conj=True)
+    steps.spoil(info, *results)
+    return steps.plan(capture_safe=False)

@@ -1,0 +1,197 @@
+"""Eigenvalues and singular values by cuSOLVER: plans of `cudabind.sys.cusolverDn` calls.
+
+A Hermitian matrix in rows is the conjugate one in columns. GESVD takes matrices that are not wide: a wide one is
+transposed, and what comes out changes places. Follows
+https://docs.nvidia.com/cuda/cusolver/#dense-eigenvalue-solver-reference-64-bit-api.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys.cusolver_types import cusolverEigMode_t
+from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.matrix import Matrix
+from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
+from dispatch.ops.linalg.cusolver_eig import eig, randomized
+from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
+from dispatch.ops.linalg.cusolver_subset import generalized, some
+from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Place
+
+__all__ = ["plan"]
+
+ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
+JACOBI_OF_MANY = 32  # rows and columns of the matrices that `gesvdjBatched` takes
+MOST_ELEMENTS = 2**31 - 1  # of all matrices that `syevBatched` takes
+ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; nothing is called where there is no element."""
+    steps = Operands(request, executor, row)
+    if request.a.size:
+        return MAKERS[request.op](request, steps)
+    if request.op == "svd" and request.compute_uv and request.full_matrices:
+        # Without singular values any orthonormal vectors do: the unit vectors, as NumPy has them.
+        steps.identity(steps.matrix("u"))
+        steps.identity(steps.matrix("vh"))
+    return steps.idle()
+
+
+# -- eigenvalues ------------------------------------------------------------------------------------------------------
+def eigh(request: EighRequest, steps: Operands) -> Plan:
+    """Copy the triangle to where the vectors are to be, or to scratch memory, and let the routine overwrite it."""
+    if request.subset_by_index is not None or request.subset_by_value is not None:
+        return some(request, steps)
+    a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
+    in_rows = a.mT.by_columns and not a.by_columns
+    source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
+    wanted = None if request.eigvals_only else steps.matrix("v")
+    made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    if wanted is not None and (wanted.row, wanted.col, wanted.place.step) == (1, made.col, made.place.step):
+        made = wanted
+    elif wanted is not None and steps.batch == 1:
+        made = steps.target(wanted)
+    steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+    mode, uplo = ALONE if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
+    if request.driver is EighDriver.SYEVJ:
+        jacobi(steps, mode, uplo, made, w, info)
+    else:
+        kind = cuda_type(a.dtype)
+        given = (mode, uplo, a.rows, kind, made.place, made.ld, cuda_type(real_of(a.dtype)), w, kind)
+        if steps.batch > 1 and made.ld * made.cols * steps.batch <= MOST_ELEMENTS:
+            behind = (steps.batch,)
+            steps.call_x("cusolverDnXsyevBatched", *given, info=info, behind=behind, count=1)
+        else:
+            steps.call_x("cusolverDnXsyevd", *given, info=info)
+    if wanted is not None:
+        steps.finish(made, wanted)
+        steps.spoil(info, wanted)
+    steps.spoil(info, column(steps, "w", a.rows))
+    return steps.plan(capture_safe=False)
+
+
+def column(steps: Operands, name: str, size: int) -> Matrix:
+    """A dense vector of real numbers as a matrix of one column."""
+    return Matrix(steps.vector(name), real_of(steps.dtype), size, 1, 1, size)
+
+
+def jacobi(steps: Operands, mode: Any, uplo: Any, a: Matrix, w: Place, info: Place) -> None:
+    """`syevj`, of several matrices all at once."""
+    settings = eigen_settings(a.dtype)
+    name = f"cusolverDn{LETTERS[a.dtype]}{'heevj' if a.dtype.is_complex else 'syevj'}"
+    given = (mode, uplo, a.rows, a.place, a.ld, w)
+    if steps.batch > 1:
+        behind = (settings, steps.batch)
+        steps.call_with_work(f"{name}Batched", a.dtype, *given, info=info, behind=behind, count=1)
+    else:
+        steps.call_with_work(name, a.dtype, *given, info=info, behind=(settings,))
+
+
+# -- singular values --------------------------------------------------------------------------------------------------
+def svd(request: SvdRequest, steps: Operands) -> Plan:
+    """Copy A, or its transpose where it is wide, to scratch memory, which the routine destroys."""
+    a = steps.matrix("a")
+    is_wide = a.rows < a.cols
+    source = a.mT if is_wide else a
+    copy = steps.scratch_matrix(a.dtype, source.rows, source.cols)
+    steps.copy(source, copy)
+    DRIVERS[request.driver](request, steps, copy, is_wide)
+    vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
+    steps.spoil(steps.vector("info"), column(steps, "s", source.cols), *vectors)
+    return steps.plan(capture_safe=False)
+
+
+def wanted_vectors(steps: Operands, *, is_wide: bool) -> tuple[Matrix, Matrix]:
+    """Where the left vectors of what is decomposed are to be, in columns, and its right vectors, in rows.
+
+    Of Aᵀ = U'·S·V'ᴴ the transposes of these two are Vᴴ and U of A.
+    """
+    u, vh = steps.matrix("u"), steps.matrix("vh")
+    return (vh.mT, u.mT) if is_wide else (u, vh)
+
+
+def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+    """`gesvd`, which gives Vᴴ."""
+    kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
+    s, info = steps.vector("s"), steps.vector("info")
+    if not request.compute_uv:
+        unused = steps.scratch_matrix(a.dtype, 1, 1)
+        left, right, job = unused, unused, NONE
+        lds = a.rows, a.cols
+    else:
+        wanted = wanted_vectors(steps, is_wide=is_wide)
+        left, right = map(steps.target, wanted)
+        job = ALL if request.full_matrices else SOME
+        lds = left.ld, right.ld
+    given = (job, job, a.rows, a.cols, kind, a.place, a.ld, real, s)
+    steps.call_x("cusolverDnXgesvd", *given, kind, left.place, lds[0], kind, right.place, lds[1], kind, info=info)
+    if request.compute_uv:
+        steps.finish(left, wanted[0])
+        steps.finish(right, wanted[1])
+
+
+def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+    """`gesvdj`, which gives V; of several small matrices all at once, with whole U and V."""
+    settings = singular_settings()
+    name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdj", steps.vector("info")
+    mode, s = WITH_VECTORS if request.compute_uv else ALONE, steps.vector("s")
+    at_once = steps.batch > 1 and a.rows <= JACOBI_OF_MANY
+    whole = request.full_matrices or at_once
+    left = steps.scratch_matrix(a.dtype, a.rows, a.rows if whole else a.cols)
+    right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
+    given = (a.rows, a.cols, a.place, a.ld, s, left.place, left.ld, right.place, right.ld)
+    if at_once:
+        behind = (settings, steps.batch)
+        steps.call_with_work(f"{name}Batched", a.dtype, mode, *given, info=info, behind=behind, count=1)
+    else:
+        econ = int(not whole)
+        steps.call_with_work(name, a.dtype, mode, econ, *given, info=info, behind=(settings,))
+    if request.compute_uv:
+        hand_over(steps, left, right, is_wide=is_wide)
+
+
+def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+    """`gesvdp`, which gives V; what it says of the perturbation is not asked for."""
+    kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
+    s, info = steps.vector("s"), steps.vector("info")
+    left = steps.scratch_matrix(a.dtype, a.rows, a.rows if request.full_matrices else a.cols)
+    right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
+    mode, econ = WITH_VECTORS if request.compute_uv else ALONE, int(not request.full_matrices)
+    given = (mode, econ, a.rows, a.cols, kind, a.place, a.ld, real, s)
+    vectors = (kind, left.place, left.ld, kind, right.place, right.ld)
+    perturbation = ctypes.pointer(ctypes.c_double())
+    steps.call_x("cusolverDnXgesvdp", *given, *vectors, kind, info=info, behind=(perturbation,))
+    if request.compute_uv:
+        hand_over(steps, left, right, is_wide=is_wide)
+
+
+def hand_over(steps: Operands, left: Matrix, right: Matrix, *, is_wide: bool) -> None:
+    """Copy U' and V'ᴴ to where they are wanted."""
+    in_columns, in_rows = wanted_vectors(steps, is_wide=is_wide)
+    steps.copy(left.columns(in_columns.cols), in_columns)
+    steps.copy(right.mT, in_rows, conj=True)
+
+
+DRIVERS: dict[Any, Callable[[SvdRequest, Operands, Matrix, bool], None]] = {
+    SvdDriver.GESVD: by_qr,
+    SvdDriver.GESVDJ: by_jacobi,
+    SvdDriver.GESVDP: by_polar,
+}
+MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+    "eig": eig,
+    "eigh": eigh,
+    "generalized_eigh": generalized,
+    "randomized_svd": randomized,
+    "svd": svd,
+}

@@ -1,0 +1,125 @@
+"""Some of the eigenvalues of a Hermitian matrix, and those of a pair of matrices, by cuSOLVER.
+
+The routines put how many eigenvalues they found into the host's memory before they return. Matrices are copied to
+scratch memory, by columns, and what was found from there to where it is wanted. Follows
+https://docs.nvidia.com/cuda/cusolver/#cusolverdn-t-sygvdx.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cudabind.sys.cusolver_types import cusolverEigMode_t
+from cudabind.sys.cusolverDn import cusolverEigRange_t, cusolverEigType_t
+from dispatch.libraries.cusolver.calls import LETTERS, HostNumbers, cuda_type, real_of
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.matrix import Matrix
+from dispatch.libraries.cusolver.spectra import KeepFirst, SwapStatus
+from dispatch.ops.linalg.cusolver import LOWER, UPPER
+from dispatch.ops.linalg.cusolver_jacobi import eigen_settings
+from dispatch.ops.linalg.spectral import EighDriver
+from dispatch.ops.linalg.subset import found_of
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.keys import Dtype
+    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
+
+__all__ = ["generalized", "some"]
+
+BY_INDEX, BY_VALUE = cusolverEigRange_t.CUSOLVER_EIG_RANGE_I, cusolverEigRange_t.CUSOLVER_EIG_RANGE_V
+
+
+class Bounds(NamedTuple):
+    """Which eigenvalues are wanted, as routines are told it: those of places from 1 on, or of values in (low, high]."""
+
+    kind: cusolverEigRange_t
+    low: float
+    high: float
+    first: int
+    last: int
+
+
+def bounds(request: EighRequest | GeneralizedEighRequest, dtype: Dtype) -> Bounds:
+    """The bounds of a request's subset; infinite ones are the largest finite numbers of its precision."""
+    if request.subset_by_index is not None:
+        first, last = request.subset_by_index
+        return Bounds(BY_INDEX, 0.0, 0.0, first + 1, last + 1)
+    most = float(np.finfo(dtype.numpy).max)
+    low, high = (min(max(value, -most), most) for value in request.subset_by_value or (-most, most))
+    return Bounds(BY_VALUE, low, high, 0, 0)
+
+
+def some(request: EighRequest, steps: Operands) -> Plan:
+    """`syevdx` over each matrix."""
+    a, info = steps.matrix("a"), steps.vector("info")
+    in_rows = a.mT.by_columns and not a.by_columns
+    source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
+    made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
+    steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+    real = real_of(a.dtype)
+    kind, real_kind, asked = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
+    values, found = all_values(steps, a.rows), HostNumbers(steps.batch)
+    low, high = (np.array([value], real.numpy) for value in (asked.low, asked.high))
+    given = (mode_of(request), asked.kind, LOWER if lower else UPPER, a.rows, kind, made.place, made.ld)
+    within = (low, high, asked.first, asked.last, found)
+    steps.call_x("cusolverDnXsyevdx", *given, *within, real_kind, values.place, kind, info=info)
+    return hand_over(request, steps, values, made, found)
+
+
+def generalized(request: GeneralizedEighRequest, steps: Operands) -> Plan:
+    """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, of which one triangle is named for both."""
+    a, b, info = steps.matrix("a"), steps.matrix("b"), steps.vector("info")
+    made, factor = (steps.scratch_matrix(a.dtype, a.rows, a.cols) for _ in range(2))
+    keep = Keep.LOWER if request.lower else Keep.UPPER
+    steps.copy(a, made, keep)
+    steps.copy(b, factor, keep)
+    uplo, problem = LOWER if request.lower else UPPER, cusolverEigType_t(request.itype)
+    name = f"cusolverDn{LETTERS[a.dtype]}{'he' if a.dtype.is_complex else 'sy'}"
+    values, pair = all_values(steps, a.rows), (a.rows, made.place, made.ld, factor.place, factor.ld)
+    mode = mode_of(request)
+    if request.subset_by_index is not None or request.subset_by_value is not None:
+        asked, found = bounds(request, real_of(a.dtype)), HostNumbers(steps.batch)
+        within = (asked.low, asked.high, asked.first, asked.last, found, values.place)
+        steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, asked.kind, uplo, *pair, *within, info=info)
+        return hand_over(request, steps, values, made, found)
+    given = (problem, mode, uplo, *pair, values.place)
+    if request.driver is EighDriver.SYEVJ:
+        steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, behind=(eigen_settings(a.dtype),))
+        steps.append(SwapStatus(steps.executor, info, made, steps.batch))
+    else:
+        steps.call_with_work(f"{name}gvd", a.dtype, *given, info=info)
+    return hand_over(request, steps, values, made, None)
+
+
+def mode_of(request: EighRequest | GeneralizedEighRequest) -> cusolverEigMode_t:
+    """Whether vectors are wanted."""
+    mode = cusolverEigMode_t
+    return mode.CUSOLVER_EIG_MODE_NOVECTOR if request.eigvals_only else mode.CUSOLVER_EIG_MODE_VECTOR
+
+
+def all_values(steps: Operands, n: int) -> Matrix:
+    """Memory for as many eigenvalues as there are, in one row: routines may write all."""
+    real = real_of(steps.dtype)
+    return Matrix(steps.scratch(n * real.itemsize), real, 1, n, n, 1)
+
+
+def hand_over(
+    request: EighRequest | GeneralizedEighRequest, steps: Operands, values: Matrix, made: Matrix, found: Any
+) -> Plan:
+    """Copy what was found to where it is wanted, NaN behind it, and NaN where a routine failed."""
+    k = found_of(request)
+    results = [(values.columns(k), Matrix(steps.vector("w"), values.dtype, 1, k, k, 1))]
+    if not request.eigvals_only:
+        results.append((made.columns(k), steps.matrix("v")))
+    if request.subset_by_value is not None:
+        steps.upload(found, steps.vector("count"))
+    for source, wanted in results:
+        steps.copy(source, wanted)
+        if request.subset_by_value is not None:
+            steps.append(KeepFirst(steps.executor, steps.vector("count"), wanted, steps.batch))
+    steps.spoil(steps.vector("info"), *(wanted for _, wanted in results))
+    return steps.plan(capture_safe=False)

@@ -1,0 +1,323 @@
+"""The requests of what comes out of a factorization: inverses, determinants, norms, ranks and least squares.
+
+None calls a library, and nothing waits: what may fail says so in `info`, as in request.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_number
+from dispatch.core.operands import Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import I64, Choice
+from dispatch.ops.linalg.base import (
+    MATRIX,
+    LinalgRequest,
+    by_columns,
+    check_dense,
+    check_matrix,
+    check_square,
+    real_of,
+)
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = [
+    "DetRequest",
+    "InvRequest",
+    "InverseKind",
+    "LstsqDriver",
+    "LstsqRequest",
+    "MatrixNormRequest",
+    "MatrixRankRequest",
+    "NormOrder",
+    "PinvRequest",
+    "SlogdetRequest",
+]
+
+
+class InverseKind(Choice):
+    """What is known of a matrix: GEN nothing, POS that it is positive definite, LOWER, UPPER that it is a triangle."""
+
+    GEN = 0
+    POS = 1
+    LOWER = 2
+    UPPER = 3
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {
+            "GENERAL": "GEN",
+            "POSITIVEDEFINITE": "POS",
+            "LOWERTRIANGULAR": "LOWER",
+            "UPPERTRIANGULAR": "UPPER",
+        }
+
+
+class NormOrder(Choice):
+    """A norm: FRO the root of the sum of squares, NUC the sum of singular values, TWO their largest, MIN_TWO the least.
+
+    ONE is the largest sum of magnitudes of a column and MIN_ONE the smallest; INF and MIN_INF are those of rows.
+    """
+
+    FRO = 0
+    NUC = 1
+    ONE = 2
+    MIN_ONE = 3
+    INF = 4
+    MIN_INF = 5
+    TWO = 6
+    MIN_TWO = 7
+
+
+class LstsqDriver(Choice):
+    """The way of `lstsq`: GELSS by singular values, of any rank; GELS by QR, for matrices of full rank, and faster."""
+
+    GELSS = 0
+    GELS = 1
+
+
+@dataclass(frozen=True, eq=False)
+class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """The inverse of a square matrix; gives back (out, info).
+
+    Attributes:
+        a: (…, n, n); it is copied, and stays as it is.
+        assume_a: GEN by LU (`getrf`, `getrs`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
+            and UPPER a triangle by itself (`trtri`), where the other one is not read and comes out as zeros.
+        lower: with POS, whether the lower triangle is read.
+        out: the inverse; left open, its columns lie one behind another.
+        info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, of a triangle the place of the
+            first 0 on its diagonal, counted from 1; and then `out` is NaN.
+    """
+
+    op: ClassVar[str] = "inv"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("out", "info")
+    a: Tensor
+    _: KW_ONLY
+    assume_a: InverseKind | str = InverseKind.GEN
+    lower: bool = False
+    out: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": by_columns(self.a.shape, self.a.dtype), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class DetRequest(LinalgRequest["Tensor"]):
+    """The determinant of a square matrix, by LU.
+
+    Attributes:
+        a: (…, n, n); it is copied, and stays as it is.
+        det: one number for each matrix, of a's dtype: 0 of a singular matrix, 1 of an empty one. Only what is itself
+            too large for the dtype is infinite: factors are multiplied in double precision, with their own exponents.
+    """
+
+    op: ClassVar[str] = "det"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("det",)
+    a: Tensor
+    _: KW_ONLY
+    det: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_dense("det", self.det)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"det": dense(self.batch, self.a.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class SlogdetRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """The sign of a determinant and the logarithm of its magnitude, by LU; gives back (sign, logabsdet).
+
+    Attributes:
+        a: (…, n, n); it is copied, and stays as it is.
+        sign: of a's dtype: 1, -1, or a complex number of magnitude 1; 0 of a singular matrix.
+        logabsdet: real; -infinity of a singular matrix.
+    """
+
+    op: ClassVar[str] = "slogdet"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("sign", "logabsdet")
+    a: Tensor
+    _: KW_ONLY
+    sign: Tensor | None = None
+    logabsdet: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_dense("sign", self.sign)
+        check_dense("logabsdet", self.logabsdet)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"sign": dense(self.batch, self.a.dtype), "logabsdet": dense(self.batch, real_of(self.a.dtype))}
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixNormRequest(LinalgRequest["Tensor"]):
+    """A norm of each matrix.
+
+    Attributes:
+        a: (…, m, n).
+        order: FRO, NUC, ONE, MIN_ONE, INF, MIN_INF, TWO or MIN_TWO; NUC and the last two by singular values (`gesvd`).
+        norm: one number for each matrix, real; 0 of a matrix without elements. No square in it overflows.
+
+    A NaN in the matrix makes its norm NaN.
+    """
+
+    op: ClassVar[str] = "matrix_norm"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("norm",)
+    a: Tensor
+    _: KW_ONLY
+    order: NormOrder | str = NormOrder.FRO
+    norm: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_dense("norm", self.norm)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"norm": dense(self.batch, real_of(self.a.dtype))}
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixRankRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """How many singular values are above a share of the largest (`gesvd`); gives back (rank, info).
+
+    Attributes:
+        a: (…, m, n).
+        rtol: that share; left open, max(m, n) times the eps of the dtype, as NumPy has it.
+        rank: i64, one for each matrix.
+        info: i32, as `svd` has it; the rank of a matrix whose status is not 0 is 0.
+    """
+
+    op: ClassVar[str] = "matrix_rank"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("rank", "info")
+    a: Tensor
+    _: KW_ONLY
+    rtol: float | None = None
+    rank: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_share(self.rtol)
+        check_dense("rank", self.rank)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"rank": dense(self.batch, I64), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class PinvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """Moore and Penrose's inverse of a matrix of any rank, by singular values (`gesvd`); gives back (out, info).
+
+    Attributes:
+        a: (…, m, n); it is copied, and stays as it is.
+        rtol: singular values up to this share of the largest count as 0; left open, max(m, n) times the dtype's eps.
+        out: (…, n, m); left open, it lies as the product leaves it.
+        info: i32, as `svd` has it, and where it is not 0 `out` is NaN.
+    """
+
+    op: ClassVar[str] = "pinv"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("out", "info")
+    a: Tensor
+    _: KW_ONLY
+    rtol: float | None = None
+    out: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_share(self.rtol)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        rows, cols = self.a.shape[-2:]
+        lay = by_columns if rows >= cols else dense  # of a wide matrix the transposed inverse is computed
+        return {"out": lay((*self.batch, cols, rows), self.a.dtype), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
+    """The x for which ‖b - A·x‖ is least, and of several such x the shortest; gives back (out, residuals, …, info).
+
+    Attributes:
+        a: (…, m, n); it is copied, and stays as it is.
+        b: (…, m, k), or (m,) for one matrix.
+        driver: GELSS by singular values (`gesvd`), of any rank, which also gives rank and s; GELS by QR (`geqrf`,
+            `ormqr`, `trsm`), with less work, for matrices of full rank: of one that lacks it but for roundoff x is
+            large, and no status tells.
+        rtol: with GELSS, singular values up to this share of the largest count as 0; left open, max(m, n) times the
+            dtype's eps.
+        out: x, (…, n, k) or (n,).
+        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank.
+        rank, s: with GELSS, i64 (…), and the singular values (…, min(m, n)).
+        info: i32: 0; with GELSS as `svd` has it, with GELS the place of the first exact 0 on R's diagonal, counted from
+            1. Where it is not 0 x is NaN.
+    """
+
+    op: ClassVar[str] = "lstsq"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b")
+    writes: ClassVar[tuple[str, ...]] = ("out", "residuals", "rank", "s", "info")
+    a: Tensor
+    b: Tensor
+    _: KW_ONLY
+    driver: LstsqDriver | str = LstsqDriver.GELSS
+    rtol: float | None = None
+    out: Tensor | None = None
+    residuals: Tensor | None = None
+    rank: Tensor | None = None
+    s: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_values(self.b, self.a)
+        check_share(self.rtol)
+        for name in self.writes[1:]:
+            check_dense(name, getattr(self, name))
+
+    def outputs(self) -> dict[str, Output]:
+        (rows, cols), dtype = self.a.shape[-2:], self.a.dtype
+        is_vector = self.b.ndim == 1
+        behind = () if is_vector else self.b.shape[-1:]
+        x = dense((cols,), dtype) if is_vector else by_columns((*self.batch, cols, *behind), dtype)
+        found = {"out": x, "residuals": dense((*self.batch, *behind), real_of(dtype))}
+        if self.driver is LstsqDriver.GELSS:
+            found["rank"] = dense(self.batch, I64)
+            found["s"] = dense((*self.batch, min(rows, cols)), real_of(dtype))
+        return found | {"info": self.info_output()}
+
+
+def check_share(rtol: float | None) -> None:
+    """BadRequest unless a share of the largest singular value is one, or left open."""
+    if rtol is not None:
+        check_number("rtol", rtol, low=0.0, high=1.0)
+
+
+def check_values(b: Tensor, a: Tensor) -> None:
+    """BadRequest unless b has a row for each of a's: (…, m, k), or a vector (m,) for one matrix."""
+    rows = a.shape[-2]
+    is_vector = b.ndim == 1 and a.ndim == MATRIX
+    fits = b.shape == (rows,) if is_vector else b.ndim == a.ndim and b.shape[:-1] == a.shape[:-1]
+    if b.dtype is not a.dtype or not fits:
+        leading = "".join(f"{extent}, " for extent in a.shape[:-2])
+        vector = f", or {a.dtype}[{rows}]" if a.ndim == MATRIX else ""
+        wanted = f"{a.dtype}[{leading}{rows}, k]{vector}, as a {list(a.shape)}"
+        raise BadRequest("b", str(b.layout), wanted, "x[..., None] makes a column of each vector")

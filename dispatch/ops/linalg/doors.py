@@ -1,0 +1,99 @@
+"""Linear algebra in SciPy's and NumPy's words, with the status of each routine looked at: `dispatch.linalg`.
+
+The functions of `dispatch` itself never wait: what a routine says of its success is a tensor, `info`, and what failed
+is NaN. The same functions here wait for that one number, and raise LinAlgError where it is not 0. With `check=False`
+they wait for nothing, and give it back behind the rest. Operands may be of torch, CuPy or JAX, as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.request import run
+from dispatch.errors import LinAlgError
+from dispatch.ops import linalg as ops
+from dispatch.ops.linalg.derived_doors import det, inv, lstsq, matrix_rank, norm, pinv, slogdet
+from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
+from dispatch.ops.linalg.status import NOT_POSITIVE, check_info, checked
+
+if TYPE_CHECKING:
+    from dispatch.ops.linalg.request import MatrixKind
+
+__all__ = [
+    "LinAlgError",
+    "check_info",
+    "cho_solve",
+    "cholesky",
+    "det",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lstsq",
+    "lu_factor",
+    "lu_solve",
+    "matrix_rank",
+    "norm",
+    "pinv",
+    "qr",
+    "randomized_svd",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+]
+
+
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
+    """The factor of A = Uᴴ·U, or of A = L·Lᴴ if `lower`, with zeros in the other triangle; (…, n, n).
+
+    With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back; nothing waits.
+    """
+    results = ops.cholesky(a, lower=lower, out=a if overwrite_a else None)
+    return checked("cholesky", results, check=check)
+
+
+def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # SciPy's
+    """The x of A·x = b from (factor, lower); nothing can fail."""
+    c, lower = c_and_lower
+    return ops.cho_solve(c, b, lower=lower, out=b if overwrite_b else None)
+
+
+def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
+    """(lu, pivots) of P·A = L·U; the pivots are counted from 1, as LAPACK has them and unlike SciPy's.
+
+    A matrix of more rows than columns, or of fewer, is never singular: of those no status is checked.
+    """
+    results = ops.lu_factor(a, out=a if overwrite_a else None)
+    shape = results[0].shape
+    if check and shape[-1] != shape[-2]:
+        return results[:2]
+    return checked("lu_factor", results, check=check)
+
+
+def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
+    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b (`trans` 0, 1, 2) from what `lu_factor` gave."""
+    lu, pivots = lu_and_pivots
+    return ops.lu_solve(lu, pivots, b, trans=trans, out=b if overwrite_b else None)
+
+
+def solve(
+    a: Any,
+    b: Any,
+    lower: bool = False,  # SciPy's
+    overwrite_b: bool = False,  # SciPy's
+    *,
+    assume_a: MatrixKind | str = "gen",
+    check: bool = True,
+) -> Any:
+    """The x of A·x = b; `assume_a="pos"` where A is positive definite, of which one triangle is read."""
+    results = ops.solve(a, b, assume_a=assume_a, lower=lower, out=b if overwrite_b else None)
+    is_positive = ops.MatrixKind.POS in (assume_a, ops.MatrixKind.named(str(assume_a)))
+    said = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'} if is_positive else {}
+    return checked("solve", results, check=check, **said)
+
+
+def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
+    """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail."""
+    return run(ops.QrRequest(a, mode=mode))

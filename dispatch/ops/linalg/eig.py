@@ -1,0 +1,131 @@
+"""The requests of eigenvalues of any square matrix, and of a few singular values by random projection."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_int, shown
+from dispatch.core.operands import Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.ops.linalg.base import LinalgRequest, by_columns, check_dense, check_matrix, check_square, real_of
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["EigRequest", "RandomizedSvdRequest", "complex_of", "oversampled"]
+
+COMPLEX = {F32: C64, F64: C128}
+
+
+def complex_of(dtype: Dtype) -> Dtype:
+    """The complex dtype of the precision of a dtype."""
+    return COMPLEX.get(dtype, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
+    """Eigenvalues and right eigenvectors of a square matrix: A·V = V·diag(w), by `geev`; gives back (w, v, info).
+
+    Attributes:
+        a: (…, n, n), real or complex.
+        eigvals_only: whether (w, info) is all that is wanted.
+        w: (…, n), complex, dense, in no order; those of a real matrix that are not real are conjugate pairs, the one
+            with the positive imaginary part first.
+        v: (…, n, n), complex, an eigenvector of norm 1 in each column; left open, these lie one behind another.
+        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then w and v are NaN.
+
+    Left eigenvectors, Uᴴ·A = diag(w)·Uᴴ, are the right ones of Aᴴ; cuSOLVER has no others. The matrices of a batch are
+    taken one after another, partly on the host, so that the routine cannot be captured. A NaN gives NaN, with an info
+    above 0 or without.
+    """
+
+    op: ClassVar[str] = "eig"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("w", "v", "info")
+    a: Tensor
+    _: KW_ONLY
+    eigvals_only: bool = False
+    w: Tensor | None = None
+    v: Tensor | None = None
+    info: Tensor | None = None
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.a.dtype, complex_of(self.a.dtype)
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_dense("w", self.w)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        kind = complex_of(self.a.dtype)
+        found = {"w": dense(self.a.shape[:-1], kind)}
+        if not self.eigvals_only:
+            found["v"] = by_columns(self.a.shape, kind)
+        return found | {"info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
+    """The largest singular values and vectors, nearly: A ≈ U·diag(s)·Vᴴ, by `gesvdr`; gives back (u, s, vh, info).
+
+    Attributes:
+        a: (…, m, n).
+        rank: how many singular values are wanted, k; fewer than m and than n.
+        oversampling: how many more random vectors A is applied to; rank and this together are fewer than m and than n.
+            None stands for twice the rank, or as many as there may be.
+        iterations: how often A·Aᴴ is applied to them: more where singular values fall slowly.
+        compute_uv: whether u and vh are wanted; else (s, info) comes back.
+        u, vh: (…, m, k) orthonormal columns and (…, k, n) rows; left open, u lies in columns and vh in rows.
+        s: (…, k), real and descending, dense.
+        info: i32, one for each matrix: 0, or another number where it failed, and then the rest is NaN.
+
+    What is left out is about as large as the next singular value: it is exact, but for roundoff, for a matrix of that
+    rank. On the host the singular values are LAPACK's. The matrices of a batch are taken one after another.
+    """
+
+    op: ClassVar[str] = "randomized_svd"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("u", "s", "vh", "info")
+    a: Tensor
+    rank: int
+    _: KW_ONLY
+    oversampling: int | None = None
+    iterations: int = 2
+    compute_uv: bool = True
+    u: Tensor | None = None
+    s: Tensor | None = None
+    vh: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        least = min(self.a.shape[-2:])
+        if least < 2:  # 1 is then not below it
+            raise BadRequest("a", str(self.a.layout), "2 rows and columns at least", "dispatch.svd takes any matrix")
+        check_int("rank", self.rank, 1, least - 1)
+        check_int("iterations", self.iterations, 0)
+        more = self.oversampling
+        if more is not None and (type(more) is not int or not 0 <= more < least - self.rank):
+            raise BadRequest("oversampling", shown(more), f"0 to {least - self.rank - 1}, beside a rank of {self.rank}")
+        check_dense("s", self.s)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        (rows, cols), kind = self.a.shape[-2:], self.a.dtype
+        s, info = dense((*self.batch, self.rank), real_of(kind)), self.info_output()
+        if not self.compute_uv:
+            return {"s": s, "info": info}
+        u = by_columns((*self.batch, rows, self.rank), kind)
+        return {"u": u, "s": s, "vh": dense((*self.batch, self.rank, cols), kind), "info": info}
+
+
+def oversampled(request: RandomizedSvdRequest) -> int:
+    """How many more vectors than the rank there are."""
+    if request.oversampling is not None:
+        return request.oversampling
+    return min(2 * request.rank, min(request.a.shape[-2:]) - request.rank - 1)

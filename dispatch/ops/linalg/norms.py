@@ -1,0 +1,57 @@
+"""Errors in units of n·eps, and the matrices that triangles stand for; all in double precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+
+__all__ = ["beyond", "norm", "of", "transformed", "unitary", "whole", "zeros"]
+
+
+def whole(a: Array, *, lower: bool) -> Array:
+    """The Hermitian matrix of which a triangle is given; its diagonal is real."""
+    below = a if lower else a.conj().T
+    strict = np.where(np.tri(len(a), k=-1, dtype=np.bool_), below, 0)
+    made: Array = strict + strict.conj().T + np.diag(np.diag(a).real)
+    return made
+
+
+def norm(x: Array) -> float:
+    """The largest sum of magnitudes of a column."""
+    return float(np.abs(x).sum(axis=0).max()) if x.size else 0.0
+
+
+def of(error: Array, size: float, eps: float, n: int) -> float:
+    """An error in units of n·eps of a size."""
+    return 0.0 if not error.size else float(norm(error) / max(n * eps * size, np.finfo(np.float64).tiny))
+
+
+def beyond(ratio: float, allowed: float) -> float:
+    """What of an error is beyond one that is stated; NaN stays NaN."""
+    return 0.0 if ratio <= allowed else ratio - allowed
+
+
+def unitary(x: Array, eps: float) -> float:
+    """How far columns are from orthonormal."""
+    return of(x.conj().T @ x - np.eye(x.shape[1]), 1.0, eps, max(x.shape))
+
+
+def zeros(x: Array) -> float:
+    """0 where all are 0, else infinity."""
+    return 0.0 if not x.any() else np.inf
+
+
+def transformed(a: Array, b: Array, problem: int) -> Array:
+    """The Hermitian matrix that has the eigenvalues of a pair: L⁻¹·A·L⁻ᴴ for problem 1, else Lᴴ·A·L, of B = L·Lᴴ."""
+    factor = np.linalg.cholesky(b)
+    if problem == 1:
+        half_way = np.linalg.solve(factor, a)
+        made = np.linalg.solve(factor, half_way.conj().T)
+    else:
+        made = factor.conj().T @ a @ factor
+    found: Array = (made + made.conj().T) / 2
+    return found

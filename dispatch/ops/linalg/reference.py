@@ -1,0 +1,137 @@
+"""Linear algebra by LAPACK as SciPy has it: what the host computes, and in double precision what is right.
+
+Results are by name; those of matrices whose status is not 0 are NaN, as on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.errors import Refused
+from dispatch.keys import C128, F64
+from dispatch.ops.linalg.reference_derived import DERIVED
+from dispatch.ops.linalg.request import MatrixKind, QrMode
+from dispatch.ops.linalg.spectral_reference import SPECTRAL, lapack
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+
+__all__ = ["evaluate", "lapack", "scipy_linalg"]
+
+NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
+
+
+def scipy_linalg(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that computes with SciPy's LAPACK; Refused where SciPy is not installed."""
+    del request, executor
+    try:
+        import scipy.linalg.lapack  # noqa: F401  # looked for now, used by the plan
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    return NumpyPlan(row, evaluate, work_of(F64 if row.dtypes[0] in (F64, C128) else row.dtypes[0]))
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, in a working dtype or the complex one of its precision."""
+    arrays = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
+    first = arrays[request.reads[0]]
+    dtype = np.result_type(work, np.complex64) if first.dtype.kind == "c" else work
+    given = {n: one.astype(dtype) if one.dtype.kind in "fc" else one for n, one in arrays.items()}
+    outputs = request.outputs()
+    kinds = {"f": work, "c": np.result_type(work, np.complex64)}
+    found = {n: np.zeros(o.shape, kinds.get(o.dtype.numpy.kind, o.dtype.numpy)) for n, o in outputs.items()}
+    batch = request.batch
+    for place in np.ndindex(batch):
+        one = MEANING[request.op](request, *(given[name][place] for name in request.reads))
+        for name in outputs:
+            if one.get("info", 0) and found[name].dtype.kind in kinds and request.op != "lu_factor":
+                found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
+            else:
+                found[name][place] = one[name]
+    return found
+
+
+def _cholesky(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"out": a, "info": 0}
+    out, info = lapack("potrf", a.dtype)(a, lower=request.lower, clean=1)
+    return {"out": out, "info": info}
+
+
+def _cho_solve(request: Any, c: Array, b: Array) -> dict[str, Any]:
+    if not b.size:
+        return {"out": b}
+    return {"out": lapack("potrs", c.dtype)(c, b, lower=request.lower)[0].reshape(b.shape)}
+
+
+def _lu_factor(request: Any, a: Array) -> dict[str, Any]:
+    del request
+    if not a.size:
+        return {"out": a, "pivots": np.zeros(0, np.int64), "info": 0}
+    out, pivots, info = lapack("getrf", a.dtype)(a)
+    return {"out": out, "pivots": pivots.astype(np.int64) + 1, "info": info}
+
+
+def _lu_solve(request: Any, lu: Array, pivots: Array, b: Array) -> dict[str, Any]:
+    if not b.size:
+        return {"out": b}
+    _check_pivots(pivots)
+    return {"out": lapack("getrs", lu.dtype)(lu, pivots - 1, b, trans=request.trans)[0].reshape(b.shape)}
+
+
+def _check_pivots(pivots: Array) -> None:
+    """BadRequest for pivots that LAPACK would take for places outside of the matrix."""
+    if pivots.min() < 1 or pivots.max() > len(pivots):
+        from dispatch.errors import BadRequest
+
+        wanted = f"places from 1 to {len(pivots)}, as `lu_factor` counts"
+        raise BadRequest(
+            "pivots", f"places from {pivots.min()} to {pivots.max()}", wanted, "SciPy's pivots are less by 1"
+        )
+
+
+def _solve(request: Any, a: Array, b: Array) -> dict[str, Any]:
+    if not b.size:
+        return {"out": b, "info": 0}
+    if request.assume_a is MatrixKind.POS:
+        c, info = lapack("potrf", a.dtype)(a, lower=request.lower)
+        x = b if info else lapack("potrs", a.dtype)(c, b, lower=request.lower)[0]
+    else:
+        lu, pivots, info = lapack("getrf", a.dtype)(a)
+        x = b if info else lapack("getrs", a.dtype)(lu, pivots, b)[0]
+    return {"out": x.reshape(b.shape), "info": info}
+
+
+def _qr(request: Any, a: Array) -> dict[str, Any]:
+    (rows, cols), least = a.shape, min(a.shape)
+    kept = rows if request.mode is QrMode.COMPLETE else least
+    if not a.size:
+        return {"q": np.eye(rows, kept), "r": np.zeros((kept, cols)), "h": a, "tau": np.zeros(0)}
+    h, tau, *_ = lapack("geqrf", a.dtype)(a)
+    found = {"h": h, "tau": tau, "r": np.triu(h[:kept])}
+    if request.mode in (QrMode.REDUCED, QrMode.COMPLETE):
+        room = np.zeros((rows, kept), a.dtype, order="F")
+        room[:, :least] = h[:, :least]
+        name = "ungqr" if a.dtype.kind == "c" else "orgqr"
+        found["q"] = lapack(name, a.dtype)(room, tau)[0]
+    return found
+
+
+ONE: dict[str, Callable[..., dict[str, Any]]] = {
+    "cholesky": _cholesky,
+    "cho_solve": _cho_solve,
+    "lu_factor": _lu_factor,
+    "lu_solve": _lu_solve,
+    "solve": _solve,
+    "qr": _qr,
+    **SPECTRAL,
+}
+MEANING = {**ONE, **DERIVED}

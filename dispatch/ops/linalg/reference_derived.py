@@ -1,0 +1,153 @@
+"""What comes out of a factorization, by LAPACK as SciPy has it: of one matrix at a time, results by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.spectral_reference import FAILED, lapack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.layout import Array
+
+__all__ = ["DERIVED"]
+
+ORDERS: dict[NormOrder, Any] = {
+    NormOrder.FRO: "fro",
+    NormOrder.NUC: "nuc",
+    NormOrder.ONE: 1,
+    NormOrder.MIN_ONE: -1,
+    NormOrder.INF: np.inf,
+    NormOrder.MIN_INF: -np.inf,
+    NormOrder.TWO: 2,
+    NormOrder.MIN_TWO: -2,
+}
+
+
+def _inv(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"out": a, "info": 0}
+    if request.assume_a is InverseKind.GEN:
+        lu, pivots, info = lapack("getrf", a.dtype)(a)
+        out = a if info else lapack("getrs", a.dtype)(lu, pivots, np.eye(len(a), dtype=a.dtype))[0]
+        return {"out": out, "info": info}
+    if request.assume_a is InverseKind.POS:
+        c, info = lapack("potrf", a.dtype)(a, lower=request.lower)
+        half = a if info else lapack("potri", a.dtype)(c, lower=request.lower)[0]
+        kept = np.tril(half, -1) if request.lower else np.triu(half, 1)
+        return {"out": kept + kept.conj().T + np.diag(np.diag(half).real), "info": info}
+    lower = request.assume_a is InverseKind.LOWER
+    out, info = lapack("trtri", a.dtype)(np.tril(a) if lower else np.triu(a), lower=lower)
+    return {"out": out, "info": info}
+
+
+def _slogdet(request: Any, a: Array) -> dict[str, Any]:
+    del request
+    sign, logarithm = np.linalg.slogdet(a) if a.size else (1, 0)
+    return {"sign": sign, "logabsdet": logarithm}
+
+
+def _det(request: Any, a: Array) -> dict[str, Any]:
+    del request
+    if not a.size:
+        return {"det": 1}
+    wide = a.astype(np.result_type(a.dtype, np.float64))  # as on a GPU: only what is itself too large is infinite
+    sign, logarithm = np.linalg.slogdet(wide)
+    with np.errstate(over="ignore", invalid="ignore"):
+        direct = np.linalg.det(wide)
+        return {"det": direct if np.isfinite(direct) and direct else sign * np.exp(logarithm)}
+
+
+def _matrix_norm(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"norm": 0}
+    is_spectral = request.order in (NormOrder.NUC, NormOrder.TWO, NormOrder.MIN_TWO)
+    if np.isnan(a).any() or (is_spectral and not np.isfinite(a).all()):
+        return {"norm": np.nan}
+    wide = a if is_spectral else a.astype(np.result_type(a.dtype, np.float64))
+    largest = float(np.abs(wide).max())
+    if request.order is NormOrder.FRO and 0 < largest < np.inf:
+        return {"norm": np.linalg.norm(wide / largest) * largest}  # no square overflows
+    return {"norm": np.linalg.norm(wide, ORDERS[request.order])}
+
+
+def _share(request: Any, a: Array) -> float:
+    """The share of the largest singular value up to which others count as 0: of the dtype that was given."""
+    if request.rtol is not None:
+        return float(request.rtol)
+    return float(max(a.shape) * np.finfo(request.a.dtype.numpy).eps)
+
+
+def _decomposed(a: Array) -> tuple[Array, Array, Array, int]:
+    if not np.isfinite(a).all():
+        return a, np.full(min(a.shape), np.nan), a, FAILED
+    u, s, vh, info = lapack("gesvd", a.dtype)(a, full_matrices=False)
+    return u, s, vh, info
+
+
+def _reciprocals(s: Array, share: float) -> tuple[Array, int]:
+    kept = s > share * s[0]
+    return np.divide(1, s, out=np.zeros_like(s), where=kept), int(kept.sum())
+
+
+def _matrix_rank(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"rank": 0, "info": 0}
+    _, s, _, info = _decomposed(a)
+    return {"rank": 0 if info else _reciprocals(s, _share(request, a))[1], "info": info}
+
+
+def _pinv(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"out": a.T, "info": 0}
+    u, s, vh, info = _decomposed(a)
+    if info:
+        return {"out": 0, "info": info}
+    factors, _ = _reciprocals(s, _share(request, a))
+    return {"out": (vh.conj().T * factors) @ u.conj().T, "info": 0}
+
+
+def _lstsq(request: Any, a: Array, b: Array) -> dict[str, Any]:
+    cols, least = a.shape[1], min(a.shape)
+    side = b[:, None] if b.ndim == 1 else b
+    nothing = {"rank": 0, "s": np.zeros(least), "info": 0}
+    x = np.zeros((cols, side.shape[1]), a.dtype)
+    if request.driver is LstsqDriver.GELSS and a.size:
+        u, s, vh, info = _decomposed(a)
+        if info:
+            return {**dict.fromkeys(("out", "residuals", "s", "rank"), 0), "info": info}
+        factors, rank = _reciprocals(s, _share(request, a))
+        nothing |= {"rank": rank, "s": s}
+        x = vh.conj().T @ (factors[:, None] * (u.conj().T @ side))
+    elif a.size and side.size:
+        x, nothing["info"] = _by_reflections(a, side)
+    left = (np.abs(side - a @ x) ** 2).sum(axis=0)
+    return {"out": x[:, 0] if b.ndim == 1 else x, "residuals": left[0] if b.ndim == 1 else left, **nothing}
+
+
+def _by_reflections(a: Array, b: Array) -> tuple[Array, int]:
+    rows, cols = a.shape
+    source = a if rows >= cols else a.conj().T
+    q, r = np.linalg.qr(source)
+    zeros = np.flatnonzero(np.diag(r) == 0)
+    if zeros.size:
+        return np.zeros((cols, b.shape[1]), a.dtype), int(zeros[0]) + 1
+    solved = lapack("trtrs", a.dtype)
+    if rows >= cols:
+        return solved(r, q.conj().T @ b)[0], 0
+    return q @ solved(r, b, trans=2)[0], 0
+
+
+DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
+    "inv": _inv,
+    "det": _det,
+    "slogdet": _slogdet,
+    "matrix_norm": _matrix_norm,
+    "matrix_rank": _matrix_rank,
+    "pinv": _pinv,
+    "lstsq": _lstsq,
+}

@@ -1,0 +1,275 @@
+"""The requests of factorizations and systems of equations; none calls a library. spectral.py has eigen and SVD.
+
+Routines that may fail on sound arguments, such as Cholesky's on an indefinite matrix, say so in `info`, a status on the
+device for each matrix: nothing waits for it. `dispatch.linalg` has the same functions with it checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_int
+from dispatch.core.operands import Output, dense
+from dispatch.keys import I64, Choice
+from dispatch.ops.linalg.base import (
+    LinalgRequest,
+    by_columns,
+    check_dense,
+    check_matrix,
+    check_right_side,
+    check_square,
+)
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = [
+    "ChoSolveRequest",
+    "CholeskyRequest",
+    "LuFactorRequest",
+    "LuSolveRequest",
+    "MatrixKind",
+    "QrMode",
+    "QrRequest",
+    "SolveRequest",
+]
+
+
+class MatrixKind(Choice):
+    """What is known of a matrix: GEN nothing, so that it is factorized by LU; POS that it is positive definite."""
+
+    GEN = 0
+    POS = 1
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS"}
+
+
+class QrMode(Choice):
+    """What `qr` gives: Q and R without what is multiplied by 0, both whole, R alone, or LAPACK's own form."""
+
+    REDUCED = 0
+    COMPLETE = 1
+    R = 2
+    RAW = 3
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"ECONOMIC": "REDUCED", "FULL": "COMPLETE"}
+
+
+@dataclass(frozen=True, eq=False)
+class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """A = L·Lᴴ of a symmetric or Hermitian positive definite matrix, or A = Uᴴ·U, by `potrf`; gives back (out, info).
+
+    Attributes:
+        a: (…, n, n), of which one triangle is read.
+        lower: whether that is the lower one, and L comes out; else the upper one, and U.
+        out: the factor, with zeros in the other triangle; it may be `a` itself. Left open, it lies in rows
+            or in columns as a does.
+        info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite, and
+            then `out` is NaN.
+
+    A NaN in the triangle that is read gives NaN, with an info above 0 or without. Several small matrices are one call.
+    """
+
+    op: ClassVar[str] = "cholesky"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("out", "info")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
+    a: Tensor
+    _: KW_ONLY
+    lower: bool = True
+    out: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        row, col = map(abs, self.a.layout.strides[-2:])
+        lay = by_columns if row < col else dense
+        return {"out": lay(self.a.shape, self.a.dtype), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class ChoSolveRequest(LinalgRequest["Tensor"]):
+    """The x of A·x = b from the factor that `cholesky` gives, by `potrs`.
+
+    Attributes:
+        c: (…, n, n), the factor, of which one triangle is read.
+        b: (…, n, k), or (n,) for one matrix.
+        lower: whether c is L of A = L·Lᴴ; else it is U of A = Uᴴ·U.
+        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+
+    A factor with 0 on its diagonal gives infinities and NaN. A complex factor in rows is copied.
+    """
+
+    op: ClassVar[str] = "cho_solve"
+    reads: ClassVar[tuple[str, ...]] = ("c", "b")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "b")})
+    c: Tensor
+    b: Tensor
+    _: KW_ONLY
+    lower: bool = True
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("c", self.c)
+        check_right_side("b", self.b, "c", self.c)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": right_side(self.b)}
+
+
+@dataclass(frozen=True, eq=False)
+class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
+    """P·A = L·U with partial pivoting, by `getrf`; gives back (out, pivots, info).
+
+    Attributes:
+        a: (…, m, n).
+        out: U, and below its diagonal L without the ones on its own; it may be `a` itself. Left open, its columns lie
+            one behind another.
+        pivots: i64 (…, min(m, n)), as LAPACK counts: row i was exchanged with row pivots[i] - 1, for i = 0, 1, …
+            (SciPy's pivots are these minus 1.)
+        info: i32, one for each matrix: 0, or the first i for which U[i - 1, i - 1] is exactly 0; the factors are
+            right even so, but nothing can be solved with them.
+
+    A NaN spreads into the factors. A matrix in rows is transposed on its way, for LAPACK has columns.
+    """
+
+    op: ClassVar[str] = "lu_factor"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("out", "pivots", "info")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
+    a: Tensor
+    _: KW_ONLY
+    out: Tensor | None = None
+    pivots: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_dense("pivots", self.pivots)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        pivots = dense((*self.batch, min(self.a.shape[-2:])), I64)
+        return {"out": by_columns(self.a.shape, self.a.dtype), "pivots": pivots, "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class LuSolveRequest(LinalgRequest["Tensor"]):
+    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b from the factors that `lu_factor` gives, by `getrs`.
+
+    Attributes:
+        lu: (…, n, n), the factors; copied where its columns do not lie one behind another.
+        pivots: i64 (…, n), dense, counted from 1. On a GPU nobody can check them: others than `lu_factor` gives are an
+            error that may end the process.
+        b: (…, n, k), or (n,) for one matrix.
+        trans: 0 for A, 1 for its transpose, 2 for its conjugate transpose.
+        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+
+    Factors with 0 on the diagonal of U give infinities and NaN.
+    """
+
+    op: ClassVar[str] = "lu_solve"
+    reads: ClassVar[tuple[str, ...]] = ("lu", "pivots", "b")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "b")})
+    lu: Tensor
+    pivots: Tensor
+    b: Tensor
+    _: KW_ONLY
+    trans: int = 0
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("lu", self.lu)
+        check_dense("pivots", self.pivots, I64, self.lu.shape[:-1])
+        check_right_side("b", self.b, "lu", self.lu)
+        check_int("trans", self.trans, 0, 2)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": right_side(self.b)}
+
+
+@dataclass(frozen=True, eq=False)
+class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
+    """The x of A·x = b, by LU or, of a positive definite matrix, by Cholesky; gives back (out, info).
+
+    Attributes:
+        a: (…, n, n); it is copied, and stays as it is.
+        b: (…, n, k), or (n,) for one matrix.
+        assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, of which one triangle is read.
+        lower: with POS, whether that is the lower one.
+        out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
+        info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, and then x is NaN.
+    """
+
+    op: ClassVar[str] = "solve"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b")
+    writes: ClassVar[tuple[str, ...]] = ("out", "info")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "b")})
+    a: Tensor
+    b: Tensor
+    _: KW_ONLY
+    assume_a: MatrixKind | str = MatrixKind.GEN
+    lower: bool = False
+    out: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_right_side("b", self.b, "a", self.a)
+        check_dense("info", self.info)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": right_side(self.b), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
+    """A = Q·R with orthonormal columns of Q and an upper triangle R, by `geqrf` and `orgqr`.
+
+    Attributes:
+        a: (…, m, n); k is the smaller of the two.
+        mode: REDUCED gives (q, r) of (…, m, k) and (…, k, n); COMPLETE (q, r) of (…, m, m) and (…, m, n); R r alone, of
+            (…, k, n); RAW (h, tau), Householder's vectors and R in one matrix as LAPACK has them, and their factors.
+        q, r, h: left open, their columns lie one behind another; h may be `a` itself.
+        tau: (…, k), dense.
+
+    R's diagonal may have any sign. A NaN spreads into all that comes out.
+    """
+
+    op: ClassVar[str] = "qr"
+    reads: ClassVar[tuple[str, ...]] = ("a",)
+    writes: ClassVar[tuple[str, ...]] = ("q", "r", "h", "tau")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("h", "a")})
+    a: Tensor
+    _: KW_ONLY
+    mode: QrMode | str = QrMode.REDUCED
+    q: Tensor | None = None
+    r: Tensor | None = None
+    h: Tensor | None = None
+    tau: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_dense("tau", self.tau)
+
+    def outputs(self) -> dict[str, Output]:
+        (rows, cols), dtype = self.a.shape[-2:], self.a.dtype
+        least = min(rows, cols)
+        kept = rows if self.mode is QrMode.COMPLETE else least
+        if self.mode is QrMode.RAW:
+            return {"h": by_columns(self.a.shape, dtype), "tau": dense((*self.batch, least), dtype)}
+        found = {"q": by_columns((*self.batch, rows, kept), dtype), "r": by_columns((*self.batch, kept, cols), dtype)}
+        return {"r": found["r"]} if self.mode is QrMode.R else found
+
+
+def right_side(b: Tensor) -> Output:
+    """x, with its columns one behind another."""
+    return dense(b.shape, b.dtype) if b.ndim == 1 else by_columns(b.shape, b.dtype)

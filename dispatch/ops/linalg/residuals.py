@@ -1,0 +1,195 @@
+"""How far a result is from right, as LAPACK's own testers say it: residuals in units of n·eps, which are to be small.
+
+A factorization has many right results, so that none is compared with another's: what it is made of must give the matrix
+again, and vectors must be orthonormal. All is computed in double precision, of values as they are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dispatch.ops.linalg.base import real_of
+from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
+from dispatch.ops.linalg.request import MatrixKind, QrMode
+from dispatch.ops.linalg.residuals_derived import DERIVED
+from dispatch.ops.linalg.spectral_residuals import SPECTRAL
+from dispatch.testing.check import Check
+from dispatch.testing.memory import Mismatch
+from dispatch.testing.roundoff import ROUNDOFF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+    Ratios: TypeAlias = Iterator[tuple[str, float]]
+
+__all__ = ["THRESHOLD", "ResidualCheck", "residuals"]
+
+THRESHOLD = 30.0  # what LAPACK's testers allow
+
+
+@dataclass(frozen=True)
+class ResidualCheck(Check):
+    """A check whose results are held to what they are for, and not to another's.
+
+    Attributes:
+        given: what the operands held before the run, which may overwrite them.
+        writes_nan: that where the reference is NaN a routine writes it.
+    """
+
+    given: dict[str, Array] = field(default_factory=dict)
+    writes_nan: ClassVar[bool] = True
+
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch for a residual above the threshold, for another status, or memory that was written beside."""
+        made = result if isinstance(result, tuple) else (result,)
+        names = tuple(self.request.outputs())
+        found = {name: tensor.numpy() for name, tensor in zip(names, made, strict=True)}
+        request: Any = self.request
+        if "info" in found and request.op != "lu_factor":  # where it says what U has, which roundoff may decide
+            info, expected = (one["info"].tolist() for one in (found, self.expected))
+            if info != expected:
+                self._refuse(f"info is {info}, expected {expected}")
+        for place in np.ndindex(request.batch):
+            given = {name: _exact(values[place]) for name, values in self.given.items()}
+            one = {name: _exact(values[place]) for name, values in found.items()}
+            for what, ratio in residuals(request, given, one):
+                if not ratio <= THRESHOLD:  # NaN is wrong
+                    self._refuse(f"{what} of matrix {list(place)} is {ratio:.3g} n·eps, above {THRESHOLD:g}")
+        self._check_memory()
+
+    def _refuse(self, text: str) -> None:
+        raise Mismatch(f"{self.name}: {text} ({self.request.describe()})")
+
+
+def _exact(values: Array) -> Array:
+    kind = np.complex128 if values.dtype.kind == "c" else np.float64 if values.dtype.kind == "f" else values.dtype
+    return np.asarray(values).astype(kind)
+
+
+def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
+    """What is measured of one matrix, with its size in units of n·eps."""
+    if found.get("info", 0) and request.op != "lu_factor":
+        for name in found.keys() - {"count", "info", "rank"}:
+            yield (
+                f"{name}, NaN where the status is not 0, for which this",
+                0.0 if np.isnan(found[name]).all() else np.inf,
+            )
+        return
+    a = given[request.reads[0]]
+    if request.op in ("cholesky", "eigh", "generalized_eigh") or (
+        request.op == "solve" and request.assume_a is MatrixKind.POS
+    ):
+        a = whole(a, lower=request.lower)
+    eps = ROUNDOFF[real_of(request.matrices.dtype)][0]
+    yield from MEASURES[request.op](request, a, given, found, eps)
+
+
+def _cholesky(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    f = found["out"]
+    yield "what is in the other triangle", zeros(np.triu(f, 1) if request.lower else np.tril(f, -1))
+    made = f @ f.conj().T if request.lower else f.conj().T @ f
+    yield "A - L·Lᴴ", of(made - a, norm(a), eps, len(a))
+
+
+def _solution(a: Array, b: Array, x: Array, eps: float) -> Ratios:
+    b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
+    for column in range(x.shape[1]):
+        one = x[:, column : column + 1]
+        yield f"b - A·x, column {column},", of(a @ one - b[:, column : column + 1], norm(a) * norm(one), eps, len(a))
+
+
+def _cho_solve(request: Any, c: Array, given: Any, found: Any, eps: float) -> Ratios:
+    f = np.tril(c) if request.lower else np.triu(c)
+    a = f @ f.conj().T if request.lower else f.conj().T @ f
+    yield from _solution(a, given["b"], found["out"], eps)
+
+
+def exchanged(rows: int, pivots: Array) -> Array:
+    """The order of rows that pivots, counted from 1, make of theirs."""
+    order = np.arange(rows)
+    for place, pivot in enumerate(pivots):
+        other = int(pivot) - 1
+        order[[place, other]] = order[[other, place]]
+    return order
+
+
+def parts(lu: Array) -> tuple[Array, Array]:
+    """L and U."""
+    least = min(lu.shape)
+    return np.tril(lu[:, :least], -1) + np.eye(len(lu), least), np.triu(lu[:least])
+
+
+def _lu_factor(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del request, given
+    pivots, (lower, upper) = found["pivots"], parts(found["out"])
+    in_range = not pivots.size or bool((pivots > np.arange(len(pivots))).all() and pivots.max() <= len(a))
+    yield "a pivot before its own row, or outside of the matrix,", 0.0 if in_range else np.inf
+    if in_range:
+        yield "P·A - L·U", of(lower @ upper - a[exchanged(len(a), pivots)], norm(a), eps, max(a.shape))
+    none, *_ = (*np.flatnonzero(np.diag(upper) == 0) + 1, 0)
+    yield "another status than U has zeros on its diagonal", 0.0 if found["info"] == none else np.inf
+    # The largest of a column is divided by, complex ones by the sum of their parts' magnitudes.
+    largest = np.abs(lower).max(initial=0)
+    yield "an element of L above 1", 0.0 if largest <= np.sqrt(2) * (1 + 4 * eps) else np.inf
+
+
+def _lu_solve(request: Any, lu: Array, given: Any, found: Any, eps: float) -> Ratios:
+    lower, upper = parts(lu)
+    a = np.zeros_like(lu)
+    a[exchanged(len(lu), given["pivots"])] = lower @ upper
+    a = (a, a.T, a.conj().T)[request.trans]
+    yield from _solution(a, given["b"], found["out"], eps)
+
+
+def _solve(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del request
+    yield from _solution(a, given["b"], found["out"], eps)
+
+
+def _qr(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    least, most = min(a.shape), max(a.shape)
+    if request.mode is QrMode.RAW:
+        h, tau = found["h"], found["tau"]
+        q, r = reflected(h, tau), np.triu(h[:least])
+        q = q[:, :least]
+    elif request.mode is QrMode.R:
+        r = found["r"]
+        yield "what is below R's diagonal", zeros(np.tril(r, -1))
+        yield "Aᴴ·A - Rᴴ·R", of(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
+        return
+    else:
+        q, r = found["q"], found["r"]
+        yield "what is below R's diagonal", zeros(np.tril(r, -1))
+    yield "A - Q·R", of(q @ r - a, norm(a), eps, most)
+    yield "I - Qᴴ·Q", unitary(q, eps)
+
+
+def reflected(h: Array, tau: Array) -> Array:
+    """The product of Householder's reflections that LAPACK stores."""
+    q = np.eye(len(h), dtype=h.dtype)
+    for place, factor in enumerate(tau):
+        v = np.zeros((len(h), 1), h.dtype)
+        v[place], v[place + 1 :, 0] = 1, h[place + 1 :, place]
+        q = q - factor * (q @ v) @ v.conj().T
+    return q
+
+
+MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
+    "cholesky": _cholesky,
+    "cho_solve": _cho_solve,
+    "lu_factor": _lu_factor,
+    "lu_solve": _lu_solve,
+    "solve": _solve,
+    "qr": _qr,
+    **SPECTRAL,
+    **DERIVED,
+}

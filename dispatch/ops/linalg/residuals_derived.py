@@ -1,0 +1,154 @@
+"""How far inverses, determinants, norms and least squares are from right, in units of n·eps; see residuals.py.
+
+Where a right result of a slightly different matrix may be far from ours, the unit is what such a difference makes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.norms import norm, of, whole, zeros
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from dispatch.device.layout import Array
+
+    Ratios: TypeAlias = Iterator[tuple[str, float]]
+
+__all__ = ["DERIVED"]
+
+
+def _inv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    x, lower = found["out"], request.assume_a is InverseKind.LOWER
+    if request.assume_a is InverseKind.POS:
+        a = whole(a, lower=request.lower)
+        yield "X - Xᴴ", of(x - x.conj().T, norm(x), eps, len(a))
+    elif request.assume_a is not InverseKind.GEN:
+        a = np.tril(a) if lower else np.triu(a)
+        yield "what is in the other triangle", zeros(np.triu(x, 1) if lower else np.tril(x, -1))
+    yield "I - A·X", of(a @ x - np.eye(len(a)), norm(a) * norm(x), eps, len(a))
+
+
+def _determinant_of(a: Array, value: complex, rounded: float, eps: float) -> float:
+    """The error of a determinant in units of what an error of n·eps in the matrix makes of it.
+
+    That is ‖A‖ times all singular values but the least. `rounded` are further errors in eps of it, of its logarithm.
+    """
+    if not len(a):
+        return 0.0 if value == 1 else np.inf
+    s = np.linalg.svd(a, compute_uv=False)
+    size = norm(a) * float(np.prod(s[:-1])) + rounded * float(np.prod(s))
+    error = abs(value - np.linalg.det(a))
+    return float(error / max(len(a) * eps * size, np.finfo(np.float64).tiny))
+
+
+def _det(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del request, given
+    yield "the determinant's error", _determinant_of(a, complex(found["det"]), 1.0, eps)
+
+
+def _slogdet(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del request, given
+    sign, logarithm = complex(found["sign"]), float(found["logabsdet"])
+    is_zero = logarithm == -np.inf
+    yield "the sign's magnitude", 0.0 if abs(abs(sign) - (not is_zero)) <= 4 * max(1, len(a)) * eps else np.inf
+    value = sign * np.exp(logarithm)
+    yield "the determinant's error", _determinant_of(a, value, 0.0 if is_zero else 1 + abs(logarithm), eps)
+
+
+def _matrix_norm(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    exact = _norm(a, request.order)
+    is_spectral = request.order in (NormOrder.TWO, NormOrder.MIN_TWO, NormOrder.NUC)
+    size = norm(a) if is_spectral else exact
+    yield "the norm's error", of(np.atleast_2d(found["norm"] - exact), size, eps, max(1, *a.shape))
+
+
+def _norm(a: Array, order: NormOrder) -> float:
+    """A norm by its definition."""
+    if not a.size:
+        return 0.0
+    magnitudes, s = np.abs(a), np.linalg.svd(a, compute_uv=False)
+    columns, rows = magnitudes.sum(axis=0), magnitudes.sum(axis=1)
+    exact = {
+        NormOrder.FRO: np.sqrt((magnitudes**2).sum()),
+        NormOrder.NUC: s.sum(),
+        NormOrder.ONE: columns.max(),
+        NormOrder.MIN_ONE: columns.min(),
+        NormOrder.INF: rows.max(),
+        NormOrder.MIN_INF: rows.min(),
+        NormOrder.TWO: s[0],
+        NormOrder.MIN_TWO: s[-1],
+    }
+    return float(exact[order])
+
+
+def _share(request: Any) -> float:
+    if request.rtol is not None:
+        return float(request.rtol)
+    return float(max(request.a.shape[-2:]) * np.finfo(request.a.dtype.numpy).eps)
+
+
+def _kept(request: Any, a: Array) -> tuple[Array, Array, Array]:
+    """U, s and Vᴴ of what counts of a matrix."""
+    u, s, vh = np.linalg.svd(a, full_matrices=False)
+    count = int((s > _share(request) * s.max(initial=0)).sum())
+    return u[:, :count], s[:count], vh[:count]
+
+
+def _matrix_rank(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given, eps
+    yield "another rank", 0.0 if found["rank"] == len(_kept(request, a)[1]) else np.inf
+
+
+def _pinv(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """Penrose's four conditions; an error of n·eps in A is one of n·eps·‖A‖·‖X‖² in X."""
+    del given
+    x = found["out"]
+    most, size, inverse = max(a.shape), norm(a), norm(x)
+    # What counts as 0 is left out of the inverse, but not of the matrix.
+    u, s, vh = _kept(request, a)
+    kept = (u * s) @ vh
+    yield "A - A·X·A", of(kept @ x @ kept - kept, size * size * inverse, eps, most)
+    yield "X - X·A·X", of(x @ kept @ x - x, size * inverse * inverse, eps, most)
+    for name, product in (("A·X", kept @ x), ("X·A", x @ kept)):
+        yield f"{name} - ({name})ᴴ", of(product - product.conj().T, size * inverse, eps, max(most, 1))
+
+
+def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    b, x = (one[:, None] if one.ndim == 1 else one for one in (given["b"], found["out"]))
+    most = max(*a.shape, 1)
+    u, s, vh = _kept(request, a)
+    left = b - a @ x
+    size = norm(a) * norm(x) + norm(b)
+    if len(s):
+        condition = s[0] / s[-1]
+        # The range that is left orthogonal is that of a matrix off by n·eps: its vectors turn by n·eps·cond.
+        yield "Uᴴ·(b - A·x)", of(u.conj().T @ left, size, eps, most)
+        yield "what of x is not A's", of(x - vh.conj().T @ (vh @ x), condition * norm(x), eps, most)
+    else:
+        yield "x of nothing", zeros(x)
+    # An error of n·eps in what is left is one in its length, which the square of the length is not in proportion to.
+    error = np.sqrt(np.abs(np.atleast_1d(found["residuals"]))) - np.linalg.norm(left, axis=0)
+    yield "the residuals' error", of(np.atleast_2d(error), size, eps, most)
+    if request.driver is LstsqDriver.GELSS:
+        yield "another rank", 0.0 if found["rank"] == len(s) else np.inf
+        every = np.linalg.svd(a, compute_uv=False)
+        yield "the singular values' distance", of((found["s"] - every)[:, None], norm(a), eps, most)
+
+
+DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
+    "inv": _inv,
+    "det": _det,
+    "slogdet": _slogdet,
+    "matrix_norm": _matrix_norm,
+    "matrix_rank": _matrix_rank,
+    "pinv": _pinv,
+    "lstsq": _lstsq,
+}

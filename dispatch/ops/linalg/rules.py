@@ -1,0 +1,58 @@
+"""What rows of linear algebra ask of a request beyond its dtypes: "needs …, has …", or "" where it is fine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dispatch.libraries.cusolver.matrix import batch_step
+
+if TYPE_CHECKING:
+    from dispatch.ops.linalg.base import LinalgRequest
+    from dispatch.ops.linalg.request import ChoSolveRequest
+
+__all__ = ["aligned", "even_batches", "many_small", "several_right_sides", "square"]
+
+MOST_ROWS = 128  # of matrices that cuBLAS takes many of at once
+
+
+def aligned(request: LinalgRequest) -> str:
+    """Every element at a multiple of its size."""
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {name} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
+    return ""
+
+
+def even_batches(request: LinalgRequest) -> str:
+    """The matrices of a batch at equal distances."""
+    before = len(request.batch)
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
+        if layout.size and batch_step(layout.shape[:before], layout.strides[:before]) is None:
+            return f"needs the matrices of {name} at equal distances, has {layout}: copy it with dev.array(x.numpy())"
+    return ""
+
+
+def many_small(request: LinalgRequest) -> str:
+    """Several matrices, small enough that one does not fill a GPU, with elements."""
+    count = math.prod(request.batch)
+    if count <= 1:
+        return f"needs a batch of two or more, has {count}"
+    extents = request.matrices.shape[-2:]
+    if not 0 < min(extents) <= max(extents) <= MOST_ROWS:
+        return f"needs matrices of 1 to {MOST_ROWS} rows and columns, has {list(extents)}"
+    empty = [name for name in request.reads if not request.layout_of(name).size]
+    return f"needs {empty[0]} with elements, has none" if empty else ""
+
+
+def several_right_sides(request: ChoSolveRequest) -> str:
+    """One is `potrsBatched`'s, which does both triangles at once."""
+    return "" if request.b.shape[-1] > 1 else f"needs 2 right sides or more, has {request.b.shape[-1]}"
+
+
+def square(request: LinalgRequest) -> str:
+    """As many rows as columns."""
+    rows, columns = request.matrices.shape[-2:]
+    return "" if rows == columns else f"needs square matrices, has {rows} x {columns}"

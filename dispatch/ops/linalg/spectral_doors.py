@@ -1,0 +1,111 @@
+"""Eigenvalues and singular values in SciPy's and NumPy's words, their status looked at: a part of `dispatch.linalg`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dispatch.errors import LinAlgError
+from dispatch.ops import linalg as ops
+from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
+from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
+
+__all__ = ["eig", "eigh", "eigvals", "eigvalsh", "randomized_svd", "svd", "svdvals"]
+
+
+def eigh(
+    a: Any,
+    b: Any = None,
+    *,
+    lower: bool = True,
+    eigvals_only: bool = False,
+    type: int = 1,  # noqa: A002  # SciPy's
+    subset_by_index: Any = None,
+    subset_by_value: Any = None,
+    driver: EighDriver | str = EighDriver.SYEVD,
+    check: bool = True,
+) -> Any:
+    """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`.
+
+    With a positive definite `b` it is A·v = w·B·v, or by `type` 2 A·B·v = w·v, 3 B·A·v = w·v. Of one matrix those in
+    `subset_by_value`, (low, high], come out alone; of a batch NaN stands behind those of each. With `check=False` all
+    tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info.
+    """
+    choices = {
+        "lower": lower, "eigvals_only": eigvals_only, "driver": driver,
+        "subset_by_index": subset_by_index, "subset_by_value": subset_by_value,
+    }  # fmt: skip
+    if b is None:
+        results = checked("eigh", ops.eigh(a, **choices), check=check)
+    else:
+        results = ops.generalized_eigh(a, b, itype=type, **choices)
+        if check:
+            results = checked_pair(results, int(results[0].shape[-1]) if subset_by_index is None else a.shape[-1])
+    if not check or subset_by_value is None:
+        return results
+    *found, count = results
+    counts = numbers(count)
+    kept = [tensor[..., : int(counts)] for tensor in found] if not counts.ndim else found
+    return kept[0] if eigvals_only else tuple(kept)
+
+
+def checked_pair(results: tuple[Any, ...], n: int) -> Any:
+    """Results of a pair of matrices, whose status is above n where b is not positive definite."""
+    statuses = numbers(results[-1])
+    if (statuses > n).any():
+        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) - n for place in np.argwhere(statuses > n)}
+        raise LinAlgError("eigh", failed, f"{NOT_POSITIVE}: that of b", "b must be; exchange a and b where a is")
+    return checked("eigh", results, check=True)
+
+
+def eigvalsh(
+    a: Any,
+    b: Any = None,
+    *,
+    lower: bool = True,
+    type: int = 1,  # noqa: A002  # SciPy's
+    subset_by_index: Any = None,
+    subset_by_value: Any = None,
+    driver: EighDriver | str = EighDriver.SYEVD,
+    check: bool = True,
+) -> Any:
+    """The eigenvalues of a symmetric or Hermitian matrix, ascending; see `eigh`."""
+    subset = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
+    return eigh(a, b, lower=lower, eigvals_only=True, type=type, driver=driver, check=check, **subset)
+
+
+def svd(
+    a: Any,
+    full_matrices: bool = True,  # SciPy's
+    compute_uv: bool = True,  # SciPy's
+    *,
+    driver: SvdDriver | str = SvdDriver.GESVD,
+    check: bool = True,
+) -> Any:
+    """(u, s, vh) of A = U·diag(s)·Vᴴ; s alone without `compute_uv`."""
+    results = ops.svd(a, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver)
+    return checked("svd", results, check=check)
+
+
+def svdvals(a: Any, *, driver: SvdDriver | str = SvdDriver.GESVD, check: bool = True) -> Any:
+    """The singular values of a matrix, descending."""
+    return svd(a, compute_uv=False, driver=driver, check=check)
+
+
+def eig(a: Any, *, check: bool = True) -> Any:
+    """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real."""
+    return checked("eig", ops.eig(a), check=check)
+
+
+def eigvals(a: Any, *, check: bool = True) -> Any:
+    """The eigenvalues of a square matrix, complex, in no order."""
+    return checked("eig", ops.eig(a, eigvals_only=True), check=check)
+
+
+def randomized_svd(
+    a: Any, rank: int, *, oversampling: int | None = None, iterations: int = 2, check: bool = True
+) -> Any:
+    """(u, s, vh) of the largest singular values of A, as many as `rank`, by random projection."""
+    results = ops.randomized_svd(a, rank, oversampling=oversampling, iterations=iterations)
+    return checked("randomized_svd", results, check=check)

@@ -1,0 +1,114 @@
+"""Eigenvalues and singular values of one matrix by LAPACK as SciPy has it: what the host gives, and what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.linalg.spectral import SvdDriver
+from dispatch.ops.linalg.subset import places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.layout import Array
+
+__all__ = ["FAILED", "SPECTRAL", "lapack"]
+
+FAILED = 1
+
+
+def lapack(name: str, dtype: np.dtype[Any]) -> Any:
+    """A routine of LAPACK for a dtype."""
+    from scipy.linalg.lapack import get_lapack_funcs
+
+    return get_lapack_funcs((name,), dtype=dtype)[0]
+
+
+def _is_finite(a: Array, *, lower: bool) -> bool:
+    """Whether all that is read of a triangle is finite."""
+    return bool(np.isfinite(np.tril(a) if lower else np.triu(a)).all())
+
+
+def chosen(request: Any, w: Array, v: Array, info: int) -> dict[str, Any]:
+    """Some of all eigenvalues and vectors; those by value first, and NaN behind them."""
+    if info:
+        return {"w": 0, "v": 0, "count": 0, "info": info}
+    if request.subset_by_index is None and request.subset_by_value is None:
+        return {"w": w, "v": v, "info": 0}
+    wanted, nan = places(request, w), complex(np.nan, np.nan) if v.dtype.kind == "c" else np.nan
+    count = len(w[wanted])
+    if request.subset_by_value is None:
+        return {"w": w[wanted], "v": v[:, wanted], "info": 0}
+    some, vectors = np.full_like(w, np.nan), np.full_like(v, nan)
+    some[:count], vectors[:, :count] = w[wanted], v[:, wanted]
+    return {"w": some, "v": vectors, "count": count, "info": 0}
+
+
+def _eigh(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"w": np.zeros(0), "v": a, "count": 0, "info": 0}
+    if not _is_finite(a, lower=request.lower):
+        return chosen(request, a, a, FAILED)
+    name = "heevd" if a.dtype.kind == "c" else "syevd"
+    return chosen(request, *lapack(name, a.dtype)(a, compute_v=not request.eigvals_only, lower=request.lower))
+
+
+def _generalized_eigh(request: Any, a: Array, b: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"w": np.zeros(0), "v": a, "count": 0, "info": 0}
+    if not all(_is_finite(one, lower=request.lower) for one in (a, b)):
+        return chosen(request, a, a, FAILED)
+    name, jobz = "hegvd" if a.dtype.kind == "c" else "sygvd", "N" if request.eigvals_only else "V"
+    uplo = "L" if request.lower else "U"
+    return chosen(request, *lapack(name, a.dtype)(a, b, itype=request.itype, jobz=jobz, uplo=uplo))
+
+
+def _eig(request: Any, a: Array) -> dict[str, Any]:
+    if not a.size:
+        return {"w": np.zeros(0), "v": a, "info": 0}
+    if not np.isfinite(a).all():
+        return {"w": 0, "v": 0, "info": FAILED}
+    given = {"compute_vl": False, "compute_vr": not request.eigvals_only}
+    if a.dtype.kind == "c":
+        w, _, v, info = lapack("geev", a.dtype)(a, **given)
+        return {"w": w, "v": v, "info": info}
+    real, imag, _, v, info = lapack("geev", a.dtype)(a, **given)
+    w = real + 1j * imag
+    if request.eigvals_only:
+        return {"w": w, "info": info}
+    first = np.flatnonzero(imag > 0)  # of a pair: the vectors' real and imaginary parts are columns
+    vectors = v.astype(w.dtype)
+    vectors[:, first] += 1j * v[:, first + 1]
+    vectors[:, first + 1] = vectors[:, first].conj()
+    return {"w": w, "v": vectors, "info": info}
+
+
+def _randomized_svd(request: Any, a: Array) -> dict[str, Any]:
+    if not np.isfinite(a).all():
+        return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
+    k = request.rank
+    u, s, vh, info = lapack("gesdd", a.dtype)(a, compute_uv=request.compute_uv, full_matrices=False)
+    return {"u": u[:, :k], "s": s[:k], "vh": vh[:k], "info": info}
+
+
+def _svd(request: Any, a: Array) -> dict[str, Any]:
+    rows, cols = a.shape
+    if not a.size:
+        kept = (rows, cols) if request.full_matrices else (0, 0)
+        return {"u": np.eye(rows, kept[0]), "s": np.zeros(0), "vh": np.eye(kept[1], cols), "info": 0}
+    if not np.isfinite(a).all():
+        return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
+    name = "gesvd" if request.driver is SvdDriver.GESVD else "gesdd"
+    u, s, vh, info = lapack(name, a.dtype)(a, compute_uv=request.compute_uv, full_matrices=request.full_matrices)
+    return {"u": u, "s": s, "vh": vh, "info": info}
+
+
+SPECTRAL: dict[str, Callable[..., dict[str, Any]]] = {
+    "eig": _eig,
+    "eigh": _eigh,
+    "generalized_eigh": _generalized_eigh,
+    "randomized_svd": _randomized_svd,
+    "svd": _svd,
+}

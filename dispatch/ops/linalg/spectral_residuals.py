@@ -1,0 +1,154 @@
+"""How far eigenvalues and singular values are from right: what is measured of one matrix, in units of n·eps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.linalg.norms import beyond, norm, of, transformed, unitary, whole
+from dispatch.ops.linalg.spectral import SvdDriver
+from dispatch.ops.linalg.subset import places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from dispatch.device.layout import Array
+
+    Ratios: TypeAlias = Iterator[tuple[str, float]]
+
+__all__ = ["SPECTRAL"]
+
+# cuSOLVER states that `gesvdp` perturbs matrices with a singular value close to 0, and not by how much: twice what it
+# did to rank-deficient ones on an H100, 238 to 513 n·eps in f64, c64 and c128. Others are allowed nothing more.
+PERTURBATION = 1024.0
+
+# Of an eigenvalue that is repeated any vectors do that are a basis: κ(V) is held to this many times that of LAPACK's,
+# where that is no larger than the second number.
+LOOSE, FAR_FROM_DEFECTIVE = 1e3, 1e4
+
+
+def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> Ratios:
+    """Eigenvalues against all that there are: their order, how many were found, NaN behind them, and their distance."""
+    w, wanted = found["w"], exact[places(request, exact)]
+    if request.subset_by_value is not None:
+        kept = len(wanted)
+        yield "another count of eigenvalues than are within the bounds", 0.0 if found["count"] == kept else np.inf
+        behind = [found["w"][kept:], *([] if request.eigvals_only else [found["v"][:, kept:]])]
+        yield "what is behind the eigenvalues, NaN, for which this", 0.0 if all(map(_all_nan, behind)) else np.inf
+        w = w[:kept]
+    yield "an eigenvalue below the one before", 0.0 if (np.diff(w) >= 0).all() else np.inf
+    yield "the eigenvalues' distance", of((w - wanted)[:, None], size, eps, len(exact))
+
+
+def _all_nan(values: Array) -> bool:
+    return bool(np.isnan(values).all())
+
+
+def kept_of(request: Any, found: Any) -> tuple[Array, Array]:
+    """The eigenvalues and vectors that were found."""
+    kept = int(found["count"]) if request.subset_by_value is not None else len(found["w"])
+    return found["w"][:kept], found["v"][:, :kept]
+
+
+def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    yield from ordered(request, found, np.linalg.eigvalsh(a), norm(a), eps)
+    if not request.eigvals_only:
+        w, v = kept_of(request, found)
+        yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, len(a))
+        yield "I - Vᴴ·V", unitary(v, eps)
+
+
+def _generalized_eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """As LAPACK's dsgt01, but that B's condition counts: the routines go by its Cholesky factor.
+
+    Eigenvalues are held to the bound of LAPACK's Users' Guide, ‖A‖·‖B⁻¹‖ + κ(B)·|w|, with ‖B‖ for problems 2 and 3.
+    """
+    if not a.size:
+        yield from ordered(request, found, np.zeros(0), 0.0, eps)
+        return
+    b = whole(given["b"], lower=request.lower)
+    inverse, condition = np.linalg.inv(b), float(np.linalg.cond(b))
+    exact = np.linalg.eigvalsh(transformed(a, b, request.itype))
+    largest = [float(np.linalg.norm(one, 2)) for one in (a, inverse if request.itype == 1 else b)]
+    yield from ordered(request, found, exact, largest[0] * largest[1] + condition * np.abs(exact).max(), eps)
+    if request.eigvals_only:
+        return
+    w, v = kept_of(request, found)
+    left, right = {1: (a @ v, b @ v), 2: (a @ b @ v, v), 3: (b @ a @ v, v)}[request.itype]
+    size = norm(a) * norm(v) * condition * (1.0 if request.itype == 1 else norm(b))
+    yield "what is left of the problem", of(left - right * w, size, eps, len(a))
+    metric = inverse if request.itype == 3 else b  # the third problem
+    yield "I - Vᴴ·B·V", of(v.conj().T @ metric @ v - np.eye(v.shape[1]), condition, eps, len(a))
+
+
+def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """As LAPACK's dget22; eigenvalues alone are those of matrices nearby: A - w has a singular value next to 0.
+
+    That none is there twice and another not, their sums tell, of w and of w².
+    """
+    del given
+    n, w = len(a), found["w"]
+    if not request.a.dtype.is_complex:
+        alike = np.array_equal(np.sort_complex(w), np.sort_complex(w.conj()))
+        yield "eigenvalues that are no conjugate pairs, for which this", 0.0 if alike else np.inf
+    yield "the sum's distance from the trace", of(np.atleast_2d(w.sum() - np.trace(a)), norm(a), eps, max(n, 1))
+    squares = np.atleast_2d((w * w).sum() - np.trace(a @ a))
+    yield "the sum of the squares' distance", of(squares, norm(a) ** 2, eps, max(n, 1))
+    if request.eigvals_only:
+        for value in w:
+            least = np.linalg.svd(a - value * np.eye(n), compute_uv=False)[-1:]
+            yield "the least singular value of A - w", of(least[:, None], norm(a), eps, n)
+        return
+    v = found["v"]
+    yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, n)
+    lengths = np.abs(np.linalg.norm(v, axis=0) - 1).max(initial=0)
+    yield "a length of V's columns", float(lengths / max(n * eps, np.finfo(np.float64).tiny))
+    if n and (exact := np.linalg.cond(np.linalg.eig(a)[1])) < FAR_FROM_DEFECTIVE:
+        yield "V's condition, far above what it may be,", 0.0 if np.linalg.cond(v) <= LOOSE * exact else np.inf
+
+
+def _randomized_svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """Of matrices of the rank that is asked for, of which nothing is left out."""
+    del given
+    s, most, k = found["s"], max(a.shape), request.rank
+    yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
+    exact = np.linalg.svd(a, compute_uv=False)[:k]
+    yield "the singular values' distance", of((s - exact)[:, None], norm(a), eps, most)
+    if request.compute_uv:
+        u, vh = found["u"], found["vh"]
+        yield "A - U·S·Vᴴ", of((u * s) @ vh - a, norm(a), eps, most)
+        yield "I - Uᴴ·U", unitary(u, eps)
+        yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
+
+
+def is_descending(s: Array) -> bool:
+    """Whether singular values are in order, and none is below 0."""
+    return bool((np.diff(s) <= 0).all() and (s >= 0).all())
+
+
+def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    s, most = found["s"], max(a.shape)
+    yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
+    exact = np.linalg.svd(a, compute_uv=False)
+    is_near_singular = exact.min(initial=np.inf) <= PERTURBATION * most * eps * norm(a)
+    shift = PERTURBATION if request.driver is SvdDriver.GESVDP and is_near_singular else 0.0
+    yield "the singular values' distance", beyond(of((s - exact)[:, None], norm(a), eps, most), shift)
+    if request.compute_uv:
+        u, vh = found["u"], found["vh"]
+        error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
+        yield "A - U·S·Vᴴ", beyond(of(error, norm(a), eps, most), shift)
+        yield "I - Uᴴ·U", unitary(u, eps)
+        yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
+
+
+SPECTRAL: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
+    "eig": _eig,
+    "eigh": _eigh,
+    "generalized_eigh": _generalized_eigh,
+    "randomized_svd": _randomized_svd,
+    "svd": _svd,
+}

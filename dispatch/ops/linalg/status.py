@@ -1,0 +1,69 @@
+"""What a routine says of its success, and what is raised where it has failed: one number for each matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dispatch.checks import check_bool
+from dispatch.device.tensor import Tensor
+from dispatch.errors import LinAlgError
+
+__all__ = ["NOT_POSITIVE", "check_info", "checked", "numbers"]
+
+NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
+SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
+UNCONVERGED = "the method did not converge (info {status})"
+PAIR = (
+    "info is {status}: up to n it did not converge, n + i is that b's leading minor of order i is not positive definite"
+)
+MEANINGS = {
+    "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
+    "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
+    "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
+    "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
+    **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
+    "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
+    "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
+    "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
+    "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
+    "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
+}
+
+
+def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") -> None:
+    """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
+
+    Args:
+        routine: the function that gave it: "cholesky", "lu_factor", "solve", "inv", "eigh", "svd", "pinv", "lstsq" or
+            "matrix_rank".
+        info: the status, a tensor of ours or of another library.
+        meaning, hint: what to say instead of what is said of that function.
+    """
+    statuses = numbers(info)
+    if statuses.any():
+        said = MEANINGS.get(routine, ("it failed (info {status})", ""))
+        failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
+        raise LinAlgError(routine, failed, meaning or said[0], hint or said[1])
+
+
+def numbers(info: Any) -> Any:
+    """The elements of a tensor of any library."""
+    if isinstance(info, Tensor):
+        return info.numpy()
+    for name in ("cpu", "get"):  # of torch, of CuPy
+        if hasattr(info, name):
+            info = getattr(info, name)()
+            break
+    return np.asarray(info)
+
+
+def checked(routine: str, results: tuple[Any, ...], *, check: bool, **said: str) -> Any:
+    """Results whose last is a status, without it once it is known to be 0."""
+    check_bool("check", check)
+    if not check:
+        return results
+    *found, info = results
+    check_info(routine, info, **said)
+    return found[0] if len(found) == 1 else tuple(found)

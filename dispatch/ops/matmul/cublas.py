@@ -1,0 +1,190 @@
+"""A matmul request carried out by `cublasGemmEx`, or by `cublasGemmStridedBatchedEx` where it is a batch.
+
+`lower.py` says a product in column-major terms for cuBLASLt; cuBLAS has the same ones, but that C and D are one matrix:
+where a request has a C of its own, it is copied to D first. Follows
+https://docs.nvidia.com/cuda/cublas/#cublasgemmex.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cublas
+from cudabind.sys import cublas_types as cb
+from dispatch.core.request import Argument, Plan
+from dispatch.errors import Refused
+from dispatch.keys import Compute
+from dispatch.libraries.cublas.handle import MATH, handle_of
+from dispatch.libraries.cublas.scalars import HostNumber
+from dispatch.libraries.cublaslt.launched import kernels, must_not_accumulate
+from dispatch.libraries.cusolver.copies import Copy, Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.ops.matmul.arguments import ALPHA, FIRST_FACTOR, OUT, A, B, C
+from dispatch.ops.matmul.empty import EmptyPlan
+from dispatch.ops.matmul.lower import lower
+from dispatch.ops.matmul.scales import scale_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+    from dispatch.libraries.cublaslt.problem import Matrix as LtMatrix
+    from dispatch.ops.matmul.lower import Lowered
+    from dispatch.ops.matmul.request import MatmulRequest
+
+__all__ = ["GemmPlan", "plan"]
+
+MAX_INT = 2**31 - 1
+SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
+WIDEST = 16  # bytes of the widest element
+DEFAULT_MATH = cublas.cublasMath_t.CUBLAS_DEFAULT_MATH
+ANY_ALGORITHM = cublas.cublasGemmAlgo_t.CUBLAS_GEMM_DEFAULT
+TURNED, AS_IT_IS = cb.cublasOperation_t.CUBLAS_OP_T, cb.cublasOperation_t.CUBLAS_OP_N
+
+
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused where cuBLAS says that it has no kernel for it."""
+    if 0 in request.shape:
+        return EmptyPlan(request, executor, row)
+    compute = row.compute or Compute.COMPUTE_32F
+    made = GemmPlan(executor, row, lower(request, compute), scale_dtype(request.a.dtype, compute))
+    if request.c is not None and request.has_beta and not request.c_is_out:
+        made.add_c(request.d_dtype)
+    made.ask()
+    return made
+
+
+class GemmPlan(Plan):
+    """One `cublasGemmEx`, or its strided form, with everything but the addresses and the numbers filled in."""
+
+    __slots__ = (
+        *("_copies", "_executor", "_function", "_handle", "_in_memory", "_lowered", "_math", "_middle", "_numbers"),
+        *("_operands", "_ready", "_scalars", "_scale", "_said", "_sums_apart"),
+    )
+
+    def __init__(self, executor: CudaExecutor, row: Row, lowered: Lowered, scale: Dtype) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._lowered, self._scale = executor, lowered, scale
+        self._handle = handle_of(executor)
+        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        problem = lowered.problem
+        self._math = DEFAULT_MATH if problem.reduced_precision else MATH
+        # Of a beta of 1 that it sees, the library adds a product to D that it has rounded to D's dtype.
+        self._sums_apart = problem.adds_c and must_not_accumulate(problem)
+        self._operands = tuple(ctypes.c_void_p() for _ in range(3))  # a, b and D in cuBLAS's sense
+        self._numbers = (HostNumber(scale), HostNumber(scale))
+        self._said: tuple[Argument, ...] = ()  # the numbers that are in place
+        self._scalars = (ctypes.c_void_p(), ctypes.c_void_p())
+        self._in_memory = False  # whether the numbers are read on the device
+        self._copies: list[Copy] = []
+        self._function, self._ready = self._call()
+
+    def _call(self) -> tuple[Any, tuple[Any, ...]]:
+        """The function, and its arguments behind the handle."""
+        problem = self._lowered.problem
+        a, b, d = problem.a, problem.b, problem.d
+        m, n = d.rows, d.cols
+        k = a.rows if problem.op_a else a.cols
+        batch = (problem.batch,) if problem.batch > 1 else ()
+        operands = []
+        for slot, matrix in zip(self._operands, (a, b, d), strict=True):
+            step = (matrix.batch_stride,) if batch else ()
+            operands.append((slot, cublas.cudaDataType_t(matrix.dtype), matrix.ld, *step))
+        wide = max(m, n, k, a.ld, b.ld, d.ld) > MAX_INT
+        name = f"cublasGemm{'StridedBatched' if batch else ''}Ex{'_64' if wide else ''}"
+        turns = (TURNED if turn else AS_IT_IS for turn in (problem.op_a, problem.op_b))
+        alpha, beta = self._scalars
+        compute = cb.cublasComputeType_t(problem.compute)
+        first, second, third = operands
+        return getattr(cublas, name), (
+            *(*turns, m, n, k, alpha, *first, *second, beta, *third),
+            *(*batch, compute, ANY_ALGORITHM),
+        )
+
+    def add_c(self, dtype: Dtype) -> None:
+        """Copy C to D before each call."""
+        problem = self._lowered.problem
+        for offsets in self._lowered.offsets:
+            source, target = (
+                _matrix(matrix, Place(place, offsets[place]), dtype)
+                for matrix, place in ((problem.c, C), (problem.d, OUT))
+            )
+            self._copies.append(Copy(self._executor, source, target, problem.batch, Keep.ALL, conj=False))
+
+    def ask(self) -> None:
+        """Refused where the library has no kernel for the call, which it says when it is called: it is recorded."""
+        said: list[int] = []
+
+        def call() -> int:
+            said.append(self._enqueue_call((SOMEWHERE, SOMEWHERE, SOMEWHERE)))
+            return said[-1]
+
+        self._say((1, int(self._lowered.problem.adds_c)))
+        kernels(self._executor, call)
+        self._said = ()
+        if said and said[-1]:
+            raise Refused(f"{self._function.__name__} says {self._function.error(said[-1])}")
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Copy C where there is one, and call cuBLAS for each outer index of the batch."""
+        operands: Any = arguments[:ALPHA]  # addresses are ints
+        if operands[C] != operands[OUT]:
+            for copy in self._copies:
+                copy.enqueue(operands)
+        self._say(arguments[ALPHA:FIRST_FACTOR])
+        a, b = (B, A) if self._lowered.exchanged else (A, B)
+        zeros = self._executor.zeros(self._zero_bytes()) if self._lowered.empty_k else 0
+        for offsets in self._lowered.offsets:
+            status = self._enqueue_call(
+                (zeros or operands[a] + offsets[a], zeros or operands[b] + offsets[b], operands[OUT] + offsets[OUT])
+            )
+            if status:
+                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+                raise self._function.error(status)
+
+    def _say(self, numbers: tuple[Argument, ...]) -> None:
+        """Put alpha and beta where the call reads them."""
+        _, beta = numbers
+        if self._lowered.problem.device_scalars or (self._sums_apart and beta == 1):
+            # Asked for again at each call: the numbers' memory may be another one by now.
+            self._in_memory, self._said = True, ()
+            for slot, number in zip(self._scalars, numbers, strict=True):
+                slot.value = (
+                    number if type(number) is int and self._lowered.problem.device_scalars else self._at(number)
+                )
+        elif numbers != self._said:
+            self._in_memory, self._said = False, ()  # as an interrupt may come in between
+            for slot, held, number in zip(self._scalars, self._numbers, numbers, strict=True):
+                held.set(number)
+                slot.value = held.address.value
+            self._said = numbers
+
+    def _at(self, number: Argument) -> int:
+        return self._executor.scalar(number if self._scale.is_complex else float(number.real), self._scale)
+
+    def _enqueue_call(self, addresses: Sequence[int]) -> int:
+        """Call the library for the operands at these addresses."""
+        for slot, address in zip(self._operands, addresses, strict=True):
+            slot.value = address
+        handle = self._handle.follow(self._executor, on_device=self._in_memory)
+        if self._math == MATH:
+            return int(self._function.unchecked(handle, *self._ready))
+        cublas.cublasSetMathMode(handle, self._math)
+        try:
+            return int(self._function.unchecked(handle, *self._ready))
+        finally:
+            cublas.cublasSetMathMode(handle, MATH)
+
+    def _zero_bytes(self) -> int:
+        """Those of the zeros that stand for A and B with a k of 0."""
+        problem = self._lowered.problem
+        return max(matrix.rows * matrix.cols for matrix in (problem.a, problem.b)) * WIDEST
+
+
+def _matrix(matrix: LtMatrix, place: Place, dtype: Dtype) -> Matrix:
+    """A matrix as copies take it."""
+    place = place._replace(step=matrix.batch_stride * dtype.itemsize)
+    return Matrix(place, dtype, matrix.rows, matrix.cols, 1, matrix.ld)

@@ -1,0 +1,63 @@
+"""Linear algebra over many small matrices: rows of cuBLAS's batched routines, before cuSOLVER's.
+
+No row has run on a GPU so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, HOST, Arch
+from dispatch.ops.linalg import cublas_linalg, scipy_linalg
+from dispatch.ops.linalg.rules import aligned, even_batches, many_small, several_right_sides, square
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)
+V12 = (12, 9)
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
+SMALL = (many_small, aligned, even_batches)
+# fmt: off
+ROUTINES = {
+    "cho_solve": ("trsmBatched",  (*SMALL, several_right_sides)),
+    "lu_factor": ("getrfBatched", (*SMALL, square)),
+    "lu_solve":  ("getrsBatched", SMALL),
+    "solve":     ("getrsBatched", SMALL),
+    "qr":        ("geqrfBatched", SMALL),
+}
+# fmt: on
+
+GPU_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=rules,
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V12,
+        library="cublas",
+        function=f"cublas{letter}{routine}",
+        call=cublas_linalg,
+        variant="of many",
+    )
+    for op, (routine, rules) in ROUTINES.items()
+    for dtype, letter in LETTERS.items()
+)
+HOST_ROWS = tuple(
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        min_version=(),
+        library="scipy",
+        function=row.op,
+        call=scipy_linalg,
+        run_on=("host",),
+        stands_for="cublas",
+    )
+    for row in GPU_ROWS
+)
+ROWS = stated((*GPU_ROWS, *HOST_ROWS))

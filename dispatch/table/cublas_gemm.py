@@ -1,0 +1,77 @@
+"""The rows of products by cuBLAS's own gemm, behind cuBLASLt's and CUTLASS's. Rows, and nothing else.
+
+A request gets here by `library="cublas"`, by autotune, or by a compute type that only these rows have. No row has run
+on a GPU so far.
+"""
+
+# fmt: off
+# ruff: noqa: E501
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.fusion import Fusion
+from dispatch.core.nonfinite import IEEE, stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, HOST, I8, I32, Arch, Compute
+from dispatch.ops.matmul import cublas_matmul, numpy_matmul
+from dispatch.ops.matmul.rules import aligned_elements, lines_by_4, no_fast_accum, no_scales, whole_workspace
+
+__all__ = ["ROWS"]
+
+COMP_16F, COMP_32F, COMP_64F, COMP_32I = Compute.COMPUTE_16F, Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32I
+FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
+BF16X9, FIXED = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
+
+ALONE = Fusion(((), ()))  # no operand beside C, and no epilogue
+PLAIN = (aligned_elements, whole_workspace, no_fast_accum, no_scales)
+INT8  = (lines_by_4, *PLAIN)
+SM80  = Arch(80)
+V12, V13_1 = (12, 9), (13, 1)
+EX    = ("cublas", "cublasGemmEx", cublas_matmul)
+AS_F32 = "as f32, or f32 itself where the library finds that faster or the GPU has no such way"
+AS_F64 = "as f64, or f64 itself where the library finds that faster or the GPU has no such way"
+
+GPU_ROWS = (
+#       op        a     b     c     d       compute    rules  min_arch, max_arch, min_version, calls, run_on, fusion
+    Row("matmul", (F64,  F64,  F64,  F64),  COMP_64F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F32,  F32,  F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F32,  F32,  F32,  F32),  FAST_TF32, PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F32,  F32,  F32,  F32),  FAST_16BF, PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F32,  F32,  F32,  F32),  FAST_16F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F32,  F32,  F32,  F32),  BF16X9,    PLAIN, SM80, None, V12,   *EX, fusion=ALONE, note=AS_F32),
+    Row("matmul", (F64,  F64,  F64,  F64),  FIXED,     PLAIN, SM80, None, V13_1, *EX, fusion=ALONE, note=AS_F64),
+    Row("matmul", (F16,  F16,  F16,  F16),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F16,  F16,  F16,  F16),  COMP_16F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F16,  F16,  F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (BF16, BF16, BF16, BF16), COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (BF16, BF16, F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (I8,   I8,   I32,  I32),  COMP_32I,  INT8,  SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C64,  C64,  C64,  C64),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C64,  C64,  C64,  C64),  FAST_TF32, PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C64,  C64,  C64,  C64),  FAST_16BF, PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C64,  C64,  C64,  C64),  FAST_16F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C64,  C64,  C64,  C64),  BF16X9,    PLAIN, SM80, None, V12,   *EX, fusion=ALONE, note=AS_F32),
+    Row("matmul", (C128, C128, C128, C128), COMP_64F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (C128, C128, C128, C128), FIXED,     PLAIN, SM80, None, V13_1, *EX, fusion=ALONE, note=AS_F64),
+)
+# fmt: on
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        min_version=(),
+        library="numpy-cublas",
+        function="matmul",
+        call=numpy_matmul,
+        run_on=("host",),
+        note="",
+        stands_for="cublas",
+    )
+    for row in GPU_ROWS
+)
+UNREAD = f"{IEEE}; NaN times an alpha of 0 is the kernel's choice"
+ROWS = stated(replace(row, nonfinite="" if row.dtypes[-1] is I32 else UNREAD) for row in (*GPU_ROWS, *HOST_ROWS))

@@ -1,0 +1,137 @@
+"""The table's rows of linear algebra, which end in cuSOLVER's dense routines. Rows, and nothing else.
+
+`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's cases
+have passed, and is empty where none has run it yet.
+"""
+
+# fmt: off
+# ruff: noqa: E501
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, HOST, Arch
+from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
+from dispatch.ops.linalg.rules import aligned, even_batches
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)
+V11_7 = (11, 7)
+RULES = (aligned, even_batches)
+CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
+CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
+LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
+LU_SOLVE  = ("cusolverDn", "cusolverDnXgetrs", cusolver_linalg)
+QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg)
+EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen)
+SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen)
+DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen)
+CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen)
+ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
+EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
+GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
+SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
+INV       = ("cusolverDn", "cusolverDnXgetrs", cusolver_derived)
+DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
+OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
+
+GPU_ROWS = (
+#       op           of            compute rules  min_arch, max_arch, min_version, calls, run_on
+    Row("cholesky",  (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
+    Row("cholesky",  (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
+    Row("cholesky",  (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
+    Row("cholesky",  (C128, C128), None,   RULES, SM75, None, V11_7, *CHOLESKY),
+    Row("cho_solve", (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
+    Row("cho_solve", (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
+    Row("cho_solve", (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
+    Row("cho_solve", (C128, C128), None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
+    Row("lu_factor", (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("lu_factor", (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("lu_factor", (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("lu_factor", (C128, C128), None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("lu_solve",  (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("lu_solve",  (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("lu_solve",  (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (C128, C128), None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("qr",        (F32,  F32),  None,   RULES, SM75, None, V11_7, *QR),
+    Row("qr",        (F64,  F64),  None,   RULES, SM75, None, V11_7, *QR),
+    Row("qr",        (C64,  C64),  None,   RULES, SM75, None, V11_7, *QR),
+    Row("qr",        (C128, C128), None,   RULES, SM75, None, V11_7, *QR),
+    Row("eigh",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (C128, C128), None,   RULES, SM75, None, V11_7, *EIGH),
+    Row("generalized_eigh", (F32, F32), None, RULES, SM75, None, V11_7, *SSYGVD),
+    Row("generalized_eigh", (F64, F64), None, RULES, SM75, None, V11_7, *DSYGVD),
+    Row("generalized_eigh", (C64, C64), None, RULES, SM75, None, V11_7, *CHEGVD),
+    Row("generalized_eigh", (C128, C128), None, RULES, SM75, None, V11_7, *ZHEGVD),
+    Row("svd",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SVD),
+    Row("svd",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *SVD),
+    Row("svd",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *SVD),
+    Row("svd",       (C128, C128), None,   RULES, SM75, None, V11_7, *SVD),
+    Row("eig", (F32, C64), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (F64, C128), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (C64, C64), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (C128, C128), None, RULES, SM75, None, V11_7, *EIG),
+    Row("randomized_svd", (F32, F32), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (F64, F64), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (C64, C64), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("randomized_svd", (C128, C128), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (C128, C128), None,   RULES, SM75, None, V11_7, *INV),
+    Row("det",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("det",       (C128, C128), None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (C64,  C64),  None,   RULES, SM75, None, V11_7, *DET),
+    Row("slogdet",   (C128, C128), None,   RULES, SM75, None, V11_7, *DET),
+    Row("matrix_norm", (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_norm", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("pinv",      (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("lstsq",     (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+)
+# fmt: on
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+ROWS = stated(
+    (
+        *GPU_ROWS,
+        *(
+            replace(
+                row,
+                min_arch=HOST,
+                max_arch=HOST,
+                min_version=(),
+                library="scipy",
+                function=row.op,
+                call=scipy_linalg,
+                run_on=("host",),
+                note="",
+            )
+            for row in GPU_ROWS
+        ),
+    )
+)

@@ -1,0 +1,558 @@
+"""cuSOLVER's dense routines, and the kernels between them, over memory of the host: LAPACK's, as SciPy has it.
+
+With it the plans of linear algebra run where no GPU is: all but the library and the kernels is what runs on one.
+"""
+
+# ruff: noqa: ARG001, ARG005 - functions have the arguments of the library's
+
+import ctypes
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+
+from cudabind.sys import cusolverDn as dn
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cublas import batched
+from dispatch.libraries.cublas.calls import Constant, Operand
+from dispatch.libraries.cusolver import calls
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.ops.linalg.residuals import reflected
+from dispatch.ops.linalg.spectral_reference import lapack
+
+DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128)}
+LETTERS = {"S": F32.numpy, "D": F64.numpy, "C": C64.numpy, "Z": C128.numpy}
+LOWER = 0
+
+
+def memory_at(address, nbytes):
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+
+
+def strided(address, dtype, shape, strides):
+    """An array over memory; strides in elements."""
+    size = np.dtype(dtype).itemsize
+    reach = [(extent - 1) * stride * size for extent, stride in zip(shape, strides, strict=True)]
+    low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + size
+    flat = memory_at(address + low, high - low)
+    steps = tuple(stride * size for stride in strides)
+    return np.ndarray(shape, dtype, flat, -low, steps)
+
+
+def value(argument):
+    return argument.value or 0 if isinstance(argument, ctypes.c_void_p) else int(argument)
+
+
+def columns(pointer, dtype, rows, cols, ld):
+    assert ld >= max(1, rows)
+    return strided(value(pointer), dtype, (rows, cols), (1, ld))
+
+
+class Memory:
+    """Memory of a device that holds NaN."""
+
+    def __init__(self, nbytes):
+        self.array = np.full(nbytes + 256, 0xFF, np.uint8)
+        self.base = -(-self.array.ctypes.data // 256) * 256
+        self.owner = self.writer = None
+
+
+class Copy:
+    def __init__(self, executor, source, target, batch, keep, *, conj):
+        self.given = source, target, batch, keep, conj
+
+    def enqueue(self, addresses):
+        source, target, batch, keep, conj = self.given
+        assert (source.rows, source.cols) == (target.rows, target.cols)
+        for number in range(batch):
+            one, other = (of_batch(matrix, addresses, number) for matrix in (source, target))
+            strictly = {Keep.ABOVE: ~np.tri(*one.shape, dtype=bool), Keep.BELOW: np.tri(*one.shape, k=-1, dtype=bool)}
+            if keep in strictly:  # the rest of the target stays
+                other[strictly[keep]] = (one.conj() if conj else one)[strictly[keep]]
+                continue
+            if keep in (Keep.ONES, Keep.NONE):
+                values = np.eye(*one.shape) * (keep is Keep.ONES)
+            else:
+                kept = np.tri(*one.shape, dtype=bool) if keep is Keep.LOWER else ~np.tri(*one.shape, k=-1, dtype=bool)
+                values = one.copy() if keep is Keep.ALL else np.where(kept, one, 0)
+            other[...] = values.conj() if conj else values
+
+
+def of_batch(matrix, addresses, number):
+    place = matrix.place
+    at = addresses[place.operand] + place.offset + number * place.step
+    return strided(at, matrix.dtype.numpy, (matrix.rows, matrix.cols), (matrix.row, matrix.col))
+
+
+class Spoil:
+    def __init__(self, executor, info, target, batch):
+        self.given = info, target, batch
+
+    def enqueue(self, addresses):
+        info, target, batch = self.given
+        statuses = strided(addresses[info.operand] + info.offset, np.int32, (batch,), (1,))
+        for number in np.flatnonzero(statuses).tolist():
+            one = of_batch(target, addresses, number)
+            one[...] = complex(np.nan, np.nan) if one.dtype.kind == "c" else np.nan
+
+
+class PointerList:
+    def __init__(self, executor, matrix, target, batch):
+        self.given = matrix, target, batch
+
+    def enqueue(self, addresses):
+        matrix, target, batch = self.given
+        first = addresses[matrix.place.operand] + matrix.place.offset
+        at = addresses[target.operand] + target.offset
+        strided(at, np.int64, (batch,), (1,))[...] = first + matrix.place.step * np.arange(batch)
+
+
+# -- kernels and products ---------------------------------------------------------------------------------------------
+class Launch:
+    """A kernel of `reductions.py` by its name, of one matrix after the other."""
+
+    def __init__(self, executor, name, dtype, batch, blocks, arguments):
+        self.name, self.dtype, self.batch, self.arguments = name, dtype.numpy, batch, arguments
+
+    def enqueue(self, addresses):
+        real = np.empty(0, self.dtype).real.dtype
+
+        def vector(place, number, size, kind=real):
+            at = addresses[place.operand] + place.offset + number * size * np.dtype(kind).itemsize
+            return strided(at, kind, (size,), (1,))
+
+        def matrix(one, number):
+            return of_batch(one, addresses, number)
+
+        for number in range(self.batch):
+            KERNELS[self.name](matrix, vector, self.dtype, number, *self.arguments)
+
+
+def determinant(matrix, vector, dtype, number, lu, n, pivots, out, logarithm):
+    diagonal = np.diag(matrix(lu, number)).astype(np.result_type(dtype, np.float64)) if n else np.ones(1)
+    exchanged = vector(pivots, number, n, np.int64) != np.arange(n) + 1 if n else np.zeros(1)
+    sign = (-1.0) ** np.count_nonzero(exchanged)
+    if logarithm is None:
+        vector(out, number, 1, dtype)[0] = np.prod(diagonal) * sign
+        return
+    sizes = np.abs(diagonal)
+    vector(out, number, 1, dtype)[0] = sign * np.prod(diagonal / np.where(sizes > 0, sizes, 1))
+    with np.errstate(divide="ignore"):
+        vector(logarithm, number, 1)[0] = np.log(sizes).sum()
+
+
+def reduce_columns(matrix, vector, dtype, number, source, rows, cols, out, step, kind):
+    values = np.abs(matrix(source._replace(rows=rows, cols=cols), number)).astype(np.float64)
+    made = vector(out, number, step)
+    if not rows:
+        made[:cols] = 0
+    else:
+        ways = (values.sum, lambda axis: np.sqrt((values**2).sum(axis=axis)), values.max, values.min)
+        made[:cols] = (*ways, lambda axis: (values**2).sum(axis=axis))[kind](axis=0)
+
+
+def reciprocals(matrix, vector, dtype, number, s, n, ratio, out, rank):
+    values = vector(s, number, n)
+    kept = ~(values <= ratio * values[0])
+    if out is not None:
+        vector(out, number, n)[...] = np.where(kept, 1 / np.where(kept, values, 1), 0)
+    if rank is not None:
+        vector(rank, number, 1, np.int64)[0] = (values > ratio * values[0]).sum()
+
+
+def scale_rows(matrix, vector, dtype, number, target, rows, cols, factors, step):
+    matrix(target._replace(rows=rows, cols=cols), number)[...] *= vector(factors, number, step)[:rows, None]
+
+
+def first_zero(matrix, vector, dtype, number, source, n, info):
+    diagonal = np.diag(matrix(source, number))[:n]
+    vector(info, number, 1, np.int32)[0] = next((i + 1 for i, one in enumerate(diagonal) if one == 0), 0)
+
+
+KERNELS = {kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero)}
+
+
+class Blas:
+    """A call of cuBLAS, by its name without the dtype's letter."""
+
+    def __init__(self, executor, routine):
+        self.routine = routine
+
+    def enqueue(self, addresses):
+        given = (addresses[a.place] + a.offset if isinstance(a, Operand) else a for a in self.routine.arguments)
+        BLAS[self.routine.name](
+            self.routine.dtype.numpy, *(one.value if isinstance(one, Constant) else one for one in given)
+        )
+
+
+def turned(a, turn):
+    return (a, a.T, a.conj().T)[int(turn)]
+
+
+def gemm_strided_batched(dtype, ta, tb, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, batch):
+    for number in range(batch):
+        at = (one + number * step * dtype.itemsize for one, step in ((a, step_a), (b, step_b), (c, step_c)))
+        shapes = ((m, k) if int(ta) == 0 else (k, m), (k, n) if int(tb) == 0 else (n, k), (m, n))
+        x, y, z = (columns(one, dtype, *shape, ld) for one, shape, ld in zip(at, shapes, (lda, ldb, ldc), strict=True))
+        z[...] = alpha * turned(x, ta) @ turned(y, tb) + (beta * z if beta else 0)
+
+
+def trsm(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb):
+    assert int(side) == 0
+    kept = columns(a, dtype, m, m, lda)
+    kept = np.tril(kept) if uplo == LOWER else np.triu(kept)
+    x = columns(b, dtype, m, n, ldb)
+    x[...] = alpha * lapack("trtrs", dtype)(kept, x, lower=uplo == LOWER, trans=int(turn))[0]
+
+
+def trsm_batched(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb, batch):
+    for one, other in zip(*(strided(value(p), np.int64, (batch,), (1,)) for p in (a, b)), strict=True):
+        trsm(dtype, side, uplo, turn, diag, m, n, alpha, one, lda, other, ldb)
+
+
+BLAS = {"gemmStridedBatched": gemm_strided_batched, "trsm": trsm, "trsmBatched": trsm_batched}
+
+
+# -- routines ---------------------------------------------------------------------------------------------------------
+def put_info(pointer, status, number=0):
+    strided(value(pointer), np.int32, (number + 1,), (1,))[number] = status
+
+
+def potrf(uplo, a, info, number=0, *, spoils=False):
+    c, status = lapack("potrf", a.dtype)(a, lower=uplo == LOWER, clean=0)
+    kept = np.tri(*a.shape, dtype=bool) if uplo == LOWER else ~np.tri(*a.shape, k=-1, dtype=bool)
+    a[kept] = c[kept]
+    if spoils:
+        a[~kept] = np.nan
+    put_info(info, status, number)
+
+
+def xpotrf(uplo, n, kind, a, lda, _, *rest):
+    *_, info = rest
+    potrf(uplo, columns(a, DTYPES[kind], n, n, lda), info)
+
+
+def potrf_batched(dtype, uplo, n, pointers, lda, info, batch):
+    for number, at in enumerate(strided(value(pointers), np.int64, (batch,), (1,))):
+        potrf(uplo, columns(at, dtype, n, n, lda), info, number, spoils=True)  # the other triangle is its workspace
+
+
+def potrs(uplo, c, b):
+    b[...] = lapack("potrs", c.dtype)(c, b, lower=uplo == LOWER)[0]
+
+
+def xpotrs(uplo, n, right, kind, a, lda, other, b, ldb, info):
+    assert kind == other
+    potrs(uplo, columns(a, DTYPES[kind], n, n, lda), columns(b, DTYPES[kind], n, right, ldb))
+    put_info(info, 0)
+
+
+def potrs_batched(dtype, uplo, n, right, a, lda, b, ldb, info, batch):
+    assert right == 1
+    lists = [strided(value(one), np.int64, (batch,), (1,)) for one in (a, b)]
+    for c, x in zip(*lists, strict=True):
+        potrs(uplo, columns(c, dtype, n, n, lda), columns(x, dtype, n, 1, ldb))
+    put_info(info, 0)
+
+
+def xgetrf(m, n, kind, a, lda, pivots, _, *rest):
+    a = columns(a, DTYPES[kind], m, n, lda)
+    lu, found, status = lapack("getrf", a.dtype)(a)
+    a[...] = lu
+    strided(value(pivots), np.int64, (min(m, n),), (1,))[...] = found + 1
+    put_info(rest[-1], status)
+
+
+def xgetrs(trans, n, right, kind, a, lda, pivots, _, b, ldb, info):
+    b = columns(b, DTYPES[kind], n, right, ldb)
+    found = strided(value(pivots), np.int64, (n,), (1,)) - 1
+    b[...] = lapack("getrs", b.dtype)(columns(a, DTYPES[kind], n, n, lda), found, b, trans=int(trans))[0]
+    put_info(info, 0)
+
+
+def xgeqrf(m, n, kind, a, lda, _, tau, __, *rest):
+    a = columns(a, DTYPES[kind], m, n, lda)
+    a[...], strided(value(tau), a.dtype, (min(m, n),), (1,))[...], *_ = lapack("geqrf", a.dtype)(a)
+    put_info(rest[-1], 0)
+
+
+def xtrtri(uplo, diag, n, kind, a, lda, *rest):
+    a = columns(a, DTYPES[kind], n, n, lda)
+    assert not np.isnan(a).any()
+    a[...] = lapack("trtri", a.dtype)(a, lower=uplo == LOWER)[0]
+    put_info(rest[-1], 0)
+
+
+def potri(dtype, uplo, n, a, lda, work, size, info):
+    a = columns(a, dtype, n, n, lda)
+    kept = np.tri(n, dtype=bool) if uplo == LOWER else ~np.tri(n, k=-1, dtype=bool)
+    a[kept] = lapack("potri", dtype)(a, lower=uplo == LOWER)[0][kept]
+    put_info(info, 0)
+
+
+def ormqr(dtype, side, turn, m, n, k, a, lda, tau, c, ldc, work, size, info):
+    assert int(side) == 0
+    is_complex = dtype.kind == "c"
+    assert int(turn) in ((0, 2) if is_complex else (0, 1))
+    c = columns(c, dtype, m, n, ldc)
+    words = ("L", "N" if int(turn) == 0 else "C" if is_complex else "T")
+    given = (columns(a, dtype, m, k, lda), strided(value(tau), dtype, (k,), (1,)), c, max(1, n) * 64)
+    c[...] = lapack("unmqr" if is_complex else "ormqr", dtype)(*words, *given)[0]
+    put_info(info, 0)
+
+
+def orgqr(dtype, m, n, k, a, lda, tau, work, size, info):
+    assert m >= n >= k
+    a = columns(a, dtype, m, n, lda)
+    name = "ungqr" if a.dtype.kind == "c" else "orgqr"
+    a[...] = lapack(name, a.dtype)(a, strided(value(tau), dtype, (k,), (1,)))[0]
+    put_info(info, 0)
+
+
+def eigh(mode, uplo, a, w, info, number=0):
+    name = "heevd" if a.dtype.kind == "c" else "syevd"
+    values, vectors, status = lapack(name, a.dtype)(a, compute_v=int(mode), lower=uplo == LOWER)
+    w[...], a[...] = values, vectors if mode else np.nan
+    put_info(info, status, number)
+
+
+def xsyevd(mode, uplo, n, kind, a, lda, real, w, _, *rest):
+    eigh(mode, uplo, columns(a, DTYPES[kind], n, n, lda), strided(value(w), DTYPES[real], (n,), (1,)), rest[-1])
+
+
+def each_eigh(mode, uplo, n, dtype, a, lda, real, w, info, batch):
+    for number in range(batch):
+        at = value(a) + number * n * lda * dtype.itemsize
+        values = strided(value(w) + number * n * real.itemsize, real, (n,), (1,))
+        eigh(mode, uplo, columns(at, dtype, n, n, lda), values, info, number)
+
+
+def xsyev_batched(mode, uplo, n, kind, a, lda, real, w, _, *rest):
+    *_, info, batch = rest
+    each_eigh(mode, uplo, n, DTYPES[kind], a, lda, DTYPES[real], w, info, batch)
+
+
+def syevj(dtype, mode, uplo, n, a, lda, w, work, size, info, settings, batch=1):
+    each_eigh(mode, uplo, n, dtype, a, lda, np.empty(0, dtype).real.dtype, w, info, batch)
+
+
+def svd_of(a, s, info, *, full, number=0):
+    u, values, vh, status = lapack("gesvd", a.dtype)(a, full_matrices=full)
+    s[...], a[...] = values, np.nan
+    put_info(info, status, number)
+    return u, vh
+
+
+def xgesvd(job_u, job_vt, m, n, kind, a, lda, real, s, _, u, ldu, __, vt, ldvt, ___, *rest):
+    assert m >= n
+    a, s = columns(a, DTYPES[kind], m, n, lda), strided(value(s), DTYPES[real], (n,), (1,))
+    left, right = svd_of(a, s, rest[-1], full=chr(job_u) == "A")
+    if chr(job_u) != "N":
+        columns(u, a.dtype, *left.shape, ldu)[...] = left
+        columns(vt, a.dtype, n, n, ldvt)[...] = right
+
+
+def with_v(mode, econ, a, s, u, ldu, v, ldv, info, number=0):
+    left, right = svd_of(a, s, info, full=not econ, number=number)
+    if mode:
+        columns(u, a.dtype, *left.shape, ldu)[...] = left
+        columns(v, a.dtype, a.shape[1], len(right), ldv)[...] = right.conj().T
+
+
+def xgesvdp(mode, econ, m, n, kind, a, lda, real, s, _, u, ldu, __, v, ldv, ___, *rest):
+    a, s = columns(a, DTYPES[kind], m, n, lda), strided(value(s), DTYPES[real], (min(m, n),), (1,))
+    with_v(mode, econ, a, s, u, ldu, v, ldv, rest[-2])
+    assert rest[-1].contents.value == 0
+
+
+def gesvdj(dtype, mode, econ, m, n, a, lda, s, u, ldu, v, ldv, work, size, info, settings):
+    s = strided(value(s), np.empty(0, dtype).real.dtype, (min(m, n),), (1,))
+    with_v(mode, econ, columns(a, dtype, m, n, lda), s, u, ldu, v, ldv, info)
+
+
+def gesvdj_batched(dtype, mode, m, n, a, lda, s, u, ldu, v, ldv, work, size, info, settings, batch):
+    assert max(m, n) <= 32
+    real, item = np.empty(0, dtype).real.dtype, dtype.itemsize
+    for number in range(batch):
+        values = strided(value(s) + number * min(m, n) * real.itemsize, real, (min(m, n),), (1,))
+        at, left, right = (
+            value(one) + number * ld * count * item for one, ld, count in ((a, lda, n), (u, ldu, m), (v, ldv, n))
+        )
+        with_v(mode, 0, columns(at, dtype, m, n, lda), values, left, ldu, right, ldv, info, number)
+
+
+X = {
+    "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgetrs": xgetrs, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
+    "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp, "Xtrtri": xtrtri,
+}  # fmt: skip
+OLDER = {
+    "potrfBatched": potrf_batched, "potrsBatched": potrs_batched, "potri": potri,
+    "ormqr": ormqr, "unmqr": ormqr, "orgqr": orgqr, "ungqr": orgqr, "syevj": syevj,
+    "heevj": syevj, "syevjBatched": syevj, "heevjBatched": syevj, "gesvdj": gesvdj, "gesvdjBatched": gesvdj_batched,
+}  # fmt: skip
+WORK = 40
+
+
+class Routine:
+    """A function of the library, called as plans call it."""
+
+    def __init__(self, name):
+        self.name = name.removeprefix("cusolverDn")
+
+    def __call__(self, *arguments):
+        """One that tells the sizes of workspace."""
+        self.counted(len(arguments))
+        for argument in arguments:
+            if hasattr(argument, "_obj"):
+                argument._obj.value = WORK
+
+    def counted(self, given):
+        """As many arguments as the library's own function has."""
+        declared = inspect.getsource(dn).split(f"def cusolverDn{self.name}(", 1)[1].split("/", 1)[0]
+        assert given == declared.count(":"), self.name
+
+    def unchecked(self, handle, *arguments):
+        name = self.name
+        self.counted(1 + len(arguments))
+        if name in X:
+            X[name](*arguments[name != "Xtrtri" :])  # without the parameters, of which that has none
+        else:
+            OLDER[name[1:]](LETTERS[name[0]], *arguments)
+        return 0
+
+
+class Library:
+    def __getattr__(self, name):
+        known = name.removeprefix("cusolverDn").removesuffix("_bufferSize")
+        is_routine = name.startswith("cusolverDn") and (known in X or known[1:] in OLDER)
+        return Routine(name) if is_routine else getattr(dn, name)
+
+
+class Settings:
+    """Choices of Jacobi's method, each by a function that the library has."""
+
+    handle = None
+
+    def __init__(self, *names):
+        assert all(hasattr(dn, name) for name in names)
+
+    def set(self, function, value):
+        assert hasattr(dn, function)
+        assert value > 0
+
+
+class Handle:
+    params = SimpleNamespace(handle=None)
+
+    def follow(self):
+        return None
+
+    def memory(self, executor, purpose, nbytes):
+        return Memory(nbytes) if nbytes else None
+
+
+def zero(address, value, nbytes, stream):
+    memory_at(address, nbytes)[...] = value
+
+
+# -- cuBLAS's batched routines ----------------------------------------------------------------------------------------
+def each(pointers, batch):
+    return strided(value(pointers), np.int64, (batch,), (1,)).tolist()
+
+
+def getrf_batched(dtype, n, pointers, lda, pivots, info, batch):
+    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
+    for number, at in enumerate(each(pointers, batch)):
+        a = columns(at, dtype, n, n, lda)
+        a[...], found, status = lapack("getrf", dtype)(a)
+        held[number] = found + 1
+        put_info(info, status, number)
+
+
+def getrs_batched(dtype, trans, n, right, pointers, lda, pivots, others, ldb, info, batch):
+    assert value(info), "the status is on the host"
+    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
+    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
+        b = columns(other, dtype, n, right, ldb)
+        b[...] = lapack("getrs", dtype)(columns(at, dtype, n, n, lda), held[number] - 1, b, trans=int(trans))[0]
+
+
+def geqrf_batched(dtype, m, n, pointers, lda, taus, info, batch):
+    assert value(info), "the status is on the host"
+    for at, tau in zip(each(pointers, batch), each(taus, batch), strict=True):
+        a = columns(at, dtype, m, n, lda)
+        a[...], found, *_ = lapack("geqrf", dtype)(a)
+        strided(tau, dtype, (min(m, n),), (1,))[...] = found
+
+
+def trsm_batched(dtype, side, uplo, trans, diag, m, n, alpha, pointers, lda, others, ldb, batch):
+    assert (side, diag, strided(value(alpha), dtype, (1,), (1,))[0]) == (0, 0, 1)
+    for at, other in zip(each(pointers, batch), each(others, batch), strict=True):
+        a, b = columns(at, dtype, m, m, lda), columns(other, dtype, m, n, ldb)
+        half = np.tril(a) if uplo == LOWER else np.triu(a)
+        b[...] = np.linalg.solve((half, half.T, half.conj().T)[trans], b)
+
+
+BATCHED = {"getrf": getrf_batched, "getrs": getrs_batched, "geqrf": geqrf_batched, "trsm": trsm_batched}
+
+
+class BatchedLibrary:
+    """What `cudabind.sys.cublas` is to plans of many small matrices; `called` counts."""
+
+    def __init__(self):
+        self.called = []
+
+    def __getattr__(self, name):
+        routine = BATCHED[name.removeprefix("cublas").removesuffix("Batched")[1:]]
+
+        def unchecked(handle, *arguments):
+            assert handle == "cublas"
+            self.called.append(name)
+            routine(LETTERS[name.removeprefix("cublas")[0]], *arguments)
+            return 0
+
+        return SimpleNamespace(unchecked=unchecked)
+
+
+class Convert:
+    def __init__(self, executor, source, target, count, *, widen):
+        self.given = source, target, count, (np.int32, np.int64) if widen else (np.int64, np.int32)
+
+    def enqueue(self, addresses):
+        *places, count, kinds = self.given
+        source, target = (
+            strided(addresses[place.operand] + place.offset, kind, (count,), (1,))
+            for place, kind in zip(places, kinds, strict=True)
+        )
+        target[...] = source
+
+
+class FormQ:
+    def __init__(self, executor, factors, tau, q, batch):
+        self.given = factors, tau, q, batch
+
+    def enqueue(self, addresses):
+        factors, tau, q, batch = self.given
+        size = q.dtype.itemsize
+        for number in range(batch):
+            h, target = (of_batch(matrix, addresses, number) for matrix in (factors, q))
+            at = addresses[tau.operand] + tau.offset + number * tau.step
+            found = strided(at, q.dtype.numpy, (tau.step // size,), (1,))
+            target[...] = reflected(h, found)[:, : q.cols]
+
+
+def executor_of(monkeypatch):
+    """What plans are made for; `monkeypatch` puts this file in the library's place."""
+    library = BatchedLibrary()
+    monkeypatch.setattr(batched, "cublas", library)
+    monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
+    monkeypatch.setattr("dispatch.ops.linalg.cublas.Convert", Convert)
+    monkeypatch.setattr("dispatch.ops.linalg.cublas.FormQ", FormQ)
+    monkeypatch.setattr(calls, "dn", Library())
+    monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+    monkeypatch.setattr(calls, "CallStep", Blas)
+    for kind in (Copy, Spoil, PointerList, Launch):
+        monkeypatch.setattr(calls, kind.__name__, kind)
+    workspace, target = SimpleNamespace(c_ptr=256), SimpleNamespace(value=0)
+    return SimpleNamespace(workspace=workspace, target=target, stream=None, batched=library)

@@ -1,0 +1,122 @@
+"""BLAS level 1 on the host: rows through their cases, against SciPy, in cuBLAS's terms, and refusals."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.linalg
+from scipy.linalg import blas
+
+import dispatch as dp
+from dispatch import TABLE
+from dispatch.errors import BadRequest, NoRow
+from dispatch.keys import HOST, Arch
+from dispatch.ops.blas.cases import cases
+from dispatch.ops.blas.cublas1 import lower
+from dispatch.row_check import check_row
+from dispatch.table.cublas import LEVEL1
+from dispatch.table.select import select
+
+sys.path.insert(0, str(Path(__file__).parent))
+import column_major
+
+sys.path.remove(str(Path(__file__).parent))
+
+GPU = Arch(90)
+ROWS = [row for row in TABLE if row.op in LEVEL1 and row.on(HOST)]
+CASES = column_major.host_cases(ROWS, cases)
+
+
+@pytest.fixture
+def dev():
+    return dp.device("host")
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case(row, case, dev, rng):
+    assert check_row(row, case, dev, rng) == ""
+
+
+@pytest.mark.parametrize("case", [pytest.param(p.values[1], id=p.id, marks=p.marks) for p in CASES])
+def test_cublas_is_asked_for_what_the_request_says(case, dev, rng):
+    check = case.check(dev, rng)
+    request = check.request
+    outputs = dev.executor().outputs(request)
+    column_major.carry_out(lower(request), request.arguments(outputs))
+    check.verify(request.result(outputs))
+
+
+def test_places_are_counted_from_1(dev):
+    x = np.array([0.5, -3, 2, 3])
+    assert dp.iamax(dev.array(x)).item() == 2
+    assert dp.iamin(dev.array(x)).item() == 1
+    assert dp.iamax(dev.array(x[:0])).item() == 0
+
+
+def test_sums_norms_and_products(dev, rng):
+    x, y = (rng.standard_normal(9) + 1j * rng.standard_normal(9) for _ in range(2))
+    np.testing.assert_allclose(dp.dotc(dev.array(x), dev.array(y)).item(), np.vdot(x, y))
+    np.testing.assert_allclose(dp.nrm2(dev.array(x)).item(), np.linalg.norm(x))
+    assert dp.nrm2(dev.array(np.full(4, 1e200))).item() == 2e200
+    assert dp.nrm2(dev.array(x.astype(np.complex64))).dtype == "f32"
+    np.testing.assert_allclose(dp.axpy(dev.array(x), dev.array(y), alpha=2j).numpy(), 2j * x + y)
+
+
+def test_rotations_are_scipy_s(dev, rng):
+    x, y = rng.standard_normal((2, 6))
+    c, s, r, z = dp.rotg(dev.array(np.array(3.0)), dev.array(np.array(-4.0)))
+    assert (c.item(), s.item()) == pytest.approx(blas.drotg(3, -4))
+    assert (r.item(), z.item()) == pytest.approx((-5, 1 / c.item()))
+    got = [out.numpy() for out in dp.rot(dev.array(x), dev.array(y), c, s)]
+    np.testing.assert_allclose(got, blas.drot(x, y, c.item(), s.item()), rtol=1e-14)
+    w, v, sine = x + 1j * y, y - 2j * x, 0.48 + 0.64j
+    numbers = (dev.array(np.array(number)) for number in (0.6, sine))
+    got = [out.numpy() for out in dp.rot(dev.array(w), dev.array(v), *numbers)]
+    np.testing.assert_allclose(got, scipy.linalg.lapack.zrot(w, v, 0.6, sine), rtol=1e-14)
+    numbers = (2.0, 3.0, 1.0, 0.5)
+    param, *_ = dp.rotmg(*(dev.array(np.array(number)) for number in numbers))
+    np.testing.assert_allclose(param.numpy(), blas.drotmg(*numbers))
+    got = [out.numpy() for out in dp.rotm(dev.array(x), dev.array(y), param)]
+    np.testing.assert_allclose(got, blas.drotm(x, y, param.numpy()), rtol=1e-14)
+
+
+def test_vectors_are_exchanged_where_they_are(dev):
+    x, y = dev.array(np.arange(3.0)), dev.array(np.arange(3.0, 6))
+    assert [out.numpy().tolist() for out in dp.swap(x, y)] == [[3, 4, 5], [0, 1, 2]]
+    assert dp.swap(x, y, out_x=x, out_y=y)[0] is x
+    assert (x.numpy().tolist(), y.numpy().tolist()) == ([3, 4, 5], [0, 1, 2])
+    assert dp.copy(x[::-1]).numpy().tolist() == [5, 4, 3]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_is_summed_in_f32(dtype, dev):
+    x = dev.array(np.full(5000, 0.25), dtype)
+    assert dp.dot(x, x).dtype == dtype
+    assert dp.dot(x, x).item() == np.asarray(312.5, x.numpy().dtype)  # in f16 a sum would stay at 128
+    assert dp.nrm2(x).item() == np.asarray(np.sqrt(312.5), x.numpy().dtype)
+    assert dp.axpy(x, x, alpha=1 + 2**-20).dtype == dtype
+
+
+def test_what_does_not_fit_is_refused(dev):
+    x, z = dev.zeros((3,)), dev.zeros((3,), "c64")
+    for make, words in (
+        (lambda: dp.AxpyRequest(x, dev.zeros((4,))), "y: got f32[4]; expected f32[3]"),
+        (lambda: dp.DotRequest(x, z), "y: got c64[3]; expected f32[3]"),
+        (lambda: dp.ScalRequest(dev.zeros((3, 1))), "x: got f32[3, 1]; expected a vector"),
+        (lambda: dp.ScalRequest(x, alpha=1j), "alpha: got 1j; expected a real number"),
+        (lambda: dp.RotRequest(x, x, x, x), "c: got f32[3]; expected f32[]"),
+        (lambda: dp.RotRequest(z, z, dev.zeros((), "c64"), dev.zeros(())), "c: got c64[]; expected f32[]"),
+        (lambda: dp.RotRequest(x, x, 0.6, 0.8), "c: got a float; expected a dispatch Tensor"),
+        (lambda: dp.RotmRequest(x, x, x), "param: got f32[3]; expected f32[5]"),
+        (lambda: dp.RotmRequest(x, x, dev.zeros((10,))[::2]), "expected a dense tensor"),
+        (lambda: dp.SwapRequest(x, x, out_x=x), "out_x: got memory that overlaps y"),
+        (lambda: dp.RotgRequest(x, x), "a: got f32[3]; expected f32[]"),
+        (lambda: dp.Nrm2Request(z, out=dev.zeros((), "c64")), "out: got c64[]; expected f32[]"),
+    ):
+        with pytest.raises(BadRequest) as error:
+            make()
+        assert words in str(error.value)
+    for request, reason in ((dp.DotRequest(z, z), "c64"), (dp.IamaxRequest(x[::-1]), "x with a stride above 0")):
+        with pytest.raises(NoRow, match=reason):
+            select(request, GPU)

@@ -1,0 +1,141 @@
+"""Plans of cuBLAS's calls on the host: a stand-in for the library gets addresses, numbers and flags as it would."""
+
+import ctypes
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from cudabind.errors import LibraryNotFound
+from cudabind.sys import cublas
+from dispatch.keys import C64, C128, F32, F64, HOST
+from dispatch.libraries.cublas import calls
+from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
+from dispatch.ops.blas import cublas1, cublas2, cublas3
+from dispatch.ops.blas.cases import cases
+from dispatch.table.cublas import GPU_ROWS, LEVEL1, LEVEL3
+
+sys.path.insert(0, str(Path(__file__).parent))
+import column_major
+
+sys.path.remove(str(Path(__file__).parent))
+
+DRIVER = {
+    "cuMemcpyDtoDAsync": lambda to, of, count, _: ctypes.memmove(to, of, count),
+    "cuMemsetD8Async": lambda to, value, count, _: ctypes.memset(to, value, count),
+}
+NUMBERS = {}  # by their addresses
+TYPES = {"S": F32, "D": F64, "C": C64, "Z": C128}
+
+
+class Number(calls.Number):
+    """A number whose value is found by its address, as cuBLAS would read it."""
+
+    def __init__(self, dtype):
+        super().__init__(dtype)
+        NUMBERS[self.address.value] = np.frombuffer(self._memory, dtype.numpy)
+
+
+class Pointers:
+    def __init__(self, _, place, offsets):
+        self.place, self.offsets, self.address = place, offsets, []
+
+    def enqueue(self, arguments):
+        self.address[:] = [arguments[self.place] + offset for offset in self.offsets]
+
+
+class KernelCopy:
+    def __init__(self, _, source, target, batch, keep, *, conj):
+        assert keep is calls.Keep.ALL
+        assert not conj
+        self.given = source, target, batch
+
+    def enqueue(self, arguments):
+        column_major.move(*self.given, arguments)
+
+
+class Library:
+    """What `cudabind.sys.cublas` is to plans; `dtype` is that of requests whose routines are told theirs."""
+
+    dtype = None
+
+    def __getattr__(self, name):
+        plain = name.removeprefix("cublas").removesuffix("_v2")
+        if plain in column_major.ROUTINES:  # it is told its dtypes
+            return self.called(name, None, column_major.ROUTINES[plain])
+        if plain[0] == "I":
+            plain = f"{plain[1].upper()}i{plain[2:]}"
+        plain = plain.replace("Sc", "C", 1).replace("Dz", "Z", 1) if plain[2:] in ("asum", "nrm2") else plain
+        return self.called(name, TYPES[plain[0]], column_major.ROUTINES[plain[1:]])
+
+    def called(self, name, dtype, routine):
+        def unchecked(handle, *arguments):
+            assert handle == "handle"
+            given = [one.value if isinstance(one, ctypes.c_void_p) else one for one in arguments]
+            routine(
+                dtype or self.dtype, *(NUMBERS[one][0] if type(one) is int and one in NUMBERS else one for one in given)
+            )
+            return 0
+
+        return SimpleNamespace(unchecked=unchecked, __name__=name)
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    """One whose plans call the stand-in."""
+    monkeypatch.setattr(calls, "cublas", Library())
+    monkeypatch.setattr(calls, "half_gemv", lambda name: getattr(calls.cublas, name))
+    monkeypatch.setattr(calls, "Number", Number)
+    monkeypatch.setattr(calls, "Pointers", Pointers)
+    monkeypatch.setattr(calls, "KernelCopy", KernelCopy)
+    handle = SimpleNamespace(follow=lambda _, **__: "handle")
+    monkeypatch.setattr(calls, "handle_of", lambda _: handle)
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(**DRIVER))
+    yield SimpleNamespace(target=ctypes.c_void_p(), stream=None)
+    NUMBERS.clear()
+
+
+@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
+def test_a_plan_calls_cublas_with_what_the_request_says(row, executor, rng):
+    """Twice, at other addresses and with other numbers."""
+    assert row.min_arch != HOST
+    host, some = dp.device("host"), cases(row)
+    calls.cublas.dtype = row.dtypes[0]
+    plan_of = cublas3.cublas_level3 if row.op in LEVEL3 else cublas2.cublas_level2
+    plan_of = cublas1.cublas_level1 if row.op in LEVEL1 else plan_of
+    for number in sorted({0, 5 % len(some), len(some) // 2, len(some) - 1}):
+        plan = None
+        for _ in range(2):
+            check = some[number].check(host, rng)
+            outputs = host.executor().outputs(check.request)
+            plan = plan or plan_of(check.request, executor, row)
+            plan.enqueue(check.request.arguments(outputs))
+            check.verify(check.request.result(outputs))
+
+
+def test_nothing_is_called_for_a_result_without_elements(executor):
+    empty = dp.device("host").zeros((0, 4))
+    plan = cublas3.cublas_level3(dp.TrsmRequest(dp.device("host").zeros((0, 0)), empty), executor, GPU_ROWS[0])
+    assert plan.is_bare
+    plan.enqueue((0, 0, 0, 1.0))
+
+
+def test_a_function_has_64_bits_where_sizes_ask_for_them():
+    assert calls.function_name("symm", F32) == "cublasSsymm_v2"
+    assert calls.function_name("symm", C128, [2**31]) == "cublasZsymm_v2_64"
+    assert calls.function_name("trsmBatched", F64, [2**31 - 1, 5]) == "cublasDtrsmBatched"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_functions_of_half_precision_are_those_of_the_library(name):
+    """Each takes what the one of single precision takes."""
+    single = f"cublasS{name.removeprefix('cublas')[3:]}"
+    try:
+        found, expected = half_gemv(name).unchecked, getattr(cublas, single).unchecked
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    assert [ctypes.sizeof(one) for one in found.argtypes] == [ctypes.sizeof(one) for one in expected.argtypes]
+    assert name in str(half_gemv(name).error(7))

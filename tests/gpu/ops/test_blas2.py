@@ -1,0 +1,37 @@
+"""BLAS level 2 on the GPU: every row through its cases, and calls that are repeated at other addresses."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.keys import HOST
+from dispatch.ops.blas.cases import cases
+from dispatch.table.cublas import LEVEL2
+
+ROWS = [row for row in dp.TABLE if row.op in LEVEL2 and row.min_arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case(row, case, try_row):
+    try_row(row, case)
+
+
+def test_calls_at_other_addresses_follow_them_and_their_numbers(gpu, rng):
+    """Beyond the 48 calls after which a plan is launched as a graph, with vectors that go backwards."""
+    for number in range(80):
+        a, x, y = rng.standard_normal((9, 7)), rng.standard_normal(7), rng.standard_normal(9)
+        alpha, beta = 0.5 + number, -0.25 - number
+        got = dp.gemv(gpu.array(a), gpu.array(x)[::-1], alpha=alpha, y=gpu.array(y), beta=beta).numpy()
+        np.testing.assert_allclose(got, alpha * a @ x[::-1] + beta * y, rtol=1e-12, atol=1e-11)
+        outer = dp.ger(gpu.array(y), gpu.array(x), alpha=alpha, a=gpu.array(a)).numpy()
+        np.testing.assert_allclose(outer, alpha * np.outer(y, x) + a, rtol=1e-12, atol=1e-11)
+
+
+def test_what_a_row_major_hermitian_matrix_goes_by(gpu, rng):
+    a = rng.standard_normal((40, 40)) + 1j * rng.standard_normal((40, 40))
+    x = rng.standard_normal(40) + 1j * rng.standard_normal(40)
+    full = np.tril(a, -1) + np.conj(np.tril(a, -1).T) + np.diag(a.diagonal().real)
+    np.testing.assert_allclose(dp.hemv(gpu.array(a), gpu.array(x)).numpy(), full @ x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dp.gemv(gpu.array(a), gpu.array(x), trans="c").numpy(), np.conj(a.T) @ x, rtol=1e-12)
+    np.testing.assert_allclose(dp.gerc(gpu.array(x), gpu.array(x)).numpy(), np.outer(x, np.conj(x)), rtol=1e-12)

@@ -1,0 +1,121 @@
+"""Linear algebra on the GPU: every row through its cases, matrices of more tiles, statuses, and torch's tensors."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import LinAlgError
+from dispatch.keys import C64, C128, F32, F64, HOST
+from dispatch.ops import FAMILIES
+from dispatch.ops.linalg.cases import F, cases, check, chosen
+
+OPS = FAMILIES["linalg"][1]
+ROWS = [row for row in dp.TABLE if row.op in OPS and row.min_arch != HOST]
+CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
+DTYPES = (F32, F64, C64, C128)
+LARGE = (F("random", (515, 515)), F("random", (515, 515), "columns", "columns"), F("random", (40, 31, 31)))
+OBLONG = (F("random", (700, 300)), F("random", (300, 700), "columns"), F("random", (5, 40, 70), "strided", "rows"))
+HALVES = (*chosen(LARGE, "lower", True), *chosen(LARGE, "lower", False))
+SOME = (
+    *chosen(HALVES, "subset_by_index", (0, 7), (3, 30)),
+    *chosen(HALVES, "subset_by_value", "inner", "above", "below"),
+)
+LARGER = {
+    "cholesky": HALVES,
+    "cho_solve": (*HALVES, *(form._replace(right=1) for form in HALVES)),
+    "lu_factor": (*LARGE, F("random", (700, 300)), F("random", (300, 700))),
+    "lu_solve": chosen(LARGE, "trans", 0, 1, 2),
+    "solve": (*LARGE, *chosen(HALVES, "assume_a", dp.MatrixKind.POS)),
+    "qr": chosen((*LARGE, F("random", (700, 300)), F("random", (300, 700)), *LARGE), "mode", *dp.QrMode),
+    "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
+    "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
+    "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True)),
+    "randomized_svd": chosen((F("rank 3", (515, 300)), F("rank 3", (300, 515), "columns")), "rank", 3),
+    "inv": (*LARGE, *chosen(HALVES, "assume_a", dp.InverseKind.POS)),
+    "det": LARGE[2:],
+    "slogdet": LARGE,
+    "matrix_norm": tuple(form for order in dp.NormOrder for form in chosen(OBLONG, "order", order)),
+    "matrix_rank": OBLONG,
+    "pinv": (*LARGE, *OBLONG),
+    "lstsq": tuple(form for driver in dp.LstsqDriver for form in chosen((*LARGE, *OBLONG), "driver", driver)),
+    "svd": tuple(
+        form
+        for driver in dp.SvdDriver
+        for form in chosen((*LARGE, F("random", (300, 120)), F("random", (120, 300))), "driver", driver)
+    ),
+}
+LARGER_CASES = [
+    pytest.param(op, dtype, form, id=f"{op}-{dtype}-{n}")
+    for op in OPS
+    for dtype in DTYPES
+    for n, form in enumerate(LARGER[op])
+]
+
+
+@pytest.mark.parametrize(("row", "case"), CASES)
+def test_a_row_passes_a_case_or_refuses_it_with_its_reason(row, case, try_row):
+    try_row(row, case)
+
+
+@pytest.mark.parametrize(("op", "dtype", "form"), LARGER_CASES)
+def test_a_larger_matrix_has_small_residuals(op, dtype, form, gpu, rng):
+    one = check(op, dtype, form, "larger", gpu, rng)
+    one.verify(dp.run(one.request))
+
+
+def test_a_batch_tells_which_matrix_is_not_positive_definite_and_nothing_waits(gpu, rng):
+    a = rng.standard_normal((5, 8, 8))
+    a = a @ a.mT + np.eye(8)
+    a[3, 4, 4] = -100
+    out, info = dp.cholesky(gpu.array(a))
+    assert info.numpy().tolist() == [0, 0, 0, 5, 0]
+    assert np.isnan(out.numpy()[3]).all()
+    assert np.isfinite(out.numpy()[[0, 1, 2, 4]]).all()
+    with pytest.raises(LinAlgError, match=r"cholesky: the leading minor of order 5 .* of matrix \[3\]") as caught:
+        dp.linalg.cholesky(gpu.array(a))
+    assert caught.value.statuses == {(3,): 5}
+
+
+def test_a_singular_matrix_is_an_error_or_nan(gpu):
+    a, b = gpu.array(np.diag([1.0, 2.0, 0.0, 3.0])), gpu.array(np.ones(4))
+    with pytest.raises(LinAlgError, match=r"solve: the matrix is singular: U\[2, 2\]"):
+        dp.linalg.solve(a, b)
+    x, info = dp.linalg.solve(a, b, check=False)
+    assert info.numpy() == 3
+    assert np.isnan(x.numpy()).all()
+
+
+@pytest.mark.parametrize("op", ["cholesky", "lu_factor", "qr"])
+def test_many_calls_at_other_addresses_stay_right(op, gpu, rng):
+    """Long enough for the plan to be learnt, and launched as a graph."""
+    request = {"cholesky": dp.CholeskyRequest, "lu_factor": dp.LuFactorRequest, "qr": dp.QrRequest}[op]
+    kept = []
+    for _ in range(200):
+        a = rng.standard_normal((24, 24))
+        a = a @ a.T + np.eye(24)
+        kept.append((a, dp.run(request(gpu.array(a)))))
+    for a, found in kept:
+        first, second = (tensor.numpy() for tensor in found[:2])
+        if op == "cholesky":
+            made = first @ first.T
+        elif op == "qr":
+            made = first @ second
+        else:
+            made = np.tril(first, -1) @ np.triu(first) + np.triu(first)
+            order = np.arange(24)
+            for place, pivot in enumerate(second):
+                order[[place, pivot - 1]] = order[[pivot - 1, place]]
+            a = a[order]  # noqa: PLW2901
+        np.testing.assert_allclose(made, a, atol=1e-11)
+
+
+def test_torch_tensors_come_and_go(rng):
+    torch = pytest.importorskip("torch")
+    a = torch.tensor(rng.standard_normal((3, 9, 9)), device="cuda")
+    b = torch.tensor(rng.standard_normal((3, 9, 2)), device="cuda")
+    torch.testing.assert_close(dp.linalg.solve(a, b), torch.linalg.solve(a, b), rtol=1e-9, atol=1e-9)
+    p = a @ a.mT + torch.eye(9, device="cuda", dtype=a.dtype)
+    torch.testing.assert_close(dp.linalg.cholesky(p, lower=True), torch.linalg.cholesky(p), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(dp.linalg.eigvalsh(p), torch.linalg.eigvalsh(p), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(dp.linalg.svdvals(a), torch.linalg.svdvals(a), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(dp.linalg.inv(a), torch.linalg.inv(a), rtol=1e-8, atol=1e-8)
