@@ -17,7 +17,6 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     patterns      what fuse looks for in the graph of a forward
     graphs        CUDA graphs of a fused model's forward
     model_state   what a model consists of, and whether it is as it was
-    waiting       whether a call waits for the GPU
     masks         masks of attention as cuDNN adds them
     fused         what a fused model calls
     torch_layers  torch's layers for transformers in a fused model

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from dispatch.device.registry import device as device_of
 from dispatch.torch import masks
 from dispatch.torch.model_state import ModelState
 from dispatch.torch.shared import on_gpu, quiet
-from dispatch.torch.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,11 +121,9 @@ class Graphs:
             if why := state.why_not():
                 return why
             versions = [(t, _version(t)) for t in (*state.tensors, *tensors)]
-            with Waiting() if count == BEFORE - 1 else nullcontext() as waiting:
-                y = forward(*args, **kwargs)
+            y = forward(*args, **kwargs)
             self.reasons["it is learnt"] += 1
-            why = f"it waits for the GPU, in {waiting.found}" if waiting and waiting.found else ""
-            self._note(key, why or _restless(state, versions, y) or count + 1)
+            self._note(key, _restless(state, versions, y) or count + 1)
             return (y,)
         recorder = _recorder(tensors[0].get_device())
         found = recorder.record(model, forward, args, kwargs, tensors)
@@ -236,7 +233,10 @@ class _Recorder:
             self._nothing = torch.zeros(1, device="cuda")
 
     def _mend(self) -> None:
-        """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured."""
+        """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured.
+
+        That a forward waits for the GPU is not known before: models of transformers do so only where nobody captures.
+        """
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self._ordinal, self.pool)
         self.pool = torch.cuda.graph_pool_handle()

@@ -55,7 +55,8 @@ def linear(
         weight: (out, in), as torch.nn.Linear has it; of x's dtype.
         bias: (out,), of x's dtype.
         activation: None, "relu", or "gelu", which is the tanh approximation, as in
-            torch.nn.functional.gelu(…, approximate="tanh"): cuBLASLt has no other.
+            torch.nn.functional.gelu(…, approximate="tanh"): cuBLASLt has no other, and its own is off by 1.8e-6 in
+            f32, relative to the result.
 
     Gives back (…, out) of x's dtype. Sums are in f32 for f16 and bf16, and the result is rounded once. Under autocast
     all operands are in autocast's dtype, but for f64 ones, which stay as they are.

@@ -322,31 +322,3 @@ def test_a_fused_forward_is_what_is_recorded():
             torch.testing.assert_close(model(x), expected(x))
     report.undo()
     assert not model.__dict__.get("forward")
-
-
-@pytest.mark.parametrize(
-    ("forward", "said"),
-    [
-        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
-        (lambda x: x if x.sum() > 0 else -x, "_local_scalar_dense"),
-        (lambda x: x[x > 0].sum() + x, "index"),
-        (lambda x: torch.nonzero(x)[:1] + x[:1, :1], "nonzero"),
-        (lambda x: torch.masked_select(x, x > 9).sum() + x, "masked_select"),
-        (lambda x: x[torch.tensor([1, 0])] * 2, ""),
-        (lambda x: torch.where(x > 0, x, 2), ""),
-    ],
-    ids=["item", "if", "mask", "nonzero", "masked_select", "numbers", "where"],
-)
-def test_a_forward_that_waits_is_found_before_it_is_captured(forward, said, recorder):
-    class Model(nn.Module):
-        def forward(self, x):
-            return forward(x)
-
-    model = Model().eval()
-    report = fuse(model, graphs=True)
-    x = torch.randn(4, 3)
-    with torch.no_grad():
-        for _ in range(graphs.BEFORE + 2):
-            assert torch.equal(model(x), forward(x))
-    assert bool(recorder.made) == (not said)
-    assert not said or any(f"in aten::{said}" in reason for reason in report.graphs.reasons), report.graphs.reasons
