@@ -87,7 +87,7 @@ def linear(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
 
 
 def _is_rough(x: Any) -> bool:
-    """Whether cuBLASLt's GELU adds to the error: in f32 it is off by 1.8e-6 relative to the result, torch's by 1.4e-7."""
+    """Whether cuBLASLt's GELU adds to the error: f32's is off by 1.8e-6 relative to the result, torch's by 1.4e-7."""
     return x.is_cuda and x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
