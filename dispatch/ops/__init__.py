@@ -40,4 +40,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
     )),
 }
+# A file with rows for some of its family's ops alone, and these.
+ONLY = {
+    "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr"),
+}
 # fmt: on

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cudabind._fork import guard
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Table
-from dispatch.ops import FAMILIES
+from dispatch.ops import FAMILIES, ONLY
 from dispatch.table.cublaslt import ROWS
 
 __all__ = ["LATER", "TABLE"]
@@ -31,7 +31,7 @@ LATER: dict[str, tuple[str, ...]] = {}
 for files, ops in FAMILIES.values():
     for file in files.split():
         if file != "cublaslt":
-            LATER[f"dispatch.table.{file}"] = LATER.get(f"dispatch.table.{file}", ()) + ops
+            LATER[f"dispatch.table.{file}"] = LATER.get(f"dispatch.table.{file}", ()) + ONLY.get(file, ops)
 LATER = dict(sorted(LATER.items(), key=lambda entry: ORDER.index(entry[0].rpartition(".")[2])))
 
 TABLE: Table = Table(stated(ROWS), LATER)

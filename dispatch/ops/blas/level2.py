@@ -83,6 +83,7 @@ class GemvRequest(ProductRequest):
 
     op: ClassVar[str] = "gemv"
     reads: ClassVar[tuple[str, ...]] = ("a", "x", "y")
+    mixed: ClassVar[tuple[str, ...]] = ("y",)
     a: Tensor
     x: Tensor
     _: KW_ONLY

@@ -34,6 +34,7 @@ class RotRequest(PairRequest):
 
     op: ClassVar[str] = "rot"
     reads: ClassVar[tuple[str, ...]] = ("x", "y", "c", "s")
+    mixed: ClassVar[tuple[str, ...]] = ("c", "s")
     c: Tensor
     s: Tensor
 
