@@ -17,19 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "FP8",
-    "HALF",
-    "HOST",
-    "Arch",
-    "Choice",
-    "Compute",
-    "Dtype",
-    "Epilogue",
-    "ScaleMode",
-    "meant",
-    "member",
-]
+__all__ = ["FP8", "HALF", "HOST", "Arch", "Choice", "Compute", "Dtype", "Epilogue", "ScaleMode", "meant", "member"]
 
 
 class Dtype:
