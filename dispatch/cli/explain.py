@@ -20,6 +20,7 @@ from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import NEAREST, BadRequest, NoRow
 from dispatch.keys import Compute, Dtype, Epilogue
+from dispatch.table.select import called
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
@@ -142,10 +143,9 @@ def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
         found = {f"installed_{name}": value for name, value in here.items()}
         print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None, "change": None})
         return
-    sys_module = "cudabind.sys." if row.min_version else ""
     lines = [
         ("row", row.name),
-        ("calls", f"{sys_module}{row.library}.{row.function}"),
+        ("calls", called(row)),
         ("through", _place(row)),
         ("needs", f"{row.library} {version_text(row.min_version)} or newer" if row.min_version else "nothing else"),
         ("installed", _here(row, here)),

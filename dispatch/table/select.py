@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.keys import Arch
 
-__all__ = ["Explanation", "candidates", "explain", "no_row", "reasons", "select"]
+__all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
 
 LONGEST_REQUEST = 116  # characters of a request in the first line of a refusal
 MOST_LINES = 12  # of an explanation in a notebook
@@ -118,6 +118,16 @@ def _asked(request: Request, arch: Arch) -> str:
     return f"{one_line(text, LONGEST_REQUEST)} on {where}"
 
 
+def called(row: Row) -> str:
+    """The function that a row ends in, by its name in `cudabind.sys`; by its library's where that does not have it."""
+    from importlib import import_module
+
+    from cudabind import LIBRARIES
+
+    bound = import_module(f"cudabind.sys.{row.library}") if row.min_version and row.library in LIBRARIES else None
+    return f"{'cudabind.sys.' if hasattr(bound, row.function) else ''}{row.library}.{row.function}"
+
+
 def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
     """The smallest change that makes a request one that a row of this architecture takes, in words."""
     here = [(row, why) for row, why in tried if row.on(arch) and why]
@@ -165,9 +175,7 @@ class Explanation:
         lines = [
             self.request,
             f"-> {row.name}",
-            f"   calls cudabind.sys.{row.library}.{row.function}"
-            if row.min_version
-            else f"   calls {row.library}.{row.function}",
+            f"   calls {called(row)}",
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",
             *([f"   NaN and infinities: {row.nonfinite}"] if row.nonfinite else []),
