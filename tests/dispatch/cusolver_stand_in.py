@@ -464,7 +464,11 @@ def getrf_batched(dtype, n, pointers, lda, pivots, info, batch):
     held = strided(value(pivots), np.int32, (batch, n), (n, 1))
     for number, at in enumerate(each(pointers, batch)):
         a = columns(at, dtype, n, n, lda)
+        before = a.copy()
         a[...], found, status = lapack("getrf", dtype)(a)
+        if status:  # the library stops there
+            a[status:, status:] = before[status:, status:]
+            found[status:] = np.arange(status, n)
         held[number] = found + 1
         put_info(info, status, number)
 
@@ -527,6 +531,20 @@ class Convert:
         target[...] = source
 
 
+class Complete:
+    def __init__(self, executor, a, lu, pivots, info, batch):
+        self.given = a, lu, pivots, info, batch
+
+    def enqueue(self, addresses):
+        a, lu, pivots, info, batch = self.given
+        held = strided(addresses[pivots.operand] + pivots.offset, np.int32, (batch, a.rows), (a.rows, 1))
+        statuses = strided(addresses[info.operand] + info.offset, np.int32, (batch,), (1,))
+        for number in np.flatnonzero(statuses).tolist():
+            source, target = (of_batch(matrix, addresses, number) for matrix in (a, lu))
+            target[...], found, statuses[number] = lapack("getrf", source.dtype)(source)
+            held[number] = found + 1
+
+
 class FormQ:
     def __init__(self, executor, factors, tau, q, batch):
         self.given = factors, tau, q, batch
@@ -548,6 +566,7 @@ def executor_of(monkeypatch):
     monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
     monkeypatch.setattr("dispatch.ops.linalg.cublas.Convert", Convert)
     monkeypatch.setattr("dispatch.ops.linalg.cublas.FormQ", FormQ)
+    monkeypatch.setattr("dispatch.ops.linalg.cublas.Complete", Complete)
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))

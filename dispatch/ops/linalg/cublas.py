@@ -1,7 +1,8 @@
 """Factorizations and systems of many small matrices by cuBLAS: one call for all, where cuSOLVER takes one each.
 
 Matrices are laid as in cusolver.py. Of LU and QR cuBLAS overwrites what it is given, so that plans copy; solutions of
-triangles by `trsmBatched` are made where they are wanted. Follows
+triangles by `trsmBatched` are made where they are wanted. What `getrfBatched` leaves of a singular matrix a kernel of
+this library factorizes again. Follows
 https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cublas.batched import Convert, FormQ, batched_call
+from dispatch.libraries.cublas.singular import Complete
 from dispatch.libraries.cusolver.calls import LETTERS
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
@@ -57,6 +59,10 @@ class BatchedOperands(Operands):
         """Pivots of one width to the other."""
         self._steps.append(Convert(self.executor, source, target, n * self.batch, widen=widen))
 
+    def complete(self, a: Matrix, lu: Matrix, pivots: Place, info: Place) -> None:
+        """Factorize singular matrices, which cuBLAS leaves half way."""
+        self._steps.append(Complete(self.executor, a, lu, pivots, info, self.batch))
+
     def form_q(self, factors: Matrix, tau: Place, q: Matrix) -> None:
         """Make Q of Householder's vectors."""
         self._steps.append(FormQ(self.executor, factors, tau, q, self.batch))
@@ -69,12 +75,17 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
 def lu_factor(request: LuFactorRequest, steps: BatchedOperands) -> Plan:
-    """Copy A into the result, by columns, factorize it there, and widen the pivots."""
+    """Copy A into the result, by columns, factorize it there, complete what is singular, and widen the pivots."""
     del request
-    wanted = steps.matrix("out")
+    a, wanted = steps.matrix("a"), steps.matrix("out")
     made = steps.target(wanted)
-    steps.copy(steps.matrix("a"), made)
+    if made is wanted and (a.row, a.col, a.place.step) == (made.row, made.col, made.place.step):
+        kept = steps.scratch_matrix(a.dtype, a.rows, a.cols)  # for the result may be A itself
+        steps.copy(a, kept)
+        a = kept
+    steps.copy(a, made)
     pivots = eliminate(steps, made)
+    steps.complete(a, made, pivots, steps.vector("info"))
     steps.convert(pivots, steps.vector("pivots"), made.rows, widen=True)
     steps.finish(made, wanted)
     return steps.plan(capture_safe=True)
