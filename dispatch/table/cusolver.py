@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import C64, C128, F32, F64, HOST, Arch
+from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
 from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import aligned, even_batches
 
@@ -100,10 +100,10 @@ GPU_ROWS = (
     Row("matrix_norm", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("matrix_norm", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("matrix_norm", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
-    Row("matrix_rank", (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
-    Row("matrix_rank", (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
-    Row("matrix_rank", (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
-    Row("matrix_rank", (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F32,  I64),   None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (F64,  I64),   None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C64,  I64),   None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("matrix_rank", (C128, I64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("pinv",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("pinv",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("pinv",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),

@@ -13,11 +13,8 @@ import numpy as np
 
 from cudabind.sys import cusolverDn as dn
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cublas import batched
-from dispatch.libraries.cublas.calls import Constant, Operand
 from dispatch.libraries.cusolver import calls
 from dispatch.libraries.cusolver.copies import Keep
-from dispatch.ops.linalg.residuals import reflected
 from dispatch.ops.linalg.spectral_reference import lapack
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128)}
@@ -105,112 +102,6 @@ class PointerList:
         first = addresses[matrix.place.operand] + matrix.place.offset
         at = addresses[target.operand] + target.offset
         strided(at, np.int64, (batch,), (1,))[...] = first + matrix.place.step * np.arange(batch)
-
-
-# -- kernels and products ---------------------------------------------------------------------------------------------
-class Launch:
-    """A kernel of `reductions.py` by its name, of one matrix after the other."""
-
-    def __init__(self, executor, name, dtype, batch, blocks, arguments):
-        self.name, self.dtype, self.batch, self.arguments = name, dtype.numpy, batch, arguments
-
-    def enqueue(self, addresses):
-        real = np.empty(0, self.dtype).real.dtype
-
-        def vector(place, number, size, kind=real):
-            at = addresses[place.operand] + place.offset + number * size * np.dtype(kind).itemsize
-            return strided(at, kind, (size,), (1,))
-
-        def matrix(one, number):
-            return of_batch(one, addresses, number)
-
-        for number in range(self.batch):
-            KERNELS[self.name](matrix, vector, self.dtype, number, *self.arguments)
-
-
-def determinant(matrix, vector, dtype, number, lu, n, pivots, out, logarithm):
-    diagonal = np.diag(matrix(lu, number)).astype(np.result_type(dtype, np.float64)) if n else np.ones(1)
-    exchanged = vector(pivots, number, n, np.int64) != np.arange(n) + 1 if n else np.zeros(1)
-    sign = (-1.0) ** np.count_nonzero(exchanged)
-    if logarithm is None:
-        vector(out, number, 1, dtype)[0] = np.prod(diagonal) * sign
-        return
-    sizes = np.abs(diagonal)
-    vector(out, number, 1, dtype)[0] = sign * np.prod(diagonal / np.where(sizes > 0, sizes, 1))
-    with np.errstate(divide="ignore"):
-        vector(logarithm, number, 1)[0] = np.log(sizes).sum()
-
-
-def reduce_columns(matrix, vector, dtype, number, source, rows, cols, out, step, kind):
-    values = np.abs(matrix(source._replace(rows=rows, cols=cols), number)).astype(np.float64)
-    made = vector(out, number, step)
-    if not rows:
-        made[:cols] = 0
-    else:
-        ways = (values.sum, lambda axis: np.sqrt((values**2).sum(axis=axis)), values.max, values.min)
-        made[:cols] = (*ways, lambda axis: (values**2).sum(axis=axis))[kind](axis=0)
-
-
-def reciprocals(matrix, vector, dtype, number, s, n, ratio, out, rank):
-    values = vector(s, number, n)
-    kept = ~(values <= ratio * values[0])
-    if out is not None:
-        vector(out, number, n)[...] = np.where(kept, 1 / np.where(kept, values, 1), 0)
-    if rank is not None:
-        vector(rank, number, 1, np.int64)[0] = (values > ratio * values[0]).sum()
-
-
-def scale_rows(matrix, vector, dtype, number, target, rows, cols, factors, step):
-    matrix(target._replace(rows=rows, cols=cols), number)[...] *= vector(factors, number, step)[:rows, None]
-
-
-def first_zero(matrix, vector, dtype, number, source, n, info):
-    diagonal = np.diag(matrix(source, number))[:n]
-    vector(info, number, 1, np.int32)[0] = next((i + 1 for i, one in enumerate(diagonal) if one == 0), 0)
-
-
-KERNELS = {kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero)}
-
-
-class Blas:
-    """A call of cuBLAS, by its name without the dtype's letter."""
-
-    def __init__(self, executor, routine):
-        self.routine = routine
-
-    def enqueue(self, addresses):
-        given = (addresses[a.place] + a.offset if isinstance(a, Operand) else a for a in self.routine.arguments)
-        BLAS[self.routine.name](
-            self.routine.dtype.numpy, *(one.value if isinstance(one, Constant) else one for one in given)
-        )
-
-
-def turned(a, turn):
-    return (a, a.T, a.conj().T)[int(turn)]
-
-
-def gemm_strided_batched(dtype, ta, tb, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, batch):
-    for number in range(batch):
-        at = (one + number * step * dtype.itemsize for one, step in ((a, step_a), (b, step_b), (c, step_c)))
-        shapes = ((m, k) if int(ta) == 0 else (k, m), (k, n) if int(tb) == 0 else (n, k), (m, n))
-        x, y, z = (columns(one, dtype, *shape, ld) for one, shape, ld in zip(at, shapes, (lda, ldb, ldc), strict=True))
-        z[...] = alpha * turned(x, ta) @ turned(y, tb) + (beta * z if beta else 0)
-
-
-def trsm(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb):
-    assert int(side) == 0
-    kept = columns(a, dtype, m, m, lda)
-    kept = np.tril(kept) if uplo == LOWER else np.triu(kept)
-    x = columns(b, dtype, m, n, ldb)
-    x[...] = alpha * lapack("trtrs", dtype)(kept, x, lower=uplo == LOWER, trans=int(turn))[0]
-
-
-def trsm_batched(dtype, side, uplo, turn, diag, m, n, alpha, a, lda, b, ldb, batch):
-    for one, other in zip(*(strided(value(p), np.int64, (batch,), (1,)) for p in (a, b)), strict=True):
-        trsm(dtype, side, uplo, turn, diag, m, n, alpha, one, lda, other, ldb)
-
-
-BLAS = {"gemmStridedBatched": gemm_strided_batched, "trsm": trsm, "trsmBatched": trsm_batched}
 
 
 # -- routines ---------------------------------------------------------------------------------------------------------
@@ -455,123 +346,12 @@ def zero(address, value, nbytes, stream):
     memory_at(address, nbytes)[...] = value
 
 
-# -- cuBLAS's batched routines ----------------------------------------------------------------------------------------
-def each(pointers, batch):
-    return strided(value(pointers), np.int64, (batch,), (1,)).tolist()
-
-
-def getrf_batched(dtype, n, pointers, lda, pivots, info, batch):
-    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
-    for number, at in enumerate(each(pointers, batch)):
-        a = columns(at, dtype, n, n, lda)
-        before = a.copy()
-        a[...], found, status = lapack("getrf", dtype)(a)
-        if status:  # the library stops there
-            a[status:, status:] = before[status:, status:]
-            found[status:] = np.arange(status, n)
-        held[number] = found + 1
-        put_info(info, status, number)
-
-
-def getrs_batched(dtype, trans, n, right, pointers, lda, pivots, others, ldb, info, batch):
-    assert value(info), "the status is on the host"
-    held = strided(value(pivots), np.int32, (batch, n), (n, 1))
-    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
-        b = columns(other, dtype, n, right, ldb)
-        b[...] = lapack("getrs", dtype)(columns(at, dtype, n, n, lda), held[number] - 1, b, trans=int(trans))[0]
-
-
-def geqrf_batched(dtype, m, n, pointers, lda, taus, info, batch):
-    assert value(info), "the status is on the host"
-    for at, tau in zip(each(pointers, batch), each(taus, batch), strict=True):
-        a = columns(at, dtype, m, n, lda)
-        a[...], found, *_ = lapack("geqrf", dtype)(a)
-        strided(tau, dtype, (min(m, n),), (1,))[...] = found
-
-
-def trsm_batched(dtype, side, uplo, trans, diag, m, n, alpha, pointers, lda, others, ldb, batch):
-    assert (side, diag, strided(value(alpha), dtype, (1,), (1,))[0]) == (0, 0, 1)
-    for at, other in zip(each(pointers, batch), each(others, batch), strict=True):
-        a, b = columns(at, dtype, m, m, lda), columns(other, dtype, m, n, ldb)
-        half = np.tril(a) if uplo == LOWER else np.triu(a)
-        b[...] = np.linalg.solve((half, half.T, half.conj().T)[trans], b)
-
-
-BATCHED = {"getrf": getrf_batched, "getrs": getrs_batched, "geqrf": geqrf_batched, "trsm": trsm_batched}
-
-
-class BatchedLibrary:
-    """What `cudabind.sys.cublas` is to plans of many small matrices; `called` counts."""
-
-    def __init__(self):
-        self.called = []
-
-    def __getattr__(self, name):
-        routine = BATCHED[name.removeprefix("cublas").removesuffix("Batched")[1:]]
-
-        def unchecked(handle, *arguments):
-            assert handle == "cublas"
-            self.called.append(name)
-            routine(LETTERS[name.removeprefix("cublas")[0]], *arguments)
-            return 0
-
-        return SimpleNamespace(unchecked=unchecked)
-
-
-class Convert:
-    def __init__(self, executor, source, target, count, *, widen):
-        self.given = source, target, count, (np.int32, np.int64) if widen else (np.int64, np.int32)
-
-    def enqueue(self, addresses):
-        *places, count, kinds = self.given
-        source, target = (
-            strided(addresses[place.operand] + place.offset, kind, (count,), (1,))
-            for place, kind in zip(places, kinds, strict=True)
-        )
-        target[...] = source
-
-
-class Complete:
-    def __init__(self, executor, a, lu, pivots, info, batch):
-        self.given = a, lu, pivots, info, batch
-
-    def enqueue(self, addresses):
-        a, lu, pivots, info, batch = self.given
-        held = strided(addresses[pivots.operand] + pivots.offset, np.int32, (batch, a.rows), (a.rows, 1))
-        statuses = strided(addresses[info.operand] + info.offset, np.int32, (batch,), (1,))
-        for number in np.flatnonzero(statuses).tolist():
-            source, target = (of_batch(matrix, addresses, number) for matrix in (a, lu))
-            target[...], found, statuses[number] = lapack("getrf", source.dtype)(source)
-            held[number] = found + 1
-
-
-class FormQ:
-    def __init__(self, executor, factors, tau, q, batch):
-        self.given = factors, tau, q, batch
-
-    def enqueue(self, addresses):
-        factors, tau, q, batch = self.given
-        size = q.dtype.itemsize
-        for number in range(batch):
-            h, target = (of_batch(matrix, addresses, number) for matrix in (factors, q))
-            at = addresses[tau.operand] + tau.offset + number * tau.step
-            found = strided(at, q.dtype.numpy, (tau.step // size,), (1,))
-            target[...] = reflected(h, found)[:, : q.cols]
-
-
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place."""
-    library = BatchedLibrary()
-    monkeypatch.setattr(batched, "cublas", library)
-    monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
-    monkeypatch.setattr("dispatch.ops.linalg.cublas.Convert", Convert)
-    monkeypatch.setattr("dispatch.ops.linalg.cublas.FormQ", FormQ)
-    monkeypatch.setattr("dispatch.ops.linalg.cublas.Complete", Complete)
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    monkeypatch.setattr(calls, "CallStep", Blas)
-    for kind in (Copy, Spoil, PointerList, Launch):
+    for kind in (Copy, Spoil, PointerList):
         monkeypatch.setattr(calls, kind.__name__, kind)
     workspace, target = SimpleNamespace(c_ptr=256), SimpleNamespace(value=0)
-    return SimpleNamespace(workspace=workspace, target=target, stream=None, batched=library)
+    return SimpleNamespace(workspace=workspace, target=target, stream=None)

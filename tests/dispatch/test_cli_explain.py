@@ -131,7 +131,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "det --dtype f64 --shape 5x64x64": ("f64→f64 sm_75 cusolverDn", "a f64[5, 64, 64]"),
     "slogdet --dtype c64 --shape 64x64": ("c64→c64 sm_75 cusolverDn", "a c64[64, 64]"),
     "matrix_norm --dtype f32 --shape 64x32 --order nuc": ("f32→f32 sm_75 cusolverDn", "order=NUC"),
-    "matrix_rank --dtype f64 --shape 64x32 --rtol 1e-3": ("f64→f64 sm_75 cusolverDn", "rtol=0.001"),
+    "matrix_rank --dtype f64 --shape 64x32 --rtol 1e-3": ("f64→i64 sm_75 cusolverDn", "rtol=0.001"),
     "pinv --dtype c128 --shape 64x32": ("c128→c128 sm_75 cusolverDn", "a c128[64, 32]"),
     "lstsq --dtype f32 --shape 64x32 --b 64x3 --driver gels": ("f32→f32 sm_75 cusolverDn", "driver=GELS"),
     "matmul --dtype bf16 --epilogue 'silu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "silu(add(acc, row(bias)))"),

@@ -256,20 +256,26 @@ def least_squares(request: LstsqRequest, steps: Operands) -> Plan:
         return nothing_to_solve(request, steps, a, b, out)
     if request.driver is LstsqDriver.GELSS:
         made = by_singular_values(request, steps, a, b, info)
-        residual = copied(steps, b)
-        multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)
-        reduce(steps, residual, steps.vector("residuals"), Reduce.SQUARES)
+        if has_residuals(a):
+            residual = copied(steps, b)
+            multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)
+            reduce(steps, residual, steps.vector("residuals"), Reduce.SQUARES)
         steps.copy(made, out)
         return steps.plan(capture_safe=False)
     by_reflections(steps, a, b, out, info)
     return steps.plan(capture_safe=True)
 
 
+def has_residuals(a: Matrix) -> bool:
+    """Whether the system has more equations than unknowns, so that what is left is not mere roundoff."""
+    return a.rows > a.cols
+
+
 def nothing_to_solve(request: LstsqRequest, steps: Operands, a: Matrix, b: Matrix, out: Matrix) -> Plan:
     """x is 0; what is left is b, whatever rows it has. A matrix may have singular values even so."""
     if out.rows and out.cols:
         steps.copy(out, out, Keep.NONE)
-    if b.cols:
+    if b.cols and has_residuals(a):
         reduce(steps, b, steps.vector("residuals"), Reduce.SQUARES)
     if request.driver is LstsqDriver.GELSS and request.a.size:
         source = a if is_tall(a) else a.mT
@@ -315,10 +321,13 @@ def by_reflections(steps: Operands, a: Matrix, b: Matrix, out: Matrix, info: Pla
         steps.copy(b, x.lines(size))
         substitute_triangle(steps, factors, x.lines(size), CONJUGATED)
         turn_by_q(steps, factors, tau, x, PLAIN)
-    left = x._replace(place=x.place._replace(offset=x.place.offset + size * x.dtype.itemsize), rows=x.rows - size)
-    reduce(steps, left if tall else left._replace(rows=0), steps.vector("residuals"), Reduce.SQUARES)
+    if has_residuals(a):
+        behind = x.place._replace(offset=x.place.offset + size * x.dtype.itemsize)
+        residuals = steps.vector("residuals")
+        reduce(steps, x._replace(place=behind, rows=x.rows - size), residuals, Reduce.SQUARES)
+        steps.spoil(info, as_column(residuals, real_of(a.dtype), b.cols))
     steps.copy(x.lines(out.rows), out)
-    steps.spoil(info, out, as_column(steps.vector("residuals"), real_of(a.dtype), b.cols))
+    steps.spoil(info, out)
 
 
 def turn_by_q(steps: Operands, factors: Matrix, tau: Place, x: Matrix, turn: Any) -> None:

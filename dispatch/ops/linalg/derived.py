@@ -24,6 +24,7 @@ from dispatch.ops.linalg.base import (
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
 __all__ = [
     "DetRequest",
@@ -218,6 +219,10 @@ class MatrixRankRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         check_dense("rank", self.rank)
         check_dense("info", self.info)
 
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.a.dtype, I64
+
     def outputs(self) -> dict[str, Output]:
         return {"rank": dense(self.batch, I64), "info": self.info_output()}
 
@@ -266,7 +271,8 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         rtol: with GELSS, singular values up to this share of the largest count as 0; left open, max(m, n) times the
             dtype's eps.
         out: x, (…, n, k) or (n,).
-        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank.
+        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank. Where there are no
+            more rows than columns it is empty, (…, 0), as NumPy's is: of a system that x solves it would be roundoff.
         rank, s: with GELSS, i64 (…), and the singular values (…, min(m, n)).
         info: i32: 0; with GELSS as `svd` has it, with GELS the place of the first exact 0 on R's diagonal, counted from
             1. Where it is not 0 x is NaN.
@@ -298,7 +304,8 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         is_vector = self.b.ndim == 1
         behind = () if is_vector else self.b.shape[-1:]
         x = dense((cols,), dtype) if is_vector else by_columns((*self.batch, cols, *behind), dtype)
-        found = {"out": x, "residuals": dense((*self.batch, *behind), real_of(dtype))}
+        left = behind if rows > cols else (0,)
+        found = {"out": x, "residuals": dense((*self.batch, *left), real_of(dtype))}
         if self.driver is LstsqDriver.GELSS:
             found["rank"] = dense(self.batch, I64)
             found["s"] = dense((*self.batch, min(rows, cols)), real_of(dtype))

@@ -87,7 +87,8 @@ def lstsq(
 ) -> Any:
     """(x, residuals, rank, s) of the least squares problem A·x ≈ b, with `driver="gels"` (x, residuals) alone.
 
-    Singular values up to `cond` times the largest count as 0. Unlike NumPy's, residuals are never left out.
+    Singular values up to `cond` times the largest count as 0. Residuals are empty where there are no more rows than
+    columns, as NumPy's are; unlike these, they are there whatever the rank.
     """
     results = ops.lstsq(a, b, driver=driver, rtol=cond)
     is_svd = len(results) > 3

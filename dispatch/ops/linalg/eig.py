@@ -78,14 +78,17 @@ class RandomizedSvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         rank: how many singular values are wanted, k; fewer than m and than n.
         oversampling: how many more random vectors A is applied to; rank and this together are fewer than m and than n.
             None stands for twice the rank, or as many as there may be.
-        iterations: how often A·Aᴴ is applied to them: more where singular values fall slowly.
+        iterations: how often A·Aᴴ is applied to them, q: more where singular values fall slowly, none where they fall
+            fast.
         compute_uv: whether u and vh are wanted; else (s, info) comes back.
         u, vh: (…, m, k) orthonormal columns and (…, k, n) rows; left open, u lies in columns and vh in rows.
         s: (…, k), real and descending, dense.
         info: i32, one for each matrix: 0, or another number where it failed, and then the rest is NaN.
 
-    What is left out is about as large as the next singular value: it is exact, but for roundoff, for a matrix of that
-    rank. On the host the singular values are LAPACK's. The matrices of a batch are taken one after another.
+    What is left out is about as large as the next singular value: nothing, but for roundoff, for a matrix of that rank.
+    Roundoff is that of powers of A: up to 30·max(m, n)·eps·‖A‖·(s[0]/s[k-1])^2q in s and in U·diag(s)·Vᴴ, so that
+    singular values below s[0]·eps^(1/(2q+1)) are lost; U and V are orthonormal all the same. On the host s is LAPACK's.
+    The matrices of a batch are taken one after another.
     """
 
     op: ClassVar[str] = "randomized_svd"

@@ -28,13 +28,11 @@ __all__ = [
     "Form",
     "chosen",
     "half",
+    "in_single",
     "lay",
     "matrix",
     "normal",
 ]
-
-
-FEW = 6  # rows of a Hilbert matrix in single precision: of more the smallest values are below its roundoff
 
 
 class Form(NamedTuple):
@@ -93,6 +91,13 @@ def chosen(forms: tuple[Form, ...], name: str, *values: Any) -> tuple[Form, ...]
 EVERY = (*SQUARE[:6], SQUARE[10], *OBLONG, *RANKS)
 
 
+def in_single(form: Form) -> Form:
+    """A form whose least singular value single precision can tell, where it hangs on that whether a result is right."""
+    if form.kind == "hilbert":
+        return form._replace(rows=4, cols=4)
+    return form._replace(kind="even") if form.kind == "random" else form
+
+
 # -- matrices ---------------------------------------------------------------------------------------------------------
 def normal(rng: np.random.Generator, dtype: Any, shape: tuple[int, ...]) -> Array:
     """Normal numbers in double precision, complex ones where the dtype is."""
@@ -142,6 +147,9 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
     if kind == "rank 3":  # singular values like 3, 2 and 1
         left, right = (orthonormal(rng, dtype, extent)[:, :3] for extent in (rows, cols))
         return np.asarray((left * rng.uniform(1, 2) * (3.0, 2.0, 1.0)) @ right.conj().T)
+    if kind == "even":  # singular values from 3 to 1 at equal distances
+        left, right = (orthonormal(rng, dtype, extent)[:, :least] for extent in (rows, cols))
+        return np.asarray((left * np.linspace(3, 1, least)) @ right.conj().T)
     if kind == "repeated":
         q = orthonormal(rng, dtype, rows)
         return np.asarray((q * rng.uniform(1, 2) * (1.0 + (np.arange(rows) + 1) // 2)) @ q.conj().T)

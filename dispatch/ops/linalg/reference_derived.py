@@ -126,7 +126,8 @@ def _lstsq(request: Any, a: Array, b: Array) -> dict[str, Any]:
     elif a.size and side.size:
         x, nothing["info"] = _by_reflections(a, side)
     left = (np.abs(side - a @ x) ** 2).sum(axis=0)
-    return {"out": x[:, 0] if b.ndim == 1 else x, "residuals": left[0] if b.ndim == 1 else left, **nothing}
+    residuals = np.zeros(0) if len(a) <= cols else left[0] if b.ndim == 1 else left
+    return {"out": x[:, 0] if b.ndim == 1 else x, "residuals": residuals, **nothing}
 
 
 def _by_reflections(a: Array, b: Array) -> tuple[Array, int]:

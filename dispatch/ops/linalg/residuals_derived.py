@@ -134,9 +134,10 @@ def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios
         yield "what of x is not A's", of(x - vh.conj().T @ (vh @ x), condition * norm(x), eps, most)
     else:
         yield "x of nothing", zeros(x)
-    # An error of n·eps in what is left is one in its length, which the square of the length is not in proportion to.
-    error = np.sqrt(np.abs(np.atleast_1d(found["residuals"]))) - np.linalg.norm(left, axis=0)
-    yield "the residuals' error", of(np.atleast_2d(error), size, eps, most)
+    if len(a) > a.shape[1]:
+        # An error of n·eps in what is left is one in its length, which the square of that is not in proportion to.
+        error = np.sqrt(np.abs(np.atleast_1d(found["residuals"]))) - np.linalg.norm(left, axis=0)
+        yield "the residuals' error", of(np.atleast_2d(error), size, eps, most)
     if request.driver is LstsqDriver.GELSS:
         yield "another rank", 0.0 if found["rank"] == len(s) else np.inf
         every = np.linalg.svd(a, compute_uv=False)
