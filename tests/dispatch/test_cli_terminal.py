@@ -67,7 +67,7 @@ def lengths(sent):
     [
         ("dispatch table", 0),
         ("dispatch table --op matmul", 0),
-        ("dispatch table --op softmin", 1),
+        ("dispatch table --op softmin", 2),
         ("dispatch explain matmul --dtype f8e4m3 --epilogue GELU_BIAS --arch sm_90", 0),
         ("dispatch explain matmul --dtype f8e4m3 --epilogue BGRADB --arch sm_90 --all", 1),
         ("dispatch explain conv_fwd --help", 0),
