@@ -19,7 +19,7 @@ from dispatch.ops.linalg.residuals import THRESHOLD, residuals
 from dispatch.row_check import check_row
 
 OPS = FAMILIES["linalg"][1]
-QUICK = 32
+QUICK = 64
 ROWS = [row for row in TABLE if row.op in OPS and row.on(HOST)]
 
 

@@ -38,7 +38,7 @@ def executor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(32, id="sample"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
+    "every", [pytest.param(64, id="sample"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_plan_lays_its_operands_as_the_routines_take_them(row, every, executor, rng):
