@@ -168,7 +168,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     that was set, hooks, autocast, other operands: the forward itself runs, and a new graph is recorded later. What a
     forward reads besides (globals, files, a dict within an attribute) is as it was at the recording. A forward that
     writes to its operands or buffers, waits for the GPU or gives back other objects than tensors is not recorded:
-    `report.graphs.reasons` counts why.
+    `report.graphs.reasons` counts why. Graphs keep the memory that their forwards need, all of them one pool, and their
+    results beside it; on a GPU their replays run one behind the other, whichever streams they are called on.
 
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention, and behind a product in f32 on a GPU torch's GELU, for cuBLASLt's is ten times as far off. Results are
