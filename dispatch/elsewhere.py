@@ -17,7 +17,7 @@ MODULE = {
     **dict.fromkeys(("array", "asarray", "tensor", "as_tensor"), "a device makes arrays: dispatch.device().array(x)"),
     **{name: f"a device makes arrays: dispatch.device().{name}(shape, dtype)" for name in ("empty", "zeros")},
     **{name: f"a device makes arrays: dispatch.device().array(np.{name}(…))" for name in ("arange", "full", "ones")},
-    **dict.fromkeys(("bmm", "dot", "gemm", "mm"), "dispatch.matmul(a, b)"),
+    **dict.fromkeys(("bmm", "gemm", "mm"), "dispatch.matmul(a, b)"),
     **{name: f"dispatch.activation(x, mode={name!r})" for name in ("elu", "relu", "sigmoid", "tanh")},
     "silu": "dispatch.activation(x, mode='swish')",
     "gelu": "dispatch.matmul(a, b, epilogue='gelu'), behind a product",

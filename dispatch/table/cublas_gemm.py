@@ -1,7 +1,8 @@
 """The rows of products by cuBLAS's own gemm, behind cuBLASLt's and CUTLASS's. Rows, and nothing else.
 
-A request gets here by `library="cublas"`, by autotune, or by a compute type that only these rows have. No row has run
-on a GPU so far.
+A request gets here by `library="cublas"`, by autotune, or by a compute type that only these rows have. A sample of
+431 cases has passed on an H100, so no row says yet that all of its own have run. Sums in f16 (COMPUTE_16F) have no row:
+they are so far off that no check would find a result that is wrong by 1%.
 """
 
 # fmt: off
@@ -19,7 +20,7 @@ from dispatch.ops.matmul.rules import aligned_elements, lines_by_4, no_fast_accu
 
 __all__ = ["ROWS"]
 
-COMP_16F, COMP_32F, COMP_64F, COMP_32I = Compute.COMPUTE_16F, Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32I
+COMP_32F, COMP_64F, COMP_32I = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32I
 FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
 BF16X9, FIXED = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
 
@@ -42,7 +43,6 @@ GPU_ROWS = (
     Row("matmul", (F32,  F32,  F32,  F32),  BF16X9,    PLAIN, SM80, None, V12,   *EX, fusion=ALONE, note=AS_F32),
     Row("matmul", (F64,  F64,  F64,  F64),  FIXED,     PLAIN, SM80, None, V13_1, *EX, fusion=ALONE, note=AS_F64),
     Row("matmul", (F16,  F16,  F16,  F16),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
-    Row("matmul", (F16,  F16,  F16,  F16),  COMP_16F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (F16,  F16,  F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (BF16, BF16, BF16, BF16), COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (BF16, BF16, F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),

@@ -39,9 +39,9 @@ def mlp(
         bias1, bias2: (hidden,) and (out,), of x's dtype.
         activation: "relu", or "gelu", which is the tanh approximation, see `linear`.
 
-    Gives back (…, out) of x's dtype. The gradient is four products, of which that by ReLU's hidden layer multiplies with
-    the slope and sums up for bias1 in its epilogue (DRELU_BGRAD); that of GELU is torch's kernel between them. They read
-    a bit mask or GELU's argument, which the forward stores where a gradient is needed. Autocast, gradients of gradients
+    Gives back (…, out) of x's dtype. The gradient is four products. That by ReLU's hidden layer multiplies with the
+    slope and sums up for bias1 in its epilogue (DRELU_BGRAD); that of GELU is torch's kernel between them. They read a
+    bit mask or GELU's argument, which the forward stores where a gradient is needed. Autocast, gradients of gradients
     and vmap are as in `linear`. Raises BadRequest for operands that do not fit.
     """
     x, weight1, bias1, weight2, bias2 = autocast(x, weight1, bias1, weight2, bias2)

@@ -175,7 +175,7 @@ class StandIn:
         capture = self.capturing.get(handle)
         clock[identity] += capture is None  # what is captured runs later, in the order of the graph's launches
         for address in addresses:
-            for base, (_, size, _) in self.memory.items():
+            for base, (_, size, _) in tuple(self.memory.items()):
                 if not base <= address < base + max(size, 1):
                     continue
                 if capture is None:
@@ -203,7 +203,7 @@ class StandIn:
 
     def lies_in(self, address):
         return next(
-            context for base, (_, size, context) in self.memory.items() if base <= address < base + max(size, 1)
+            context for base, (_, size, context) in tuple(self.memory.items()) if base <= address < base + max(size, 1)
         )
 
     def moved(self, to, source, size, handle, *on_device):
@@ -234,7 +234,7 @@ class StandIn:
         if self.capturing:
             self.lose("the whole context")
             return UNSUPPORTED, None
-        for clock in self.clocks.values():
+        for clock in tuple(self.clocks.values()):
             act(clock)
         return 0, None
 

@@ -148,7 +148,7 @@ def test_calls_that_differ_in_one_thing_are_not_taken_for_each_other(gpu, name, 
     assert sum(runner.calls.values()) > 12
 
 
-FIELDS = "out_dtype, scales, fast_accum, workspace, autotune, reduced_precision),\n        )"
+FIELDS = "            compute, out_dtype, scales, fast_accum, workspace, autotune, reduced_precision,\n        )"
 UNKEYED = {  # what is taken out of the key of `matmul`
     "a": ("            a.layout,\n", "            a.layout.shape,\n"),
     "c": ("None if c is None else c.layout", "None if c is None else 1"),
@@ -159,7 +159,7 @@ UNKEYED = {  # what is taken out of the key of `matmul`
     "out": ("None if out is None else out.layout", "None if out is None else out.layout.shape"),
     "epilogue": ("            epilogue,\n            beta if", "            E.NONE,\n            beta if"),
     "beta": ("beta if beta is None else beta != 0,", "None,"),
-    "compute": ("*(compute, out_dtype, scales", "*(None, out_dtype, scales"),
+    "compute": (FIELDS, FIELDS.replace("compute", "None")),
     "out_dtype": (FIELDS, FIELDS.replace("out_dtype", "None")),
     "scales": (FIELDS, FIELDS.replace("scales", "None")),
     "workspace": (FIELDS, FIELDS.replace("workspace", "None")),

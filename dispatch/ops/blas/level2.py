@@ -99,7 +99,7 @@ class GemvRequest(ProductRequest):
         own, theirs = self.a.shape[:-2], self.x.shape[:-1]
         try:
             batch = tuple(broadcast_shapes(own, theirs))
-        except ValueError:
+        except (ValueError, RuntimeError):  # the latter beyond 32 axes
             wanted = f"leading axes that broadcast to those of a, {list(own)}"
             raise BadRequest("x", str(self.x.layout), wanted) from None
         if not own and theirs:

@@ -375,8 +375,9 @@ def test_offsets_fit_into_their_tensor_and_count_its_elements(host):
 def test_packed_sequences_need_sm_90(host, rng):
     request = SdpaFwdRequest(**{**pack(host, drawn(rng)), "v": host.zeros((13, 2, 8), "f16")})
     assert select(request, Arch(90)).min_arch == Arch(90)
-    with pytest.raises(NoRow, match="sm_90"):
+    with pytest.raises(NoRow, match="sequences that are not packed") as refused:
         select(request, Arch(80))
+    assert any("needs sm_90" in str(reason) for _, why in refused.value.tried for reason in why)
 
 
 def test_packed_tokens_and_heads_start_at_16_bytes(host, rng):
