@@ -142,7 +142,10 @@ def test_seven_axes_that_do_not_merge_are_too_many(dev):
 
 
 # -- the kernels ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("row", OWN, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[pytest.mark.compiles] if number else []) for number, row in enumerate(OWN)],
+)
 def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     at_once = set()
     for case in cases(row):
@@ -157,6 +160,7 @@ def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     assert {name for name, each in at_once if each == 1} >= {"primes", "gaps", "two orders", "six axes"}
 
 
+@pytest.mark.compiles
 def test_more_than_32_bits_count_are_counted_by_64(dev, rng, on_cpu, monkeypatch):
     monkeypatch.setattr(ops, "SMALL", 1)
     for row in OWN[-1:]:

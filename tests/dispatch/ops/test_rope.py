@@ -118,7 +118,10 @@ def test_angles_of_another_dtype_and_outputs_that_overlap_are_refused(dev, rng):
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("row", OWN, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[pytest.mark.compiles] if number else []) for number, row in enumerate(OWN)],
+)
 def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     at_once = set()
     for case in cases(row):
@@ -133,6 +136,7 @@ def test_the_kernel_run_on_the_cpu_passes_the_cases(row, dev, rng, on_cpu):
     assert {name for name, each in at_once if each == 1} >= {"primes", "gaps", "across", "an odd rest"}
 
 
+@pytest.mark.compiles
 def test_more_than_32_bits_count_are_counted_by_64(dev, rng, on_cpu, monkeypatch):
     monkeypatch.setattr(ops, "SMALL", 1)
     for row in OWN[-1:]:
