@@ -179,7 +179,7 @@ def gated(x: Any, weight: Any, bias: Any, gate: Any) -> Any:
     if fits and tuple(gate.shape) == (*x.shape[:-1], weight.shape[0]):
         leaves = {} if bias is None else {"bias": bias}
         return trees.tree_linear(x, weight, _silu_gate, gate=gate, **leaves)
-    return F.silu(F.linear(x, weight, bias)) * gate
+    return gated_activation(F.linear(x, weight, bias), gate, "silu")
 
 
 def gated_activation(gate: Any, up: Any, mode: str) -> Any:

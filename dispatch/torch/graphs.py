@@ -237,7 +237,7 @@ class _Recorder:
 
         That a forward waits for the GPU is not known before: models of transformers do so only where nobody captures.
         """
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, AttributeError):  # of a torch whose end of a capture does it
             torch._C._cuda_endAllocateToPool(self._ordinal, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -318,14 +318,16 @@ class _Graph:
         recorder = self._recorder
         with recorder.lock:
             torch.cuda.current_stream().wait_event(recorder.replayed)
-            with torch.inference_mode(False), torch.no_grad():
-                torch._foreach_copy_(self._own, tensors)
-            self._graph.replay()
             copies: dict[int, Any] = {}
-            for x in self._leaves:
-                if type(x) is torch.Tensor and id(x) not in copies:
-                    copies[id(x)] = x.clone()
-            recorder.replayed.record()
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    torch._foreach_copy_(self._own, tensors)
+                self._graph.replay()
+                for x in self._leaves:
+                    if type(x) is torch.Tensor and id(x) not in copies:
+                        copies[id(x)] = x.clone()
+            finally:  # where Ctrl-C or a lack of memory ends it, what was enqueued is still to be waited for
+                recorder.replayed.record()
         return _pytree.tree_unflatten([copies.get(id(x), x) for x in self._leaves], self._spec)
 
 

@@ -1,18 +1,19 @@
-"""Masks of attention as cuDNN adds them to scores. All layers of a model are given one mask: it is converted once."""
+"""Masks of attention as cuDNN adds them to scores.
+
+All layers of a model are given one mask: in a recording of its forward (graphs.py) that is converted once. Elsewhere it
+is converted each time, for torch does not count what a CUDA graph or another library writes to it.
+"""
 
 from __future__ import annotations
 
 import threading
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.torch.shared import on_gpu, quiet
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["added", "kept_in_a_capture"]
 
@@ -20,79 +21,37 @@ __all__ = ["added", "kept_in_a_capture"]
 NEVER = {torch.float16: -65504.0, torch.bfloat16: -1e30}
 
 
-class _Last(threading.local):
-    """The mask that this thread converted last, what it was then, and what it came to."""
+class _Recording(threading.local):
+    """What masks came to in the recording that this thread makes, with each mask, so that it is not gone; else None."""
 
-    mask: Any = None  # a weak reference
-    seen: Any = None
-    found: tuple[Any, Any] | None = None
-    capture: object = None  # stands for a capture, in which what was converted before it is not to be used
+    converted: dict[Any, tuple[torch.Tensor, tuple[Any, Any]]] | None = None
 
 
-_last = _Last()
+_recording = _Recording()
 
 
 @contextmanager
 def kept_in_a_capture() -> Iterator[None]:
-    """Masks that are converted in here, where the current stream is captured, are known until its end."""
-    before = _last.capture
-    _last.capture, _last.mask = object(), None
+    """Masks that are converted in here, on the one stream that is captured, are known until its end."""
+    before, _recording.converted = _recording.converted, {}
     try:
         yield
     finally:
-        _last.capture, _last.mask, _last.found = before, None, None
+        _recording.converted = before
 
 
 def added(mask: torch.Tensor, dtype: torch.dtype, queries: int, keys: int) -> tuple[Any, Any]:
     """What is added to scores in a dtype, (B or 1, H or 1, Sq, Skv), and which queries see no key.
 
-    `mask` broadcasts to the scores: bools, or numbers in that dtype. What the thread's last call came to is given
-    again where it was over the same mask, and torch counts no change of it.
+    `mask` broadcasts to the scores: bools, or numbers in that dtype.
     """
-    seen = None if torch.compiler.is_compiling() else _seen(mask, dtype, queries, keys)
-    if seen is not None and _last.mask is not None and _last.mask() is mask and _last.seen == seen:
-        found: tuple[Any, Any] = _last.found  # type: ignore[assignment]
-        return found
-    found = _convert(mask, dtype, queries, keys)
-    if seen is not None:
-        _last.mask, _last.seen, _last.found = weakref.ref(mask, _forget), seen, found
-    return found
-
-
-def _forget(reference: Any) -> None:
-    """A mask is gone, and what it came to may go, too; the thread that says so may be any."""
-    if _last.mask is reference:
-        _last.mask = _last.found = None
-
-
-def _seen(mask: torch.Tensor, dtype: torch.dtype, queries: int, keys: int) -> Any:
-    """What a conversion depends on besides the mask itself; None where it may not be known."""
-    followed = torch.is_grad_enabled() and mask.requires_grad
-    if followed or mask.is_inference() or not on_gpu(mask):
-        return None
-    if type(mask) is not torch.Tensor or not quiet():
-        return None
-    if _last.capture is None and _captured():
-        return None
-    return (
-        _last.capture,
-        _stream(mask),
-        mask._version,
-        mask.data_ptr(),
-        mask.shape,
-        mask.stride(),
-        dtype,
-        queries,
-        keys,
-    )
-
-
-_captured: Callable[[], bool] = torch.cuda.is_current_stream_capturing
-
-
-def _stream(mask: torch.Tensor) -> int:
-    handle: int = torch._C._cuda_getCurrentRawStream(mask.get_device())
-    return handle
+    if torch.compiler.is_compiling() or _recording.converted is None or mask.is_inference():
+        return _convert(mask, dtype, queries, keys)
+    seen = (id(mask), mask._version, mask.data_ptr(), mask.shape, mask.stride(), dtype, queries, keys)
+    kept = _recording.converted.get(seen)
+    if kept is None:
+        kept = _recording.converted[seen] = (mask, _convert(mask, dtype, queries, keys))
+    return kept[1]
 
 
 def _convert(mask: Any, dtype: torch.dtype, queries: int, keys: int) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class ModelState:
-    """A model's tensors with their addresses, its submodules and attributes, told apart by identity.
+    """A model's tensors with their addresses and layouts, its submodules and attributes, told apart by identity.
 
     What is within an attribute, as a dict of tensors, is not looked at.
 
@@ -30,7 +30,7 @@ class ModelState:
         tensors: parameters, buffers, and attributes that are tensors.
     """
 
-    __slots__ = ("_addresses", "_dicts", "_hooks", "_values", "tensors")
+    __slots__ = ("_dicts", "_hooks", "_layouts", "_values", "tensors")
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
@@ -40,7 +40,11 @@ class ModelState:
         self._values = list(self._now())
         self._hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self.tensors = [x for x in self._values if isinstance(x, torch.Tensor)]
-        self._addresses = [t.data_ptr() for t in self.tensors]
+        self._layouts = self._layouts_now()
+
+    def _layouts_now(self) -> list[tuple[Any, ...]]:
+        """Where and how the tensors lie: x.data = other changes it, and x is the same object."""
+        return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in self.tensors]
 
     def _now(self) -> Iterator[Any]:
         return chain(chain.from_iterable(map(dict.values, self._dicts)), (_END,))
@@ -57,10 +61,10 @@ class ModelState:
         return any(map(len, self._hooks)) or _hooked_everywhere()
 
     def is_as_it_was(self) -> bool:
-        """Whether everything is the same object, at the same address, as when this was made."""
+        """Whether everything is the same object, and lies where and as it did when this was made."""
         return (
             all(map(operator.is_, self._now(), self._values))
-            and [t.data_ptr() for t in self.tensors] == self._addresses
+            and self._layouts_now() == self._layouts
             and not self.is_hooked()
         )
 

@@ -1,8 +1,7 @@
 """The cuBLAS handle of an executor: made at its first routine, another executor's once it is closed.
 
 Numbers are read on the host, f32 is not rounded to TF32, parts of a sum are added up in the compute type, and sums are
-the same in every run: no atomics. The workspace
-is the executor's, so that no call allocates.
+the same in every run: no atomics. The workspace is the executor's, so that no call allocates.
 """
 
 from __future__ import annotations

@@ -96,6 +96,30 @@ def call(model, *args, **kwargs):
     return y
 
 
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return x @ self.w
+
+
+def test_a_parameter_that_lies_otherwise_at_the_same_address_is_seen():
+    model = Square().eval()
+    report = fuse(model, graphs=True)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(graphs.BEFORE + 2):
+            model(x)
+        replayed, before = report.graphs.replayed, model.w.data_ptr()
+        model.w.data = model.w.data.t()
+        assert model.w.data_ptr() == before
+        assert torch.equal(model(x), x @ model.w)
+    assert replayed == 2
+    assert report.graphs.replayed == replayed
+
+
 def often(model, *args, **kwargs):
     for _ in range(graphs.BEFORE + 3):
         call(model, *args, **kwargs)
