@@ -18,9 +18,8 @@ from dispatch.libraries.cublas.singular import Complete
 from dispatch.libraries.cusolver.calls import LETTERS
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, factorize
+from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, cho_solve, factorize
 from dispatch.ops.linalg.request import (
-    ChoSolveRequest,
     LuFactorRequest,
     LuSolveRequest,
     MatrixKind,
@@ -62,6 +61,13 @@ class BatchedOperands(Operands):
     def complete(self, a: Matrix, lu: Matrix, pivots: Place, info: Place) -> None:
         """Factorize singular matrices, which cuBLAS leaves half way."""
         self._steps.append(Complete(self.executor, a, lu, pivots, info, self.batch))
+
+    def substitute(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
+        """`trsmBatched` with L and then with Lᴴ, or with Uᴴ and then with U."""
+        one = np.ones(1, c.dtype.numpy)
+        lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)
+        for trans in (PLAIN, ADJOINT) if lower else (ADJOINT, PLAIN):
+            self.batched("trsm", LEFT, LOWER if lower else UPPER, trans, NOT_UNIT, c.rows, x.cols, one, *lists)
 
     def form_q(self, factors: Matrix, tau: Place, q: Matrix) -> None:
         """Make Q of Householder's vectors."""
@@ -129,7 +135,7 @@ def solve(request: SolveRequest, steps: BatchedOperands) -> Plan:
         steps.copy(a, copy, Keep.LOWER if request.lower else Keep.UPPER)
         factorize(steps, copy, info, lower=request.lower)
         steps.copy(steps.matrix("b"), x)
-        substitute(steps, copy, x, lower=request.lower)
+        steps.substitute(copy, x, lower=request.lower)
     else:
         steps.copy(a, copy)
         pivots = eliminate(steps, copy)
@@ -138,31 +144,6 @@ def solve(request: SolveRequest, steps: BatchedOperands) -> Plan:
     steps.finish(x, wanted)
     steps.spoil(info, wanted)
     return steps.plan(capture_safe=True)
-
-
-# -- triangles --------------------------------------------------------------------------------------------------------
-def cho_solve(request: ChoSolveRequest, steps: BatchedOperands) -> Plan:
-    """Copy b into the result and solve with both triangles there."""
-    c, lower, wanted = steps.matrix("c"), request.lower, steps.matrix("out")
-    if c.mT.by_columns and not c.by_columns and not c.dtype.is_complex:
-        c, lower = c.mT, not lower
-    elif not c.by_columns:
-        made = steps.target(c)
-        steps.copy(c, made, Keep.LOWER if lower else Keep.UPPER)
-        c = made
-    x = steps.target(wanted)
-    steps.copy(steps.matrix("b"), x)
-    substitute(steps, c, x, lower=lower)
-    steps.finish(x, wanted)
-    return steps.plan(capture_safe=True)
-
-
-def substitute(steps: BatchedOperands, c: Matrix, x: Matrix, *, lower: bool) -> None:
-    """`trsmBatched` with L and then with Lᴴ, or with Uᴴ and then with U."""
-    one = np.ones(1, c.dtype.numpy)
-    lists = (steps.pointers(c), c.ld, steps.pointers(x), x.ld)
-    for trans in (PLAIN, ADJOINT) if lower else (ADJOINT, PLAIN):
-        steps.batched("trsm", LEFT, LOWER if lower else UPPER, trans, NOT_UNIT, c.rows, x.cols, one, *lists)
 
 
 # -- QR ---------------------------------------------------------------------------------------------------------------

@@ -78,6 +78,16 @@ class Operands(Steps):
         if made != wanted:
             self.copy(made, wanted)
 
+    def substitute(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
+        """Solve with a Cholesky factor: `potrs` over each matrix, all at once where each has one right side."""
+        uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), self.ignored_info()
+        if self.batch > 1 and c.rows <= LARGEST_OF_MANY and x.cols == 1:
+            lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)
+            name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
+            self.call(name, uplo, c.rows, 1, *lists, info, self.batch, count=1)
+            return
+        self.call_params("cusolverDnXpotrs", uplo, c.rows, x.cols, kind, c.place, c.ld, kind, x.place, x.ld, info)
+
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; nothing but a status is written where there is no element."""
@@ -136,20 +146,9 @@ def cho_solve(request: ChoSolveRequest, steps: Operands) -> Plan:
         c = made
     x = steps.target(wanted)
     steps.copy(steps.matrix("b"), x)
-    substitute(steps, c, x, lower=lower)
+    steps.substitute(c, x, lower=lower)
     steps.finish(x, wanted)
     return steps.plan(capture_safe=True)
-
-
-def substitute(steps: Operands, c: Matrix, x: Matrix, *, lower: bool) -> None:
-    """`potrs` over each matrix; all at once where each has one right side."""
-    uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), steps.ignored_info()
-    if steps.batch > 1 and c.rows <= LARGEST_OF_MANY and x.cols == 1:
-        lists = (steps.pointers(c), c.ld, steps.pointers(x), x.ld)
-        name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
-        steps.call(name, uplo, c.rows, 1, *lists, info, steps.batch, count=1)
-        return
-    steps.call_params("cusolverDnXpotrs", uplo, c.rows, x.cols, kind, c.place, c.ld, kind, x.place, x.ld, info)
 
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ def solve(request: SolveRequest, steps: Operands) -> Plan:
         steps.copy(source, copy, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
         factorize(steps, copy, info, lower=lower)
         steps.copy(steps.matrix("b"), x)
-        substitute(steps, copy, x, lower=lower)
+        steps.substitute(copy, x, lower=lower)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
         steps.copy(a, copy)
