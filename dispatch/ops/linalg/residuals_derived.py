@@ -54,12 +54,15 @@ def _det(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
 
 
 def _slogdet(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """The determinant of a matrix of a size at which neither is too large for a number."""
     del request, given
     sign, logarithm = complex(found["sign"]), float(found["logabsdet"])
     is_zero = logarithm == -np.inf
     yield "the sign's magnitude", 0.0 if abs(abs(sign) - (not is_zero)) <= 4 * max(1, len(a)) * eps else np.inf
-    value = sign * np.exp(logarithm)
-    yield "the determinant's error", _determinant_of(a, value, 0.0 if is_zero else 1 + abs(logarithm), eps)
+    s = np.linalg.svd(a, compute_uv=False)
+    size = float(np.exp(np.log(s).mean())) if len(a) and s[-1] > 0 else 1.0
+    value = sign * np.exp(logarithm - len(a) * np.log(size))
+    yield "the determinant's error", _determinant_of(a / size, value, 0.0 if is_zero else 1 + abs(logarithm), eps)
 
 
 def _matrix_norm(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:

@@ -14,9 +14,10 @@ from dispatch.keys import C64, C128, F32, F64, HOST
 from dispatch.libraries.cusolver import reductions
 from dispatch.libraries.cusolver.copies import SOURCE, options
 from dispatch.ops import FAMILIES
-from dispatch.ops.linalg.cases import cases
+from dispatch.ops.linalg.cases import F, cases, check
 from dispatch.ops.linalg.residuals import THRESHOLD, residuals
 from dispatch.row_check import check_row
+from dispatch.testing.memory import Mismatch
 
 OPS = FAMILIES["linalg"][1]
 QUICK = 64
@@ -111,6 +112,15 @@ def test_what_is_small_or_large_neither_vanishes_nor_overflows_on_its_way(dev):
     sign, logarithm = dp.linalg.slogdet(dev.array(np.diag([1e200, -1e200, 1e200])))
     assert sign.numpy() == -1
     close(logarithm.numpy(), 600 * np.log(10), 1e-12)
+
+
+def test_a_determinant_beyond_all_numbers_is_held_to_its_bound_too(dev, rng):
+    one = check("slogdet", F64, F("random", (515, 515)), "large", dev, rng)
+    sign, logarithm = dp.run(one.request)
+    assert logarithm.item() > np.log(np.finfo(np.float64).max)
+    one.verify((sign, logarithm))
+    with pytest.raises(Mismatch, match="the determinant's error"):
+        one.verify((sign, dev.array(logarithm.numpy() * (1 + 1e-9))))
 
 
 def test_pivots_are_scipys_and_one(dev, rng):
