@@ -1,6 +1,6 @@
 """`python -m dispatch cache [list | clear | path | precompile | export FILE | import FILE]`: what is kept on disk.
 
-That is what autotune has found (`autotune.py` writes it) and the compiled kernels of CUTLASS (`libraries/cutlass`).
+That is what autotune has found (`autotune.py` writes it) and compiled kernels (`libraries/nvrtc/kernel_cache.py`).
 This command looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in
 packs.
 """
@@ -20,7 +20,7 @@ from dispatch.execute.private_files import cache_folder
 if TYPE_CHECKING:
     import argparse
 
-    from dispatch.libraries.cutlass.kernel_cache import Store
+    from dispatch.libraries.nvrtc.kernel_cache import Store
 
 __all__ = ["add_arguments", "entries", "kernels", "run"]
 
@@ -79,12 +79,12 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
         lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
         print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
     if not found and not compiled:
-        say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those that CUTLASS carries out")
+        say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
 
 
 def _move(options: argparse.Namespace) -> int:
     """Compile kernels, or carry them to or from a pack."""
-    from dispatch.libraries.cutlass.kernel_cache import store
+    from dispatch.libraries.nvrtc.kernel_cache import store
 
     kept: Store = store()
     if options.action == "export":
@@ -114,10 +114,10 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 
 def kernels(folder: Path) -> list[dict[str, Any]]:
     """The compiled kernels below a folder: path, bytes, target, seconds of compilation, label, and whether sound."""
-    from dispatch.libraries.cutlass.kernel_cache import Entry
+    from dispatch.libraries.nvrtc.kernel_cache import Entry
 
     found = []
-    for path in sorted((folder / "cutlass" / "entries").rglob("*")):
+    for path in sorted((folder / "kernels" / "entries").rglob("*")):
         if not path.is_file():
             continue
         data = _data(path)

@@ -27,7 +27,7 @@ from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import LARGE
 from dispatch.libraries.cutlass.emit.sm90_gemm import emit
-from dispatch.libraries.cutlass.kernel_cache import folder
+from dispatch.libraries.nvrtc.kernel_cache import folder
 from dispatch.ops.grouped_matmul.config import CONFIGS as GROUPED_CONFIGS
 from dispatch.ops.grouped_matmul.config import choose as choose_grouped
 from dispatch.ops.matmul import MatmulRequest
@@ -249,7 +249,7 @@ def host_side(device: dp.Device) -> dict[str, float]:
             call()
         bursts.append((time.perf_counter() - started) / 200)
     device.synchronize()
-    from dispatch.libraries.cutlass.kernel_cache import Store
+    from dispatch.libraries.nvrtc.kernel_cache import Store
 
     plan = call._bound.plan
     source = emit(plan.spec)

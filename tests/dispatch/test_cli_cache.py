@@ -6,7 +6,7 @@ import pytest
 
 from dispatch.__main__ import main
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
-from dispatch.libraries.cutlass.kernel_cache import Entry, store
+from dispatch.libraries.nvrtc.kernel_cache import Entry, store
 
 ENTRY = Entry("k" * 64, "NVRTC 13.0", "sm_90a", "relu of bf16", 20.5, b"\x7fELF" + bytes(2000))
 

@@ -217,7 +217,7 @@ def test_without_nvrtc_the_row_is_refused(own_op, monkeypatch):
     def missing(*_args):
         raise LibraryNotFound("nvrtc", "it is not there")
 
-    monkeypatch.setattr(nvrtc_kernel.nvrtc, "compile", missing)
+    monkeypatch.setattr(nvrtc_kernel, "compiled", missing)
     with pytest.raises(Refused, match="NVRTC is not there to compile squared_relu"):
         own_op.KERNELS[F32].cubin("sm_75")
 

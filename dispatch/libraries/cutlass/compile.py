@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind._fork import anew
 from dispatch.errors import DispatchError, Refused
 from dispatch.libraries.cutlass import headers
-from dispatch.libraries.cutlass.kernel_cache import Entry, folder, store
+from dispatch.libraries.nvrtc.kernel_cache import Entry, folder, store
 from dispatch.logs import log
 
 if TYPE_CHECKING:

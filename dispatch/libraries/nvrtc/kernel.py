@@ -9,15 +9,16 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from cudabind import driver, nvrtc
+from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow, Refused
+from dispatch.libraries.nvrtc.compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,9 +165,8 @@ def _loaded(kernel: Kernel, device: CudaDevice) -> int:
     return loaded(kernel.source, kernel.function, kernel.options, device)
 
 
-@cache
 def _compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
     try:
-        return nvrtc.compile(source, f"{function}.cu", options).code
+        return compiled(source, function, options)
     except LibraryNotFound as error:
         raise Refused(f"NVRTC is not there to compile {function}: {error}") from error

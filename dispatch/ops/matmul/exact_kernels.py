@@ -13,11 +13,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from cudabind import driver, nvrtc
+from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.errors import Refused
 from dispatch.keys import BF16, F16, F32, F64, Dtype
+from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.ops.matmul.reference import GELU_CUBIC, GELU_INNER
 
@@ -207,8 +208,8 @@ def cubin(arch: str, dtype: Dtype) -> bytes:
     """The kernels for an architecture, such as "sm_90"; Refused with the reason where they cannot be compiled."""
     sums, stored = TYPES[dtype]
     macros = {**CONSTANTS, "SUM_TYPE": sums, "STORED_TYPE": stored}
-    options = [f"-arch={arch}", "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
+    options = (f"-arch={arch}", "-std=c++17", *(f"-D{name}={value}" for name, value in macros.items()))
     try:
-        return nvrtc.compile(NUMBERS + KERNELS, "epilogue.cu", options).code
+        return compiled(NUMBERS + KERNELS, "epilogue", options)
     except (LibraryNotFound, NvrtcError) as error:
         raise Refused(f"NVRTC gives no kernels for an epilogue of {dtype}: {error}") from error

@@ -8,10 +8,10 @@ from dispatch.errors import DispatchError
 from dispatch.keys import BF16, F8E4M3, F32, Arch
 from dispatch.libraries.cutlass import compile as compiler
 from dispatch.libraries.cutlass import evt, headers
-from dispatch.libraries.cutlass import kernel_cache as store
 from dispatch.libraries.cutlass.compile import CompileFailed, first_errors
 from dispatch.libraries.cutlass.emit.sm90_gemm import GemmSpec, Source, emit
 from dispatch.libraries.cutlass.visitors import Operand
+from dispatch.libraries.nvrtc import kernel_cache as store
 
 try:
     headers.find()

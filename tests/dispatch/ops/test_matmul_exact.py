@@ -289,7 +289,7 @@ def test_a_compiler_that_is_missing_or_too_old_is_a_refusal_with_the_way_out(mon
     def fail(*_):
         raise NvrtcError("nvrtc", "nvrtcCompileProgram", 6, "NVRTC_ERROR_COMPILATION")
 
-    monkeypatch.setattr(exact_kernels.nvrtc, "compile", fail)
+    monkeypatch.setattr(exact_kernels, "compiled", fail)
     with pytest.raises(Refused, match="NVRTC gives no kernels"):
         exact_kernels.cubin("sm_99", BF16)
 

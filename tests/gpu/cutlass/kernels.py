@@ -27,7 +27,7 @@ from dispatch.libraries.cutlass.emit import sm90_gemm as emit
 from dispatch.libraries.cutlass.emit import sm90_grouped_gemm as emit_grouped
 from dispatch.libraries.cutlass.emit import sm100_gemm as emit100
 from dispatch.libraries.cutlass.emit.sm100_gemm import ARCHES
-from dispatch.libraries.cutlass.kernel_cache import store
+from dispatch.libraries.nvrtc.kernel_cache import store
 from dispatch.ops.grouped_matmul import config as grouped_config
 from dispatch.ops.grouped_matmul import cutlass as grouped
 from dispatch.ops.grouped_matmul.cases import grouped_cases

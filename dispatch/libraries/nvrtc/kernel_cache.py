@@ -1,8 +1,8 @@
 """Compiled kernels on disk: one file each, private to the user, written atomically, and read only if it proves sound.
 
-compile.py asks here before it compiles, and stores what it has compiled; `python -m dispatch cache` lists, exports and
-imports. An entry carries its own digest, so that a damaged file, or somebody else's, is taken for none
-and rebuilt.
+`compiled.py` and `cutlass/compile.py` ask here before they compile, and store what they have; `python -m dispatch
+cache` lists, exports and imports. An entry carries its own digest, so that a damaged file, or somebody else's, is taken
+for none and rebuilt.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _inflated(packed: bytes) -> bytes:
 
 def folder() -> Path:
     """Where compiled kernels lie."""
-    return cache_folder() / "cutlass"
+    return cache_folder() / "kernels"
 
 
 class Store:

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from dispatch.errors import DispatchError
-from dispatch.libraries.cutlass.kernel_cache import BadPack, Entry, Store
+from dispatch.libraries.nvrtc.kernel_cache import BadPack, Entry, Store
 
 ENTRY = Entry("k" * 64, "NVRTC 13.0", "sm_90a", "a kernel", 20.5, b"\x7fELF" + bytes(range(256)) * 40)
 OTHER = Entry("l" * 64, "NVRTC 13.0", "sm_100a", "another", 18.0, b"\x7fELF and so on")
@@ -185,7 +185,7 @@ FACTS = {"kernel": "k", "toolchain": "t", "target": "sm_90a", "label": "l", "sec
 
 
 def test_a_pack_that_would_inflate_to_gigabytes_is_refused_before_it_does(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr("dispatch.libraries.cutlass.kernel_cache.LARGEST_CODE", 4 << 20)
+    monkeypatch.setattr("dispatch.libraries.nvrtc.kernel_cache.LARGEST_CODE", 4 << 20)
     stream = zlib.compressobj(9)
     zeros = bytes(1 << 20)
     bomb = b"".join(stream.compress(zeros) for _ in range(100)) + stream.flush()
@@ -205,7 +205,7 @@ def test_a_pack_that_would_inflate_to_gigabytes_is_refused_before_it_does(kept, 
 
 
 def test_many_kernels_that_would_inflate_to_gigabytes_are_refused_before_they_do(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr("dispatch.libraries.cutlass.kernel_cache.MOST_CODE", 8 << 20)
+    monkeypatch.setattr("dispatch.libraries.nvrtc.kernel_cache.MOST_CODE", 8 << 20)
     packed = zlib.compress(bytes(3 << 20), 9)
     path = tmp_path / "pack"
     pack_of(path, **{name: sealed(FACTS | {"kernel": name}, packed) for name in "abcdefgh"})
