@@ -42,6 +42,6 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
-    "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr"),
+    "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq"),
 }
 # fmt: on

@@ -10,8 +10,18 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
-from dispatch.ops.linalg import cublas_linalg, scipy_linalg
-from dispatch.ops.linalg.rules import aligned, even_batches, many_small, several_right_sides, square
+from dispatch.ops.linalg import cublas_derived, cublas_linalg, scipy_linalg
+from dispatch.ops.linalg.rules import (
+    aligned,
+    even_batches,
+    general,
+    many_small,
+    of_full_rank,
+    several_right_sides,
+    square,
+    tall,
+    up_to_32,
+)
 
 __all__ = ["ROWS"]
 
@@ -19,14 +29,18 @@ SM75 = Arch(75)
 V12 = (12, 9)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 SMALL = (many_small, aligned, even_batches)
+MANY, TINY = "of many", "of many, up to 32"
 # fmt: off
-ROUTINES = {
-    "cho_solve": ("trsmBatched",  (*SMALL, several_right_sides)),
-    "lu_factor": ("getrfBatched", (*SMALL, square)),
-    "lu_solve":  ("getrsBatched", SMALL),
-    "solve":     ("getrsBatched", SMALL),
-    "qr":        ("geqrfBatched", SMALL),
-}
+ROUTINES = (
+    ("cho_solve", "trsmBatched",   (*SMALL, several_right_sides), cublas_linalg,  MANY),
+    ("lu_factor", "getrfBatched",  (*SMALL, square),              cublas_linalg,  MANY),
+    ("lu_solve",  "getrsBatched",  SMALL,                         cublas_linalg,  MANY),
+    ("solve",     "getrsBatched",  SMALL,                         cublas_linalg,  MANY),
+    ("qr",        "geqrfBatched",  SMALL,                         cublas_linalg,  MANY),
+    ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY),
+    ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY),
+    ("lstsq",     "gelsBatched",   (*SMALL, of_full_rank, tall),  cublas_derived, MANY),
+)
 # fmt: on
 
 GPU_ROWS = tuple(
@@ -40,10 +54,10 @@ GPU_ROWS = tuple(
         min_version=V12,
         library="cublas",
         function=f"cublas{letter}{routine}",
-        call=cublas_linalg,
-        variant="of many",
+        call=call,
+        variant=variant,
     )
-    for op, (routine, rules) in ROUTINES.items()
+    for op, routine, rules, call, variant in ROUTINES
     for dtype, letter in LETTERS.items()
 )
 HOST_ROWS = tuple(

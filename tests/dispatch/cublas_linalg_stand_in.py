@@ -2,10 +2,13 @@
 
 # ruff: noqa: ARG001 - functions have the arguments of the library's
 
+import ctypes
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
 
+from cudabind.sys import cublas as real
 from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
 from dispatch.ops.linalg.reference import lapack
@@ -177,7 +180,60 @@ def triangles_batched(dtype, side, uplo, trans, diag, m, n, alpha, pointers, lda
         b[...] = np.linalg.solve((half, half.T, half.conj().T)[trans], b)
 
 
-BATCHED = {"getrf": getrf_batched, "getrs": getrs_batched, "geqrf": geqrf_batched, "trsm": triangles_batched}
+def inverted(a):
+    """The inverse and the status; of a singular matrix what is left half way."""
+    lu, pivots, status = lapack("getrf", a.dtype)(a)
+    return (lu, status) if status else lapack("getri", a.dtype)(lu, pivots)
+
+
+def matinv_batched(dtype, n, pointers, lda, others, ldb, info, batch):
+    assert n <= 32
+    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
+        columns, status = inverted(base.columns(at, dtype, n, n, lda).copy())
+        base.columns(other, dtype, n, n, ldb)[...] = columns
+        base.put_info(info, status, number)
+
+
+def getri_batched(dtype, n, pointers, lda, pivots, others, ldb, info, batch):
+    held = base.strided(base.value(pivots), np.int32, (batch, n), (n, 1))
+    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
+        assert at != other, "the library wants the inverse apart from the factors"
+        lu = base.columns(at, dtype, n, n, lda).copy()
+        singular = next((i + 1 for i, one in enumerate(np.diag(lu)) if one == 0), 0)
+        found = np.full_like(lu, 7) if singular else lapack("getri", dtype)(lu, held[number] - 1)[0]
+        base.columns(other, dtype, n, n, ldb)[...] = found
+        base.put_info(info, singular, number)
+
+
+def gels_batched(dtype, trans, m, n, right, pointers, lda, others, ldc, info, statuses, batch):
+    assert (int(trans), m >= n) == (0, True)
+    base.put_info(info, 0)  # on the host
+    for number, (at, other) in enumerate(zip(each(pointers, batch), each(others, batch), strict=True)):
+        a, c = base.columns(at, dtype, m, n, lda), base.columns(other, dtype, m, right, ldc)
+        q, r = np.linalg.qr(a)
+        status = next((i + 1 for i, one in enumerate(np.diag(r)) if one == 0), 0)
+        c[:n] = 7 if status else lapack("trtrs", dtype)(r, q.conj().T @ c)[0]
+        a[...], c[n:] = np.nan, np.nan  # so that nothing is taken for documented that is not
+        base.put_info(statuses, status, number)
+
+
+BATCHED = {
+    "getrf": getrf_batched, "getrs": getrs_batched, "geqrf": geqrf_batched, "trsm": triangles_batched,
+    "matinv": matinv_batched, "getri": getri_batched, "gels": gels_batched,
+}  # fmt: skip
+
+
+def check_arguments(name, arguments):
+    """They are what the library's own function declares: sizes, enums of its own, memory."""
+    declared = list(inspect.signature(getattr(real, name)).parameters.values())
+    for parameter, argument in zip(declared[1:], arguments, strict=True):  # without the handle
+        kind = parameter.annotation
+        if kind == "int32_t":
+            assert type(argument) is int, parameter
+        elif "Mem[" in kind or "void_p" in kind:
+            assert isinstance(argument, ctypes.c_void_p), parameter
+        else:
+            assert type(argument).__name__ == kind, parameter
 
 
 class BatchedLibrary:
@@ -192,6 +248,7 @@ class BatchedLibrary:
         def unchecked(handle, *arguments):
             assert handle == "cublas"
             self.called.append(name)
+            check_arguments(name, arguments)
             routine(base.LETTERS[name.removeprefix("cublas")[0]], *arguments)
             return 0
 

@@ -93,6 +93,11 @@ cublas_linalg = plan_call(
     "dispatch.ops.linalg.cublas",
     "A plan that ends in cuBLAS's batched routine; Refused where NVRTC is missing.",
 )
+cublas_derived = plan_call(
+    "cublas_derived",
+    "dispatch.ops.linalg.cublas_derived",
+    "A plan of cuBLAS's batched inverse or least squares; Refused where NVRTC is missing.",
+)
 cusolver_eigen = plan_call(
     "cusolver_eigen",
     "dispatch.ops.linalg.cusolver_spectral",

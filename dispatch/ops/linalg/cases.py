@@ -102,12 +102,24 @@ MANY_FORMS = {
         *chosen((*MANY_HALVES, *FAILING), "assume_a", ops.MatrixKind.POS),
     ),
     "qr": tuple(form for mode in ops.QrMode for form in chosen(MANY_OBLONG, "mode", mode) if form.out != "in place"),
-}
+    "inv": (
+        *(form for form in MANY if form.out != "in place"), *SINGULAR,
+        F("random", (3, 32, 32), "columns", "rows"), F("random", (2, 33, 33), "rows", "columns"),
+        F("graded", (3, 8, 8), "strided", "strided"), F("singular", (3, 40, 40)),
+    ),
+    "lstsq": chosen(
+        (
+            *(form for form in MANY_OBLONG if form.out != "in place" and form.kind != "deficient"),
+            F("random", (3, 9, 4), "columns", "rows", 1), F("zeros", (3, 6, 4)), F("random", (4, 33, 32), "strided"),
+        ),
+        "driver", ops.LstsqDriver.GELS,
+    ),
+}  # fmt: skip
 
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op; of a row for many small matrices, several such."""
-    forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant == "of many" else FORMS[row.op]
+    forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant.startswith("of many") else FORMS[row.op]
     if row.dtypes[0] in (F32, C64):
         forms = tuple(in_single(form) if by_the_least(row.op, form) else form for form in forms)
     return MadeCase.each(row, forms, check)

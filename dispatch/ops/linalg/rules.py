@@ -6,14 +6,28 @@ import math
 from typing import TYPE_CHECKING
 
 from dispatch.libraries.cusolver.matrix import batch_step
+from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.base import LinalgRequest
+    from dispatch.ops.linalg.derived import InvRequest, LstsqRequest
     from dispatch.ops.linalg.request import ChoSolveRequest
 
-__all__ = ["aligned", "even_batches", "many_small", "several_right_sides", "square"]
+__all__ = [
+    "MOST_INVERTED",
+    "aligned",
+    "even_batches",
+    "general",
+    "many_small",
+    "of_full_rank",
+    "several_right_sides",
+    "square",
+    "tall",
+    "up_to_32",
+]
 
 MOST_ROWS = 128  # of matrices that cuBLAS takes many of at once
+MOST_INVERTED = 32  # rows of those that `matinvBatched` takes
 
 
 def aligned(request: LinalgRequest) -> str:
@@ -56,3 +70,25 @@ def square(request: LinalgRequest) -> str:
     """As many rows as columns."""
     rows, columns = request.matrices.shape[-2:]
     return "" if rows == columns else f"needs square matrices, has {rows} x {columns}"
+
+
+def tall(request: LinalgRequest) -> str:
+    """As many rows as columns, or more."""
+    rows, columns = request.matrices.shape[-2:]
+    return "" if rows >= columns else f"needs as many rows as columns or more, has {rows} x {columns}"
+
+
+def up_to_32(request: LinalgRequest) -> str:
+    """What `matinvBatched` takes."""
+    rows = request.matrices.shape[-1]
+    return "" if rows <= MOST_INVERTED else f"needs matrices of {MOST_INVERTED} rows or fewer, has {rows}"
+
+
+def general(request: InvRequest) -> str:
+    """By LU with pivots; what is known of a matrix has its own routine."""
+    return "" if request.assume_a is InverseKind.GEN else f"needs assume_a=GEN, has {request.assume_a}"
+
+
+def of_full_rank(request: LstsqRequest) -> str:
+    """By QR, which rank and singular values are not told by."""
+    return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver}"

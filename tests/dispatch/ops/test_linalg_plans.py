@@ -98,3 +98,61 @@ def test_many_small_matrices_go_to_cublas_and_others_to_cusolver(shape, library)
     oblong = dp.device("host").zeros((4, 6, 5))
     assert select(dp.LuFactorRequest(oblong), Arch(90)).library == "cusolverDn"
     assert select(dp.QrRequest(oblong), Arch(90)).library == "cublas"
+
+
+@pytest.mark.parametrize(
+    ("n", "called"), [(32, ["cublasDmatinvBatched"]), (33, ["cublasDgetrfBatched", "cublasDgetriBatched"])]
+)
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_inverses_of_many_are_one_call_of_each_routine_and_singular_ones_are_nan(n, called, order, executor, rng):
+    dev = dp.device("host")
+    values = rng.standard_normal((5, n, n)) + n * np.eye(n)
+    values[3, :, 1] = 0
+    a = dev.array(values) if order == "rows" else dev.array(values.mT).mT
+    request = dp.InvRequest(a)
+    row = select(request, Arch(90))
+    plan, outputs = row.call(request, executor, row), dev.executor().outputs(request)
+    plan.enqueue(request.arguments(outputs))
+    assert executor.batched.called == called
+    out, info = request.result(outputs)
+    assert info.numpy().tolist() == [0, 0, 0, 2, 0]
+    assert np.isnan(out.numpy()[3]).all()
+    good = [0, 1, 2, 4]
+    np.testing.assert_allclose(values[good] @ out.numpy()[good], np.broadcast_to(np.eye(n), (4, n, n)), atol=1e-12)
+    np.testing.assert_array_equal(a.numpy(), values)
+
+
+def test_least_squares_of_many_are_one_call_and_one_without_full_rank_is_nan(executor, rng):
+    dev = dp.device("host")
+    a, b = rng.standard_normal((4, 9, 3)), rng.standard_normal((4, 9, 2))
+    a[2, :, 0] = 0
+    request = dp.LstsqRequest(dev.array(a), dev.array(b), driver="gels")
+    row = select(request, Arch(90))
+    plan, outputs = row.call(request, executor, row), dev.executor().outputs(request)
+    plan.enqueue(request.arguments(outputs))
+    assert executor.batched.called == ["cublasDgelsBatched"]
+    x, residuals, info = (tensor.numpy() for tensor in request.result(outputs))
+    assert info.tolist() == [0, 0, 1, 0]
+    assert np.isnan(x[2]).all()
+    assert np.isnan(residuals[2]).all()
+    for number in (0, 1, 3):
+        exact, squares, *_ = np.linalg.lstsq(a[number], b[number])
+        np.testing.assert_allclose(x[number], exact, atol=1e-12)
+        np.testing.assert_allclose(residuals[number], squares, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "library"),
+    [
+        (dp.InvRequest, "cublas"),
+        (lambda a: dp.InvRequest(a, assume_a="pos"), "cusolverDn"),
+        (lambda a: dp.InvRequest(a, assume_a="lower"), "cusolverDn"),
+        (lambda a: dp.InvRequest(a[0]), "cusolverDn"),
+        (lambda a: dp.LstsqRequest(a, a, driver="gels"), "cublas"),
+        (lambda a: dp.LstsqRequest(a, a), "cusolverDn"),
+        (lambda a: dp.LstsqRequest(a[:, :7], a[:, :7], driver="gels"), "cusolverDn"),
+    ],
+    ids=["inv", "positive", "triangle", "one", "lstsq", "of any rank", "wide"],
+)
+def test_what_cublas_has_no_batched_routine_for_goes_to_cusolver(request_of, library):
+    assert select(request_of(dp.device("host").zeros((6, 8, 8))), Arch(90)).library == library
