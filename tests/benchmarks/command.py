@@ -16,20 +16,30 @@ import dispatch as dp
 from cudabind._command import Parser, ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
-def command(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, *, device: str = "cuda:0") -> None:
-    """Run `measure(device, quick, report)` as the command line says; "auto" is the GPU if there is one."""
-    sys.exit(ended(Path(sys.argv[0]).stem, lambda: _run(measure, doc, device)))
+def command(
+    measure: Callable[..., None], doc: str | None, *, device: str = "cuda:0", tables: Sequence[str] = ()
+) -> None:
+    """Run `measure(device, quick, report)` as the command line says; "auto" is the GPU if there is one.
+
+    With names of `tables` there is an option `--only`, and `measure` is told which of them are wanted.
+    """
+    sys.exit(ended(Path(sys.argv[0]).stem, lambda: _run(measure, doc, device, tables)))
 
 
-def _run(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, device: str) -> int:
+def _run(measure: Callable[..., None], doc: str | None, device: str, tables: Sequence[str]) -> int:
     parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=device, help=f"cuda:N, host, or auto: the GPU if there is one ({device})")
     parser.add_argument("--quick", action="store_true", help="few repeats: whether it runs, not how fast")
     parser.add_argument("--json", metavar="FILE", help="keep the figures there, from the first one on")
+    if tables:
+        parser.add_argument("--only", default=",".join(tables), help="some of the tables, with commas (%(default)s)")
     options = parser.parse_args()
+    wanted = options.only.split(",") if tables else []
+    if unknown := set(wanted) - set(tables):
+        parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(tables)}")
     try:
         chosen = dp.device(None if options.device == "auto" else options.device)
     except dp.errors.DispatchError as error:
@@ -37,7 +47,7 @@ def _run(measure: Callable[[dp.Device, bool, Report], None], doc: str | None, de
         return 0
     report = Report(options.json)
     report.put("environment", environment(chosen))
-    measure(chosen, options.quick, report)
+    measure(chosen, options.quick, report, *([wanted] if tables else []))
     return 0
 
 

@@ -36,9 +36,12 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_streams.py", "streams"),
         ("bench_frameworks.py", "frameworks"),
         ("bench_models.py", "models"),
+        ("bench_linalg.py", "scaling"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
+    if script == "bench_linalg.py":
+        pytest.importorskip("scipy", reason="SciPy, which has linear algebra on the host, is not installed")
     target = tmp_path / "figures.json"
     printed = run(script, "--device", "host", "--quick", "--json", str(target))
     for peer in ("ray_actors", "torch", "transformers"):  # which few have
@@ -70,6 +73,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_one_shot.py",
         "bench_streams.py",
         "bench_models.py",
+        "bench_linalg.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:
