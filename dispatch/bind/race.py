@@ -14,7 +14,7 @@ from dispatch.core.call_counter import as_trial
 from dispatch.device.layout import Layout
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
-from dispatch.execute.autotune import fastest
+from dispatch.execute.autotune import fastest, fastest_call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,8 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number].enqueue(as_trial(plans[number], arguments))
 
-    best = plans[fastest(executor, request, run, len(plans))]
+    measure = fastest if all(plan.capture_safe for plan in plans) else fastest_call
+    best = plans[measure(executor, request, run, len(plans))]
     memory.put(f"{request.op} {ROWS}", key, Algorithm(json.dumps({"row": best.row.name}).encode(), 0))
     return best
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["OperandCopies", "fastest", "pick_fastest"]
+__all__ = ["OperandCopies", "fastest", "fastest_call", "pick_fastest"]
 
 ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
 FINALISTS = 4  # of the first race that run in the others
@@ -31,6 +31,7 @@ WARM_SECONDS = 0.15  # of work before a race is timed: the clocks fall under loa
 BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
 MAX_RUNS = 100  # in one graph
 DROP = 1.1  # a candidate this much slower than the best so far runs no further
+CALL_SECONDS = 3.0  # of a race of calls that cannot be recorded, unless one turn takes longer
 NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up to this much
 
 
@@ -88,6 +89,35 @@ def fastest(
         ratios = {number: [*seen, again[number] / again[0]] for number, seen in ratios.items() if number in again}
     bar.close()
     return pick_fastest(ratios)
+
+
+def fastest_call(
+    executor: CudaExecutor, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int
+) -> int:
+    """As `fastest`, where not all candidates can be recorded: routines that look at the GPU while they run.
+
+    Plain calls take turns on one set of copies, each of as many runs as fill a burst. What the host does counts, for
+    it does that at every call. The first turn, which may load kernels, does not count. Where a turn takes seconds one
+    does: routines of that size differ by more than the noise.
+    """
+    bar = Progress(f"autotune {request.describe()}", ROUNDS + 1)
+    copies, timer = OperandCopies(executor, request), _Timer(executor)
+    first = [timer.time(partial(_burst, run, number, copies, 1)) for number in range(count)]
+    bar.update(1)
+    runs = [max(1, min(MAX_RUNS, int(BURST_SECONDS / once))) for once in first]
+    times: list[list[float]] = [[] for _ in range(count)]
+    spent = 0.0
+    for turn in range(ROUNDS):
+        for number in (*range(turn % count, count), *range(turn % count)):
+            burst = partial(_burst, run, number, copies, runs[number])
+            times[number].append(timer.time(burst) / runs[number])
+            spent += times[number][-1] * runs[number]
+        bar.update(1)
+        if spent > CALL_SECONDS:
+            break
+    bar.close()
+    medians = [statistics.median(samples) for samples in times]
+    return pick_fastest({number: [median / medians[0]] for number, median in enumerate(medians)})
 
 
 def pick_fastest(ratios: Mapping[int, Sequence[float]]) -> int:

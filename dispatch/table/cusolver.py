@@ -14,13 +14,19 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
 from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
-from dispatch.ops.linalg.rules import aligned, even_batches
+from dispatch.ops.linalg.drivers import first, named, raced
+from dispatch.ops.linalg.rules import aligned, even_batches, whole_spectrum
+from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 V11_7 = (11, 7)
 RULES = (aligned, even_batches)
+BY_SYEVD = (*RULES, first(EighDriver.SYEVD))
+BY_SYEVJ = (*RULES, raced(EighDriver.SYEVJ), whole_spectrum)
+BY_GESVD = (*RULES, first(SvdDriver.GESVD))
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
 CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
@@ -64,18 +70,18 @@ GPU_ROWS = (
     Row("qr",        (F64,  F64),  None,   RULES, SM75, None, V11_7, *QR),
     Row("qr",        (C64,  C64),  None,   RULES, SM75, None, V11_7, *QR),
     Row("qr",        (C128, C128), None,   RULES, SM75, None, V11_7, *QR),
-    Row("eigh",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EIGH),
-    Row("eigh",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EIGH),
-    Row("eigh",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EIGH),
-    Row("eigh",      (C128, C128), None,   RULES, SM75, None, V11_7, *EIGH),
-    Row("generalized_eigh", (F32, F32), None, RULES, SM75, None, V11_7, *SSYGVD),
-    Row("generalized_eigh", (F64, F64), None, RULES, SM75, None, V11_7, *DSYGVD),
-    Row("generalized_eigh", (C64, C64), None, RULES, SM75, None, V11_7, *CHEGVD),
-    Row("generalized_eigh", (C128, C128), None, RULES, SM75, None, V11_7, *ZHEGVD),
-    Row("svd",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SVD),
-    Row("svd",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *SVD),
-    Row("svd",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *SVD),
-    Row("svd",       (C128, C128), None,   RULES, SM75, None, V11_7, *SVD),
+    Row("eigh",      (F32,  F32),  None,   BY_SYEVD, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (F64,  F64),  None,   BY_SYEVD, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (C64,  C64),  None,   BY_SYEVD, SM75, None, V11_7, *EIGH),
+    Row("eigh",      (C128, C128), None,   BY_SYEVD, SM75, None, V11_7, *EIGH),
+    Row("generalized_eigh", (F32, F32), None, BY_SYEVD, SM75, None, V11_7, *SSYGVD),
+    Row("generalized_eigh", (F64, F64), None, BY_SYEVD, SM75, None, V11_7, *DSYGVD),
+    Row("generalized_eigh", (C64, C64), None, BY_SYEVD, SM75, None, V11_7, *CHEGVD),
+    Row("generalized_eigh", (C128, C128), None, BY_SYEVD, SM75, None, V11_7, *ZHEGVD),
+    Row("svd",       (F32,  F32),  None,   BY_GESVD, SM75, None, V11_7, *SVD),
+    Row("svd",       (F64,  F64),  None,   BY_GESVD, SM75, None, V11_7, *SVD),
+    Row("svd",       (C64,  C64),  None,   BY_GESVD, SM75, None, V11_7, *SVD),
+    Row("svd",       (C128, C128), None,   BY_GESVD, SM75, None, V11_7, *SVD),
     Row("eig", (F32, C64), None, RULES, SM75, None, V11_7, *EIG),
     Row("eig", (F64, C128), None, RULES, SM75, None, V11_7, *EIG),
     Row("eig", (C64, C64), None, RULES, SM75, None, V11_7, *EIG),
@@ -113,12 +119,37 @@ GPU_ROWS = (
     Row("lstsq",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("lstsq",     (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
 )
+# Of the other drivers of an op: what they ask, and their routine for a real and for a complex matrix.
+OTHERS = {
+    ("eigh",             "syevj"):  (BY_SYEVJ,                          "{}syevj",  "{}heevj"),
+    ("generalized_eigh", "syevj"):  (BY_SYEVJ,                          "{}sygvj",  "{}hegvj"),
+    ("svd",              "gesvdj"): ((*RULES, raced(SvdDriver.GESVDJ)), "{}gesvdj", "{}gesvdj"),
+    ("svd",              "gesvdp"): ((*RULES, named(SvdDriver.GESVDP)), "Xgesvdp",  "Xgesvdp"),
+}
 # fmt: on
+DRIVER_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=rules,
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V11_7,
+        library="cusolverDn",
+        function=f"cusolverDn{(of_complex if dtype.is_complex else of_real).format(letter)}",
+        call=cusolver_eigen,
+        variant=driver,
+    )
+    for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
+    for dtype, letter in LETTERS.items()
+)
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 ROWS = stated(
     (
         *GPU_ROWS,
+        *DRIVER_ROWS,
         *(
             replace(
                 row,
@@ -131,7 +162,7 @@ ROWS = stated(
                 run_on=("host",),
                 note="",
             )
-            for row in GPU_ROWS
+            for row in (*GPU_ROWS, *DRIVER_ROWS)
         ),
     )
 )

@@ -16,12 +16,13 @@ from dispatch.core.request import check_request
 from dispatch.core.row import Row, accepts, refusals
 from dispatch.errors import BadRequest, NoRow, Refused, one_line
 from dispatch.execute.installed import ANY_VERSION, Versions
+from dispatch.keys import HOST
 from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table.nearest import change_that_works
 from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Request
+    from dispatch.core.request import Plan, Request
     from dispatch.keys import Arch
 
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
@@ -143,7 +144,8 @@ class Explanation:
 
     Where no row takes it, `row` is None, `refusals` holds all rows with their reasons, the nearest first, and `refusal`
     is the error that a run raises. `launch` says how the row's plan on the current stream is launched, where it has run
-    there: as one graph at any addresses, or by its library, and why.
+    there: as one graph at any addresses, or by its library, and why. `tuned` says what `autotune` has to do with it: of
+    a request that has run on the current stream `row` is the one that won.
     """
 
     request: str
@@ -151,6 +153,7 @@ class Explanation:
     refusals: tuple[tuple[str, tuple[Refusal, ...]], ...]
     launch: str = ""
     refusal: NoRow | None = None
+    tuned: str = ""
 
     def __repr__(self) -> str:
         end = "no row takes it" if self.row is None else self.row.name
@@ -179,6 +182,7 @@ class Explanation:
             *([f"   needs {row.library} {since} or newer"] if since else []),
             f"   has run on {run_on}",
             *([f"   NaN and infinities: {row.nonfinite}"] if row.nonfinite else []),
+            *([f"   {self.tuned}"] if self.tuned else []),
             *([f"   {self.launch}"] if self.launch else []),
         ]
         return "\n".join(lines)
@@ -198,15 +202,27 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
     if chosen is None:
         refusal = no_row(request, where, versions)
         return Explanation(request.describe(), None, tuple(refusal.nearest_first), refusal=refusal)
+    plan = _plan(request) if where == request.device.arch else None
+    tuned = ""
+    if request.autotune and where != HOST:
+        count = sum(1 for _ in candidates(request, where, versions))
+        tuned = f"{count} rows take it, and race when it first runs" if count > 1 else ""
+        if plan is not None and tuned:
+            chosen, tuned = plan.row, f"{plan.row.name} won a race of {count} rows"
     before = itertools.takewhile(lambda entry: entry[0] is not chosen, reasons(request, where, versions))
-    refused = tuple((row.name, tuple(why)) for row, why in before if row.on(where))
-    launch = _launch(request) if where == request.device.arch else ""
-    return Explanation(request.describe(), chosen, refused, launch)
+    lost = (Refusal(Kind.RULE, "takes it, and did not win the race"),)
+    refused = tuple((row.name, tuple(why) or lost) for row, why in before if row.on(where))
+    return Explanation(request.describe(), chosen, refused, _launch(plan), tuned=tuned)
 
 
-def _launch(request: Request) -> str:
-    """How the plan that a request has on the current stream is launched; "" where it has none there."""
-    plan = request.device.executor().plans.get((type(request), *request.key()))
+def _plan(request: Request) -> Plan | None:
+    """The plan that a request has on the current stream."""
+    found: Plan | None = request.device.executor().plans.get((type(request), *request.key()))
+    return found
+
+
+def _launch(plan: Plan | None) -> str:
+    """How a plan is launched; "" where there is none, or where that is not known."""
     if plan is None or plan.relocation is None:
         return ""
     why, nodes = plan.relocation.why, plan.relocation.nodes

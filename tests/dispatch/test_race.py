@@ -9,7 +9,7 @@ import pytest
 import dispatch as dp
 from dispatch.bind import race
 from dispatch.errors import Refused
-from dispatch.execute import installed
+from dispatch.execute import autotune, installed
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 from dispatch.execute.cuda_executor import CudaExecutor
 
@@ -31,6 +31,8 @@ class Executor:
 
 
 class Plan:
+    capture_safe = True
+
     def __init__(self, row):
         self.row = row
 
@@ -191,3 +193,61 @@ def test_a_view_at_another_alignment_is_another_race():
     whole, b = dev.array(np.zeros(16 * 32 + 8), "bf16"), dev.zeros((32, 16), "bf16")
     views = [whole[start : start + 512].reshape(16, 32) for start in (0, 1)]
     assert len({race.stored_key(dp.MatmulRequest(view, b, autotune=True)) for view in views}) == 2
+
+
+# -- calls that cannot be recorded ------------------------------------------------------------------------------------
+class Clock:
+    """In the place of the timer: seconds by candidate, and how often each was called."""
+
+    def __init__(self, seconds):
+        self.seconds, self.now, self.called = seconds, 0.0, [0] * len(seconds)
+
+    def run(self, number, _):
+        self.called[number] += 1
+        first = 5.0 if self.called[number] == 1 else 0.0  # kernels are loaded
+        self.now += self.seconds[number] + first * self.seconds[number]
+
+    def time(self, enqueue):
+        before = self.now
+        enqueue()
+        return self.now - before
+
+
+class Copies:
+    turns = 3
+
+    def __init__(self, *_):
+        pass
+
+    def arguments(self, turn):
+        return (turn % self.turns,)
+
+
+RACES = {
+    "the second is faster": ([1e-3, 5e-4, 2e-3], 1),
+    "none is by more than the noise": ([1e-3, 0.995e-3], 0),
+    "the first is the fastest": ([1e-3, 2e-3], 0),
+    "each takes seconds": ([9.0, 4.0], 1),
+}
+
+
+@pytest.mark.parametrize(("seconds", "winner"), RACES.values(), ids=RACES)
+def test_calls_that_cannot_be_recorded_take_turns(seconds, winner, monkeypatch):
+    clock = Clock(seconds)
+    monkeypatch.setattr(autotune, "OperandCopies", Copies)
+    monkeypatch.setattr(autotune, "_Timer", lambda _: clock)
+    assert autotune.fastest_call(None, request(), clock.run, len(seconds)) == winner
+    if seconds[0] > 1:
+        assert clock.called == [2, 2]  # once to load, and once
+    else:
+        assert min(clock.called) >= autotune.ROUNDS
+
+
+def test_rows_whose_plans_cannot_be_recorded_are_timed_as_calls(executor, races, monkeypatch):
+    few, measured = rows(fine, fine), []
+    monkeypatch.setattr(Plan, "capture_safe", False)
+    monkeypatch.setattr(race, "fastest_call", lambda *given: measured.append(given[-1]) or 1)
+    assert race.fastest_plan(executor, request(), few, {}).row is few[1]
+    assert (measured, races) == ([2], [])
+    assert race.fastest_plan(Executor(executor.folder), request(), few, {}).row is few[1]
+    assert measured == [2]  # remembered as others are

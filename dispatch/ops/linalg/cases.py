@@ -11,6 +11,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.keys import C64, F32
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.derived_forms import DERIVED_FORMS
+from dispatch.ops.linalg.drivers import DRIVERS, driver_of
 from dispatch.ops.linalg.forms import (
     EVERY,
     FAILING,
@@ -118,8 +119,11 @@ MANY_FORMS = {
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's op; of a row for many small matrices, several such."""
+    """Every form of a row's op, of those with drivers the row's own; of a row for many small matrices, several such."""
     forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant.startswith("of many") else FORMS[row.op]
+    if row.op in DRIVERS:
+        usual, own = next(iter(DRIVERS[row.op])), driver_of(row)
+        forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is own)
     if row.dtypes[0] in (F32, C64):
         forms = tuple(in_single(form) if by_the_least(row.op, form) else form for form in forms)
     return MadeCase.each(row, forms, check)

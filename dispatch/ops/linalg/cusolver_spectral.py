@@ -18,6 +18,7 @@ from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
 from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
 from dispatch.ops.linalg.cusolver_subset import generalized, some
+from dispatch.ops.linalg.drivers import driver_of
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def eigh(request: EighRequest, steps: Operands) -> Plan:
         made = steps.target(wanted)
     steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
     mode, uplo = ALONE if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
-    if request.driver is EighDriver.SYEVJ:
+    if driver_of(steps.row) is EighDriver.SYEVJ:
         jacobi(steps, mode, uplo, made, w, info)
     else:
         kind = cuda_type(a.dtype)
@@ -106,7 +107,7 @@ def svd(request: SvdRequest, steps: Operands) -> Plan:
     source = a.mT if is_wide else a
     copy = steps.scratch_matrix(a.dtype, source.rows, source.cols)
     steps.copy(source, copy)
-    DRIVERS[request.driver](request, steps, copy, is_wide)
+    DRIVERS[driver_of(steps.row)](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
     steps.spoil(steps.vector("info"), column(steps, "s", source.cols), *vectors)
     return steps.plan(capture_safe=False)

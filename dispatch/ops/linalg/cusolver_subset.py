@@ -19,6 +19,7 @@ from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.libraries.cusolver.spectra import KeepFirst, SwapStatus
 from dispatch.ops.linalg.cusolver import LOWER, UPPER
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings
+from dispatch.ops.linalg.drivers import driver_of
 from dispatch.ops.linalg.spectral import EighDriver
 from dispatch.ops.linalg.subset import found_of
 
@@ -87,7 +88,7 @@ def generalized(request: GeneralizedEighRequest, steps: Operands) -> Plan:
         steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, asked.kind, uplo, *pair, *within, info=info)
         return hand_over(request, steps, values, made, found)
     given = (problem, mode, uplo, *pair, values.place)
-    if request.driver is EighDriver.SYEVJ:
+    if driver_of(steps.row) is EighDriver.SYEVJ:
         steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, behind=(eigen_settings(a.dtype),))
         steps.append(SwapStatus(steps.executor, info, made, steps.batch))
     else:

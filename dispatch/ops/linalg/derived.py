@@ -90,6 +90,7 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         assume_a: GEN by LU (`getrf`, `getrs`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
             and UPPER a triangle by itself (`trtri`), where the other one is not read and comes out as zeros.
         lower: with POS, whether the lower triangle is read.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: the inverse; left open, its columns lie one behind another.
         info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, of a triangle the place of the
             first 0 on its diagonal, counted from 1; and then `out` is NaN.
@@ -102,6 +103,7 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     _: KW_ONLY
     assume_a: InverseKind | str = InverseKind.GEN
     lower: bool = False
+    autotune: bool = False
     out: Tensor | None = None
     info: Tensor | None = None
 
@@ -270,6 +272,7 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
             large, and no status tells.
         rtol: with GELSS, singular values up to this share of the largest count as 0; left open, max(m, n) times the
             dtype's eps.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, (…, n, k) or (n,).
         residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank. Where there are no
             more rows than columns it is empty, (…, 0), as NumPy's is: of a system that x solves it would be roundoff.
@@ -286,6 +289,7 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
     _: KW_ONLY
     driver: LstsqDriver | str = LstsqDriver.GELSS
     rtol: float | None = None
+    autotune: bool = False
     out: Tensor | None = None
     residuals: Tensor | None = None
     rank: Tensor | None = None

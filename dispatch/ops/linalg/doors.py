@@ -85,10 +85,11 @@ def solve(
     overwrite_b: bool = False,  # SciPy's
     *,
     assume_a: MatrixKind | str = "gen",
+    autotune: bool = False,
     check: bool = True,
 ) -> Any:
     """The x of A·x = b; `assume_a="pos"` where A is positive definite, of which one triangle is read."""
-    results = ops.solve(a, b, assume_a=assume_a, lower=lower, out=b if overwrite_b else None)
+    results = ops.solve(a, b, assume_a=assume_a, lower=lower, autotune=autotune, out=b if overwrite_b else None)
     is_positive = ops.MatrixKind.POS in (assume_a, ops.MatrixKind.named(str(assume_a)))
     said = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'} if is_positive else {}
     return checked("solve", results, check=check, **said)

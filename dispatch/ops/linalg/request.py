@@ -103,6 +103,7 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
         c: (…, n, n), the factor, of which one triangle is read.
         b: (…, n, k), or (n,) for one matrix.
         lower: whether c is L of A = L·Lᴴ; else it is U of A = Uᴴ·U.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
 
     A factor with 0 on its diagonal gives infinities and NaN. A complex factor in rows is copied.
@@ -115,6 +116,7 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
     b: Tensor
     _: KW_ONLY
     lower: bool = True
+    autotune: bool = False
     out: Tensor | None = None
 
     def check_fields(self) -> None:
@@ -131,6 +133,7 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
 
     Attributes:
         a: (…, m, n).
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: U, and below its diagonal L without the ones on its own; it may be `a` itself. Left open, its columns lie
             one behind another.
         pivots: i64 (…, min(m, n)), as LAPACK counts: row i was exchanged with row pivots[i] - 1, for i = 0, 1, …
@@ -147,6 +150,7 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
     a: Tensor
     _: KW_ONLY
+    autotune: bool = False
     out: Tensor | None = None
     pivots: Tensor | None = None
     info: Tensor | None = None
@@ -171,6 +175,7 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
             error that may end the process.
         b: (…, n, k), or (n,) for one matrix.
         trans: 0 for A, 1 for its transpose, 2 for its conjugate transpose.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
 
     Factors with 0 on the diagonal of U give infinities and NaN.
@@ -184,6 +189,7 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
     b: Tensor
     _: KW_ONLY
     trans: int = 0
+    autotune: bool = False
     out: Tensor | None = None
 
     def check_fields(self) -> None:
@@ -205,6 +211,7 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         b: (…, n, k), or (n,) for one matrix.
         assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, of which one triangle is read.
         lower: with POS, whether that is the lower one.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
         info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, and then x is NaN.
     """
@@ -218,6 +225,7 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     _: KW_ONLY
     assume_a: MatrixKind | str = MatrixKind.GEN
     lower: bool = False
+    autotune: bool = False
     out: Tensor | None = None
     info: Tensor | None = None
 
@@ -238,6 +246,7 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
         a: (…, m, n); k is the smaller of the two.
         mode: REDUCED gives (q, r) of (…, m, k) and (…, k, n); COMPLETE (q, r) of (…, m, m) and (…, m, n); R r alone, of
             (…, k, n); RAW (h, tau), Householder's vectors and R in one matrix as LAPACK has them, and their factors.
+        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         q, r, h: left open, their columns lie one behind another; h may be `a` itself.
         tau: (…, k), dense.
 
@@ -251,6 +260,7 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
     a: Tensor
     _: KW_ONLY
     mode: QrMode | str = QrMode.REDUCED
+    autotune: bool = False
     q: Tensor | None = None
     r: Tensor | None = None
     h: Tensor | None = None

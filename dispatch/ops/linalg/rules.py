@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dispatch.ops.linalg.base import LinalgRequest
     from dispatch.ops.linalg.derived import InvRequest, LstsqRequest
     from dispatch.ops.linalg.request import ChoSolveRequest
+    from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
 
 __all__ = [
     "MOST_INVERTED",
@@ -24,6 +25,7 @@ __all__ = [
     "square",
     "tall",
     "up_to_32",
+    "whole_spectrum",
 ]
 
 MOST_ROWS = 128  # of matrices that cuBLAS takes many of at once
@@ -92,3 +94,9 @@ def general(request: InvRequest) -> str:
 def of_full_rank(request: LstsqRequest) -> str:
     """By QR, which rank and singular values are not told by."""
     return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver}"
+
+
+def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:
+    """No subset of the eigenvalues."""
+    is_part = request.subset_by_index is not None or request.subset_by_value is not None
+    return "needs all eigenvalues wanted, has a subset of them" if is_part else ""

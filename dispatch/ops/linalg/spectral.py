@@ -51,7 +51,8 @@ class EighRequest(LinalgRequest["tuple[Tensor, ...]"]):
         a: (…, n, n), of which one triangle is read.
         lower: whether that is the lower one.
         eigvals_only: whether (w, info) is all that is wanted.
-        driver: SYEVD or SYEVJ.
+        driver: SYEVD or SYEVJ; left open SYEVD, unless `autotune` finds the other one faster.
+        autotune: with the driver left open, time both once, keep the faster, and remember it on disk.
         subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `syevdx`; k of them come out.
         subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
             behind it, and `count` in front of info says how many.
@@ -71,7 +72,8 @@ class EighRequest(LinalgRequest["tuple[Tensor, ...]"]):
     _: KW_ONLY
     lower: bool = True
     eigvals_only: bool = False
-    driver: EighDriver | str = EighDriver.SYEVD
+    driver: EighDriver | str | None = None
+    autotune: bool = False
     subset_by_index: tuple[int, ...] | None = None
     subset_by_value: tuple[float, ...] | None = None
     w: Tensor | None = None
@@ -107,7 +109,8 @@ class GeneralizedEighRequest(LinalgRequest["tuple[Tensor, ...]"]):
         itype: what is solved: 1 A·v = w·B·v, 2 A·B·v = w·v, 3 B·A·v = w·v.
         lower: whether it is the lower triangle.
         eigvals_only: whether (w, info) is all that is wanted.
-        driver: SYEVD, by `sygvd`, or SYEVJ, by `sygvj`.
+        driver: SYEVD, by `sygvd`, or SYEVJ, by `sygvj`; left open SYEVD, unless `autotune` finds the other one faster.
+        autotune: with the driver left open, time both once, keep the faster, and remember it on disk.
         subset_by_index: (first, last), counted from 0: these eigenvalues alone, by `sygvdx`; k of them come out.
         subset_by_value: (low, high): the eigenvalues above low, and not above high. What is found comes first, NaN
             behind it, and `count` in front of info says how many.
@@ -130,7 +133,8 @@ class GeneralizedEighRequest(LinalgRequest["tuple[Tensor, ...]"]):
     itype: int = 1
     lower: bool = True
     eigvals_only: bool = False
-    driver: EighDriver | str = EighDriver.SYEVD
+    driver: EighDriver | str | None = None
+    autotune: bool = False
     subset_by_index: tuple[int, ...] | None = None
     subset_by_value: tuple[float, ...] | None = None
     w: Tensor | None = None
@@ -156,7 +160,9 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         a: (…, m, n); k is the smaller of the two.
         full_matrices: whether u is (…, m, m) and vh (…, n, n); else (…, m, k) and (…, k, n).
         compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        driver: GESVD, GESVDJ or GESVDP.
+        driver: GESVD, GESVDJ or GESVDP; left open GESVD, unless `autotune` finds GESVDJ faster.
+        autotune: with the driver left open, time GESVD and GESVDJ once, keep the faster, and remember it on disk.
+            GESVDP is not among them, for its results are held to other bounds.
         u, vh: orthonormal columns, and rows; left open, they lie in memory as the routine leaves them.
         s: (…, k), real and descending, dense.
         info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.
@@ -172,7 +178,8 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
     _: KW_ONLY
     full_matrices: bool = True
     compute_uv: bool = True
-    driver: SvdDriver | str = SvdDriver.GESVD
+    driver: SvdDriver | str | None = None
+    autotune: bool = False
     u: Tensor | None = None
     s: Tensor | None = None
     vh: Tensor | None = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
+
+if TYPE_CHECKING:
+    from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 
 __all__ = ["eig", "eigh", "eigvals", "eigvalsh", "randomized_svd", "svd", "svdvals"]
 
@@ -23,17 +25,19 @@ def eigh(
     type: int = 1,  # noqa: A002  # SciPy's
     subset_by_index: Any = None,
     subset_by_value: Any = None,
-    driver: EighDriver | str = EighDriver.SYEVD,
+    driver: EighDriver | str | None = None,
+    autotune: bool = False,
     check: bool = True,
 ) -> Any:
     """(w, v) of A·V = V·diag(w) for a symmetric or Hermitian A; w alone with `eigvals_only`.
 
     With a positive definite `b` it is A·v = w·B·v, or by `type` 2 A·B·v = w·v, 3 B·A·v = w·v. Of one matrix those in
     `subset_by_value`, (low, high], come out alone; of a batch NaN stands behind those of each. With `check=False` all
-    tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info.
+    tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info. With
+    `autotune` the faster driver is found once, and remembered.
     """
     choices = {
-        "lower": lower, "eigvals_only": eigvals_only, "driver": driver,
+        "lower": lower, "eigvals_only": eigvals_only, "driver": driver, "autotune": autotune,
         "subset_by_index": subset_by_index, "subset_by_value": subset_by_value,
     }  # fmt: skip
     if b is None:
@@ -67,12 +71,15 @@ def eigvalsh(
     type: int = 1,  # noqa: A002  # SciPy's
     subset_by_index: Any = None,
     subset_by_value: Any = None,
-    driver: EighDriver | str = EighDriver.SYEVD,
+    driver: EighDriver | str | None = None,
+    autotune: bool = False,
     check: bool = True,
 ) -> Any:
     """The eigenvalues of a symmetric or Hermitian matrix, ascending; see `eigh`."""
     subset = {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
-    return eigh(a, b, lower=lower, eigvals_only=True, type=type, driver=driver, check=check, **subset)
+    return eigh(
+        a, b, lower=lower, eigvals_only=True, type=type, driver=driver, autotune=autotune, check=check, **subset
+    )
 
 
 def svd(
@@ -80,17 +87,21 @@ def svd(
     full_matrices: bool = True,  # SciPy's
     compute_uv: bool = True,  # SciPy's
     *,
-    driver: SvdDriver | str = SvdDriver.GESVD,
+    driver: SvdDriver | str | None = None,
+    autotune: bool = False,
     check: bool = True,
 ) -> Any:
-    """(u, s, vh) of A = U·diag(s)·Vᴴ; s alone without `compute_uv`."""
-    results = ops.svd(a, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver)
+    """(u, s, vh) of A = U·diag(s)·Vᴴ; s alone without `compute_uv`.
+
+    With `autotune` the fastest driver of those that are as exact as GESVD is found once, and remembered.
+    """
+    results = ops.svd(a, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver, autotune=autotune)
     return checked("svd", results, check=check)
 
 
-def svdvals(a: Any, *, driver: SvdDriver | str = SvdDriver.GESVD, check: bool = True) -> Any:
+def svdvals(a: Any, *, driver: SvdDriver | str | None = None, autotune: bool = False, check: bool = True) -> Any:
     """The singular values of a matrix, descending."""
-    return svd(a, compute_uv=False, driver=driver, check=check)
+    return svd(a, compute_uv=False, driver=driver, autotune=autotune, check=check)
 
 
 def eig(a: Any, *, check: bool = True) -> Any:

@@ -100,7 +100,7 @@ def _svd(request: Any, a: Array) -> dict[str, Any]:
         return {"u": np.eye(rows, kept[0]), "s": np.zeros(0), "vh": np.eye(kept[1], cols), "info": 0}
     if not np.isfinite(a).all():
         return {"u": 0, "s": 0, "vh": 0, "info": FAILED}
-    name = "gesvd" if request.driver is SvdDriver.GESVD else "gesdd"
+    name = "gesvd" if request.driver in (None, SvdDriver.GESVD) else "gesdd"
     u, s, vh, info = lapack(name, a.dtype)(a, compute_uv=request.compute_uv, full_matrices=request.full_matrices)
     return {"u": u, "s": s, "vh": vh, "info": info}
 

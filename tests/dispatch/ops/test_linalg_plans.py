@@ -10,7 +10,7 @@ import dispatch as dp
 from dispatch.keys import HOST, Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import cases
-from dispatch.table.select import select
+from dispatch.table.select import candidates, select
 
 
 def loaded(name):
@@ -156,3 +156,25 @@ def test_least_squares_of_many_are_one_call_and_one_without_full_rank_is_nan(exe
 )
 def test_what_cublas_has_no_batched_routine_for_goes_to_cusolver(request_of, library):
     assert select(request_of(dp.device("host").zeros((6, 8, 8))), Arch(90)).library == library
+
+
+@pytest.mark.parametrize("op", ["eigh", "generalized_eigh", "svd"])
+def test_the_rows_that_race_call_each_their_own_routine(op, executor, monkeypatch, rng):
+    kind = {"eigh": dp.EighRequest, "generalized_eigh": dp.GeneralizedEighRequest, "svd": dp.SvdRequest}[op]
+    dev, a = dp.device("host"), rng.standard_normal((6, 6))
+    a = dev.array(a @ a.T + np.eye(6))
+    request = kind(*([a, a] if op == "generalized_eigh" else [a]), autotune=True)
+    called, unchecked = [], stand_in.Routine.unchecked
+
+    def noted(self, *given):
+        called.append(f"cusolverDn{self.name}")
+        return unchecked(self, *given)
+
+    monkeypatch.setattr(stand_in.Routine, "unchecked", noted)
+    rows = list(candidates(request, Arch(90)))
+    for row in rows:
+        outputs = dev.executor().outputs(request)
+        row.call(request, executor, row).enqueue(request.arguments(outputs))
+        assert not outputs["info"].numpy()
+    assert called == [row.function for row in rows]
+    assert len(called) == 2

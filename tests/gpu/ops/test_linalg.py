@@ -5,6 +5,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import LinAlgError
+from dispatch.execute import installed
 from dispatch.keys import C64, C128, F32, F64, HOST
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import F, cases, check, chosen
@@ -119,3 +120,17 @@ def test_torch_tensors_come_and_go(rng):
     torch.testing.assert_close(dp.linalg.eigvalsh(p), torch.linalg.eigvalsh(p), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(dp.linalg.svdvals(a), torch.linalg.svdvals(a), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(dp.linalg.inv(a), torch.linalg.inv(a), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(100, 24, 24), (300, 200)])
+def test_autotune_finds_the_faster_driver_once_and_explain_says_which(shape, gpu, rng, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
+    installed.algorithms.cache_clear()
+    a = rng.standard_normal(shape)
+    request = dp.SvdRequest(gpu.array(a), full_matrices=False, autotune=True)
+    u, s, vh, info = dp.run(request)
+    assert not info.numpy().any()
+    np.testing.assert_allclose((u.numpy() * s.numpy()[..., None, :]) @ vh.numpy(), a, atol=1e-11)
+    assert "won a race of 2 rows" in str(dp.explain(request))
+    assert len(list(tmp_path.glob("autotune-*.json"))) == 1
+    installed.algorithms.cache_clear()

@@ -1,0 +1,95 @@
+"""Which rows take a request that names a driver or none, which of them race, and what `explain` says of that."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import NoRow
+from dispatch.keys import HOST, Arch
+from dispatch.ops.linalg.drivers import DRIVERS, driver_of
+from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
+from dispatch.table.select import candidates, explain
+
+H100 = Arch(90)
+
+
+@pytest.fixture
+def dev():
+    pytest.importorskip("scipy")
+    return dp.device("host")
+
+
+def functions(request, arch=H100):
+    return [row.function.removeprefix("cusolverDn") for row in candidates(request, arch)]
+
+
+def test_an_open_driver_is_the_first_one_and_with_autotune_all_that_are_as_exact(dev):
+    a = dev.zeros((40, 40), "f64")
+    assert functions(dp.SvdRequest(a)) == ["Xgesvd"]
+    assert functions(dp.SvdRequest(a, autotune=True)) == ["Xgesvd", "Dgesvdj"]
+    assert functions(dp.EighRequest(a, autotune=True)) == ["Xsyevd", "Dsyevj"]
+    assert functions(dp.EighRequest(a.astype("c64"), autotune=True)) == ["Xsyevd", "Cheevj"]
+    pair = dp.GeneralizedEighRequest(a, a, autotune=True)
+    assert functions(pair) == ["Dsygvd", "Dsygvj"]
+    assert functions(dp.EighRequest(a, autotune=True, subset_by_index=(0, 3))) == ["Xsyevd"]
+    many = dev.zeros((9, 8, 8))
+    assert functions(dp.QrRequest(many, autotune=True)) == ["cublasSgeqrfBatched", "Xgeqrf"]
+    assert functions(dp.SolveRequest(many, many, autotune=True)) == ["cublasSgetrsBatched", "Xgetrs"]
+    assert len(functions(dp.InvRequest(many, autotune=True))) == 2
+    assert len(functions(dp.LstsqRequest(many, many, driver="gels", autotune=True))) == 2
+
+
+@pytest.mark.parametrize("op", DRIVERS)
+def test_a_driver_that_is_named_is_its_row_alone_on_a_gpu_and_on_the_host(op, dev):
+    a = dev.zeros((6, 6))
+    given = (a, a) if op == "generalized_eigh" else (a,)
+    kind = {"eigh": dp.EighRequest, "generalized_eigh": dp.GeneralizedEighRequest, "svd": dp.SvdRequest}[op]
+    for driver in DRIVERS[op]:
+        for arch in (H100, HOST):
+            for autotune in (False, True):
+                (row,) = candidates(kind(*given, driver=driver, autotune=autotune), arch)
+                assert driver_of(row) is driver
+
+
+def test_what_is_refused_says_which_driver_it_wants(dev):
+    a = dev.zeros((6, 6))
+    said = dict(explain(dp.SvdRequest(a, driver="gesvdp"), H100).refusals)
+    assert str(said["svd f32→f32 sm_75 cusolverDn"][0]) == "needs driver gesvd, or none, has gesvdp"
+    said = dict(explain(dp.SvdRequest(a, driver="gesvdj"), H100).refusals)
+    assert "svd f32→f32 gesvdj sm_75 cusolverDn" not in said
+    with pytest.raises(NoRow) as caught:
+        dp.svd(dev.zeros((4, 3, 5, 5))[:, :2])
+    why = dict(caught.value.tried)["svd f32→f32 gesvdp host scipy"]
+    assert str(why[-1]) == "needs driver gesvdp, which no autotune takes unasked, has none"
+
+
+def test_explain_says_that_rows_will_race(dev):
+    told = explain(dp.SvdRequest(dev.zeros((6, 6)), autotune=True), H100)
+    assert "2 rows take it, and race when it first runs" in str(told)
+    assert not explain(dp.SvdRequest(dev.zeros((6, 6))), H100).tuned
+    assert not explain(dp.SvdRequest(dev.zeros((6, 6)), autotune=True)).tuned  # on the host nothing is timed
+
+
+def test_explain_says_which_row_has_won(dev, monkeypatch):
+    request = dp.SvdRequest(dev.zeros((6, 6)), autotune=True)
+    first, second = candidates(request, H100)
+    plan = type("Won", (), {"row": second, "relocation": None})()
+    monkeypatch.setattr("dispatch.table.select._plan", lambda _: plan)
+    monkeypatch.setattr(dev, "arch", H100)
+    told = explain(request)
+    assert told.row is second
+    assert "won a race of 2 rows" in str(told)
+    assert str(dict(told.refusals)[first.name][0]) == "takes it, and did not win the race"
+
+
+def test_the_doors_take_both(dev, rng):
+    a = rng.standard_normal((5, 5))
+    for driver in (None, *SvdDriver):
+        np.testing.assert_allclose(
+            dp.linalg.svdvals(dev.array(a), driver=driver, autotune=True).numpy(), np.linalg.svd(a)[1]
+        )
+    a = a + a.T
+    for driver in (None, *EighDriver):
+        w = dp.linalg.eigvalsh(dev.array(a), driver=driver, autotune=True)
+        np.testing.assert_allclose(w.numpy(), np.linalg.eigvalsh(a), atol=1e-12)
+    np.testing.assert_allclose(dp.linalg.solve(a, a, autotune=True), np.eye(5), atol=1e-9)
