@@ -14,18 +14,17 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
 from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
-from dispatch.ops.linalg.drivers import first, named, raced
+from dispatch.ops.linalg.drivers import by_gesvd, by_gesvdj, by_gesvdp, by_syevd, by_syevj
 from dispatch.ops.linalg.rules import aligned, even_batches, whole_spectrum
-from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 V11_7 = (11, 7)
 RULES = (aligned, even_batches)
-BY_SYEVD = (*RULES, first(EighDriver.SYEVD))
-BY_SYEVJ = (*RULES, raced(EighDriver.SYEVJ), whole_spectrum)
-BY_GESVD = (*RULES, first(SvdDriver.GESVD))
+BY_SYEVD = (*RULES, by_syevd)
+BY_SYEVJ = (*RULES, by_syevj, whole_spectrum)
+BY_GESVD = (*RULES, by_gesvd)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
 CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
@@ -123,8 +122,8 @@ GPU_ROWS = (
 OTHERS = {
     ("eigh",             "syevj"):  (BY_SYEVJ,                          "{}syevj",  "{}heevj"),
     ("generalized_eigh", "syevj"):  (BY_SYEVJ,                          "{}sygvj",  "{}hegvj"),
-    ("svd",              "gesvdj"): ((*RULES, raced(SvdDriver.GESVDJ)), "{}gesvdj", "{}gesvdj"),
-    ("svd",              "gesvdp"): ((*RULES, named(SvdDriver.GESVDP)), "Xgesvdp",  "Xgesvdp"),
+    ("svd",              "gesvdj"): ((*RULES, by_gesvdj), "{}gesvdj", "{}gesvdj"),
+    ("svd",              "gesvdp"): ((*RULES, by_gesvdp), "Xgesvdp",  "Xgesvdp"),
 }
 # fmt: on
 DRIVER_ROWS = tuple(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 
 if TYPE_CHECKING:
-    from dispatch.core.row import Row, Rule
+    from dispatch.core.row import Row
     from dispatch.keys import Choice
+    from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest, SvdRequest
 
-__all__ = ["DRIVERS", "driver_of", "first", "named", "raced"]
+__all__ = ["DRIVERS", "by_gesvd", "by_gesvdj", "by_gesvdp", "by_syevd", "by_syevj", "driver_of"]
 
 DRIVERS: dict[str, type[Choice]] = {"eigh": EighDriver, "generalized_eigh": EighDriver, "svd": SvdDriver}
 
@@ -25,32 +26,36 @@ def driver_of(row: Row) -> Choice:
     return next((one for one in kind if one.name.lower() == row.variant), next(iter(kind)))
 
 
-def first(driver: Choice) -> Rule:
-    """The rule of the row that takes requests without a driver, and those that name its own."""
-    return _rule(driver, f"driver {_word(driver)}, or none", lambda _: True)
+def _lacking(request: Any, driver: Choice, wanted: str, *, takes_open: bool) -> str:
+    """What a row of one driver says to a request."""
+    if request.driver is driver or (request.driver is None and takes_open):
+        return ""
+    return f"needs {wanted}, has {'none' if request.driver is None else request.driver.name.lower()}"
 
 
-def raced(driver: Choice) -> Rule:
-    """The rule of a row that is timed beside the first one, for it is held to the same bounds."""
-    wanted = f"driver {_word(driver)}, or none and autotune"
-    return _rule(driver, wanted, lambda request: bool(request.autotune))
+# -- the first rows, which take requests without a driver --------------------------------------------------------------
+def by_gesvd(request: SvdRequest) -> str:
+    """Driver gesvd, or none."""
+    return _lacking(request, SvdDriver.GESVD, "driver gesvd, or none", takes_open=True)
 
 
-def named(driver: Choice) -> Rule:
-    """The rule of a row that must be asked for: its results are held to bounds of their own."""
-    return _rule(driver, f"driver {_word(driver)}, which no autotune takes unasked", lambda _: False)
+def by_syevd(request: EighRequest | GeneralizedEighRequest) -> str:
+    """Driver syevd, or none."""
+    return _lacking(request, EighDriver.SYEVD, "driver syevd, or none", takes_open=True)
 
 
-def _rule(driver: Choice, wanted: str, takes_open: Any) -> Rule:
-    def rule(request: Any) -> str:
-        if request.driver is driver or (request.driver is None and takes_open(request)):
-            return ""
-        return f"needs {wanted}, has {'none' if request.driver is None else _word(request.driver)}"
-
-    rule.__doc__ = f"{wanted[0].upper()}{wanted[1:]}."
-    rule.__name__ = rule.__qualname__ = f"driver_{driver.name.lower()}"
-    return rule
+# -- those that are timed beside them, for they are held to the same bounds --------------------------------------------
+def by_gesvdj(request: SvdRequest) -> str:
+    """Driver gesvdj, or none and autotune."""
+    return _lacking(request, SvdDriver.GESVDJ, "driver gesvdj, or none and autotune", takes_open=request.autotune)
 
 
-def _word(driver: Choice) -> str:
-    return driver.name.lower()
+def by_syevj(request: EighRequest | GeneralizedEighRequest) -> str:
+    """Driver syevj, or none and autotune."""
+    return _lacking(request, EighDriver.SYEVJ, "driver syevj, or none and autotune", takes_open=request.autotune)
+
+
+# -- those that must be asked for: their results are held to bounds of their own ---------------------------------------
+def by_gesvdp(request: SvdRequest) -> str:
+    """Driver gesvdp, which no autotune takes unasked."""
+    return _lacking(request, SvdDriver.GESVDP, "driver gesvdp, which no autotune takes unasked", takes_open=False)
