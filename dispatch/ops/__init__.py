@@ -12,7 +12,7 @@ from __future__ import annotations
 # Family: the files of its rows in dispatch/table, and its ops.
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "matmul":         ("cublaslt cutlass cublas_gemm", ("matmul",)),
-    "grouped_matmul": ("cutlass cublaslt_grouped", ("grouped_matmul",)),
+    "grouped_matmul": ("cutlass cublaslt_grouped cublas_grouped", ("grouped_matmul",)),
     "conv":           ("cudnn_graph cutlass", ("conv_fwd", "conv_bwd_data", "conv_bwd_filter")),
     "sdpa":           ("cudnn_graph",         ("sdpa_fwd", "sdpa_bwd")),
     "norm":           ("cudnn_graph",         ("norm_fwd", "norm_bwd")),

@@ -21,6 +21,7 @@ ORDER = (
     "cutlass",
     "cublas_gemm",
     "cublaslt_grouped",
+    "cublas_grouped",
     "own",
     "cublas",
     "cublas_batched",

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudabind import driver
-from dispatch.keys import I64
+from dispatch.keys import I64, U8
 from dispatch.libraries.nvrtc.kernel import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.core.request import Argument
+    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Pointers"]
+__all__ = ["GIVEN", "GivenPointers", "Pointers"]
 
 THREADS = 256
 SOURCE = r"""
@@ -32,6 +33,16 @@ extern "C" __global__ void point(char* base, const long long* offsets, char** fo
     if (i < count) found[i] = base + offsets[i];
 }
 """
+GIVEN_WORDS = 480  # addresses that a launch takes by value, of the 4096 bytes that its arguments may have
+GIVEN = f"""
+struct Given {{ long long words[{GIVEN_WORDS}]; }};
+extern "C" __global__ void put(const __grid_constant__ Given given, long long* found, long long count)
+{{
+    for (long long i = threadIdx.x; i < count; i += blockDim.x) found[i] = given.words[i];
+}}
+"""
+POINTER = 8  # bytes
+APART = 16  # bytes, at multiples of which lists begin: some versions ask for it
 
 
 class Pointers:
@@ -63,3 +74,34 @@ class Pointers:
         if status := self._launch():
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise driver.error("cuLaunchKernel", status)
+
+
+class GivenPointers:
+    """Several lists of addresses that have no base in common, such as those of A, B and C of each product.
+
+    They are arguments of the launches that put them there, so that a recorded call holds them. `addresses` is where the
+    device has each list.
+    """
+
+    __slots__ = ("_executor", "_function", "_memory", "addresses")
+
+    def __init__(self, executor: CudaExecutor, count: int, lists: int) -> None:
+        step = -(-count * POINTER // APART) * APART
+        self._executor = executor
+        self._memory: Tensor = executor.empty((lists * step,), (1,), U8)
+        self.addresses = tuple(ctypes.c_void_p(self._memory.ptr + number * step) for number in range(lists))
+        self._function = loaded(GIVEN, "put", ("-std=c++17",), executor.device)
+
+    def enqueue(self, given: Sequence[Sequence[int]]) -> None:
+        """Write the lists for a run: for each product its address in each list."""
+        for target, words in zip(self.addresses, zip(*given, strict=True), strict=True):
+            for first in range(0, len(words), GIVEN_WORDS):
+                part = words[first : first + GIVEN_WORDS]
+                self._put(part, (target.value or 0) + first * POINTER)
+
+    def _put(self, words: Sequence[int], target: int) -> None:
+        held = (ctypes.c_int64 * GIVEN_WORDS)(*words)
+        taken: tuple[Any, ...] = (held, ctypes.c_void_p(target), ctypes.c_longlong(len(words)))
+        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        stream = self._executor.target.value or 0
+        driver.cuLaunchKernel(self._function, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)

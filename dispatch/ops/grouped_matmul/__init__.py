@@ -1,9 +1,9 @@
 """Grouped products by one kernel: rows of one matrix in groups, or products of any extents.
 
 `grouped_matmul` is the request function, `GroupedMatmulRequest` and `GroupedMatmulListRequest` are the
-requests; `cutlass_plan`, `cublaslt_plan` and `numpy_plan` carry them out, reference.py says what is right. The files:
-base, request and request_lists (what may be asked), rules, config, plans, cutlass and cublaslt (on a GPU), reference,
-cases.
+requests; `cutlass_plan`, `cublaslt_plan`, `cublas_plan` and `numpy_plan` carry them out, reference.py says what is
+right. The files: base, request and request_lists (what may be asked), rules, config, plans, cutlass, cublaslt and
+cublas (on a GPU), reference, cases.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ def cublaslt_plan(request: Requests, executor: CudaExecutor, row: Row) -> Plan:
     from dispatch.ops.grouped_matmul import cublaslt  # at first use, as above
 
     return cublaslt.plan(request, executor, row)
+
+
+def cublas_plan(request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """A plan that ends in `cublasGemmGroupedBatchedEx`; Refused where NVRTC is missing."""
+    from dispatch.ops.grouped_matmul import cublas  # at first use, as above
+
+    return cublas.plan(request, executor, row)
 
 
 def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:

@@ -51,7 +51,8 @@ class GroupedBase(Request[R_co]):
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         config: tile, cluster and schedule, one of this op's CONFIGS; None for what suits the groups' mean.
         autotune: time the rows of all libraries that take the request once, keep the fastest, and remember it on disk.
-        library: the one whose rows alone are asked, "cutlass" or "cublasLt"; None asks all in the table's order.
+        library: the one whose rows alone are asked, "cutlass", "cublasLt" or "cublas"; None asks all, in the table's
+            order.
     """
 
     op: ClassVar[str] = "grouped_matmul"

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import FP8, Dtype
+from dispatch.keys import F64, FP8, Dtype
 from dispatch.libraries.cutlass import evt
-from dispatch.libraries.cutlass.bounds import errors_of, product_error, stored
+from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.matrices import poisoned_matrix, random_matrix
 from dispatch.ops.grouped_matmul.config import LARGE
 from dispatch.ops.grouped_matmul.reference import products, reference, reference_list
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
+from dispatch.ops.grouped_matmul.rules import lists_alone
 from dispatch.testing.memory import GuardedBuffer, Mismatch
 from dispatch.testing.roundoff import by_numpy
 
@@ -127,7 +128,8 @@ def _allowed(request: GroupedMatmulRequest | GroupedMatmulListRequest, a: Array,
     a_dtype = next(iter(request.matrices))[1].dtype
     error = product_error(a, b, a_dtype, None, on_host=by_numpy(request.device))
     operands = {"alpha": np.asarray(request.alpha, np.float64)}
-    found = errors_of(request.tree, a @ b, error, operands, None)["out"]
+    unit = {"unit": SUMS[True]} if a_dtype is F64 else {}  # of the precision in which it is scaled
+    found = errors_of(request.tree, a @ b, error, operands, None, **unit)["out"]
     return stored(found, expected, request.d_dtype)
 
 
@@ -149,6 +151,8 @@ class ListCase:
     dtypes: tuple[Dtype, ...]
     extents: tuple[tuple[int, int, int], ...]
     order: str = "c"
+    order_of_a: str = "r"
+    order_of_d: str = "r"
     library: str | None = None
 
     @property
@@ -158,9 +162,9 @@ class ListCase:
     def check(self, device: Device, rng: np.random.Generator) -> ListTrial:
         """A request with what must come out of it."""
         a, b, _, d = self.dtypes
-        memories = tuple(poisoned_matrix(device, (m, n), d, "r") for m, n, _ in self.extents)
+        memories = tuple(poisoned_matrix(device, (m, n), d, self.order_of_d) for m, n, _ in self.extents)
         request = GroupedMatmulListRequest(
-            tuple(random_matrix(device, rng, (m, k), a, "r") for m, _, k in self.extents),
+            tuple(random_matrix(device, rng, (m, k), a, self.order_of_a) for m, _, k in self.extents),
             tuple(random_matrix(device, rng, (k, n), b, self.order) for _, n, k in self.extents),
             out=tuple(memory.view for memory in memories),
             alpha=-0.5,
@@ -197,8 +201,13 @@ class ListTrial:
 
 
 def list_cases(row: Row) -> list[ListCase]:
-    """All extents with the kernels of `cases`."""
-    return [ListCase(name, row.dtypes, extents, library=named(row)) for name, extents in EXTENTS.items()]
+    """All extents with the kernels of `cases`; by cuBLAS, which takes any, in all orders."""
+    found = [ListCase(name, row.dtypes, extents, library=named(row)) for name, extents in EXTENTS.items()]
+    if row.of("cublas"):
+        plain = replace(found[0], extents=(*EXTENTS["awkward"], *EXTENTS["alike"], *EXTENTS["awkward"][:2]))
+        for a, b, d in ("rrr", "rcr", "ccr", "rrc", "crc", "ccc"):
+            found.append(replace(plain, name=f"orders {a}{b}{d}", order_of_a=a, order=b, order_of_d=d))
+    return found
 
 
 def grouped_cases(row: Row) -> list[GroupedCase]:
@@ -223,9 +232,9 @@ def grouped_cases(row: Row) -> list[GroupedCase]:
 
 def named(row: Row) -> str | None:
     """The library that a request names for a row of it to be asked; None for the rows that are asked first."""
-    return "cublasLt" if row.of("cublasLt") else None
+    return next((library for library in ("cublasLt", "cublas") if row.of(library)), None)
 
 
 def cases(row: Row) -> list[GroupedCase | ListCase]:
     """The cases that a row of the table is tried with: of one list of groups, and of lists of operands."""
-    return [*grouped_cases(row), *list_cases(row)]
+    return [*(() if lists_alone in row.rules else grouped_cases(row)), *list_cases(row)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.core.request import Plan
+from dispatch.keys import F64
 from dispatch.libraries.cutlass.arithmetic import evaluate, rounded
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class NumpyGroupedPlan(Plan):
 
 
 class NumpyListPlan(Plan):
-    """The tree over each product in float32, rounded once on the way out."""
+    """The tree over each product in float32, of f64 in float64, rounded once on the way out."""
 
     __slots__ = ()
 
     def run(self, request: GroupedMatmulListRequest, outputs: Operands) -> None:
         """Compute a request into its outputs, or those made for it."""
-        for target, values in zip(request.result(outputs), reference_list(request, np.float32).values(), strict=True):
+        found = reference_list(request, np.float64 if request.d_dtype is F64 else np.float32)
+        for target, values in zip(request.result(outputs), found.values(), strict=True):
             np.asarray(target)[...] = rounded(values, request.d_dtype)

@@ -32,11 +32,11 @@ MATRICES = ("a", "b", "out")
 
 @dataclass(frozen=True, eq=False)
 class GroupedMatmulListRequest(GroupedBase["tuple[Tensor, ...]"]):
-    """D[g] = tree(A[g] · B[g]) for matrices of any extents; all of a place have one dtype and one order.
+    """D[g] = tree(A[g] · B[g]) for matrices of any extents; all of a place have one dtype.
 
     Attributes:
-        a, b: matrices (m, k) and (k, n) of each product, rows of a dense.
-        out: D of each, (m, n) of `out_dtype`, rows dense; None for memory of their own.
+        a, b: matrices (m, k) and (k, n) of each product; rows of a dense and b of one order, but by cuBLAS any.
+        out: D of each, (m, n) of `out_dtype`, rows dense, by cuBLAS also columns; None for memory of their own.
     """
 
     unpacked: ClassVar[Unpacked | None] = Unpacked(several=MATRICES, numbers=("alpha",))

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.device.tensor import Tensor
 from dispatch.libraries.cutlass.evt import accumulator, scalar
-from dispatch.libraries.cutlass.layout import lines_by_16, order_of, pitch
+from dispatch.libraries.cutlass.layout import dense_line, lines_by_16, order_of, pitch
 
 if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.base import GroupedBase
 
 __all__ = [
+    "aligned_elements",
     "alpha_alone",
+    "alpha_of_the_host",
     "by_16_bytes",
+    "dense_lines",
     "k_dense",
+    "lists_alone",
     "no_config",
     "no_fast_accum",
     "one_order",
@@ -66,17 +71,45 @@ def no_fast_accum(request: GroupedBase[Any]) -> str:
 
 
 def alpha_alone(request: GroupedBase[Any]) -> str:
-    """cuBLASLt scales groups, and fuses nothing else with them but a bias of each group's own."""
+    """cuBLASLt scales groups, and fuses nothing else with them but a bias of each group's own; cuBLAS scales alone."""
     return "" if request.tree in ALPHA_ALONE else f"needs an epilogue of alpha · acc, has {request.tree}"
 
 
 def no_config(request: GroupedBase[Any]) -> str:
-    """cuBLASLt chooses its kernels itself."""
+    """cuBLASLt and cuBLAS choose their kernels themselves."""
     return "" if request.config is None else f"needs config=None, has {request.config}"
 
 
 def steps_of_32_bits(request: GroupedBase[Any]) -> str:
-    """cuBLASLt reads the steps between lines as i32."""
+    """cuBLASLt and cuBLAS read the steps between lines as i32."""
     steps = {name: pitch(tensor.shape, tensor.layout.strides) for name, tensor in request.matrices}
     wrong = [f"{name} has {step}" for name, step in steps.items() if step > MOST_STEP]
     return f"needs lines up to {MOST_STEP} elements apart, {' and '.join(wrong)}" if wrong else ""
+
+
+def lists_alone(request: GroupedBase[Any]) -> str:
+    """cuBLAS reads the extents of all products on the host."""
+    if not any(name == "ends" for name, _ in request.operands):
+        return ""
+    return "needs products as lists, whose extents the host knows, has groups whose ends lie on the device"
+
+
+def alpha_of_the_host(request: GroupedBase[Any]) -> str:
+    """cuBLAS reads the numbers of grouped products on the host alone."""
+    return "needs alpha as a number, has one on the device" if isinstance(request.alpha, Tensor) else ""
+
+
+def dense_lines(request: GroupedBase[Any]) -> str:
+    """Rows or columns are dense, of each matrix as it likes, and the others follow each other forward."""
+    wrong = [f"{name} has {tensor.layout}" for name, tensor in request.matrices if not dense_line(tensor)]
+    return f"needs dense rows or columns, {' and '.join(wrong)}" if wrong else ""
+
+
+def aligned_elements(request: GroupedBase[Any]) -> str:
+    """Every element at a multiple of its size."""
+    for name, tensor in request.matrices:
+        if tensor.layout.alignment < tensor.dtype.itemsize:
+            return (
+                f"needs {name} at a multiple of {tensor.dtype.itemsize} bytes, has {tensor.layout.alignment}: copy it"
+            )
+    return ""

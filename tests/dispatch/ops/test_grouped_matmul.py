@@ -162,7 +162,9 @@ def test_a_library_may_be_named(dev, rng):
         assert select(of(library="cutlass"), Arch(90)).library == select(of(), Arch(90)).library == "cutlass"
         assert of().key() != of(library="numpy").key()
         assert select(of(library="cublasLt"), Arch(90)).library == "cublasLt"
-        with pytest.raises(BadRequest, match=r"library: got 'cudnn'; expected one .*: cutlass, cublasLt; or None"):
+        with pytest.raises(
+            BadRequest, match=r"library: got 'cudnn'; expected one .*: cutlass, cublasLt, cublas; or None"
+        ):
             dp.run(of(library="cudnn"))
     with pytest.raises(BadRequest, match="library: got 7"):
         grouped_matmul(a, b, library=7)
@@ -269,10 +271,15 @@ def test_a_tensor_is_no_output_twice_and_no_operand_besides(dev, rng):
         GroupedMatmulListRequest(tuple(a), tuple(b), out=(dev.zeros((4, 16), "bf16"), a[0]))
 
 
-def test_products_with_b_in_two_orders_are_refused(dev, rng):
+@pytest.mark.parametrize("library", ["cutlass", "cublasLt"])
+def test_products_with_b_in_two_orders_are_refused_but_by_cublas(library, dev, rng):
     a, b = pairs(dev, rng, (4, 8, 16), (4, 8, 16))
+    b[1] = dev.array(np.ones((16, 8)), "bf16")
     with pytest.raises(NoRow, match="needs b of one order"):
-        grouped_matmul(a, [b[0], dev.zeros((16, 8), "bf16")])
+        grouped_matmul(a, b, library=library)
+    found = grouped_matmul(a, b)
+    sums = np.asarray(a[1]).astype(np.float64).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found[1].numpy().astype(float), np.broadcast_to(sums, (4, 8)), rtol=2**-7, atol=1e-2)
 
 
 def test_a_matrix_of_products_is_replaced_by_its_name(dev, rng):

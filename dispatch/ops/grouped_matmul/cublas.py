@@ -1,0 +1,144 @@
+"""Lists of products carried out by `cublasGemmGroupedBatchedEx`, which reads extents, steps and alpha on the host.
+
+Addresses it reads on the device, where a kernel of this library puts them before each call. Products of the same
+extents and steps are one group. Matrices are column-major to cuBLAS: D in rows is the transposed one in columns, which
+is the product of the transposed operands in the other order. Follows
+https://docs.nvidia.com/cuda/cublas/#cublasgemmgroupedbatchedex.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cublas
+from cudabind.sys import cublas_types as cb
+from dispatch.core.request import Argument, Plan
+from dispatch.errors import Refused
+from dispatch.keys import Compute
+from dispatch.libraries.cublas.handle import handle_of
+from dispatch.libraries.cublas.pointers import GivenPointers
+from dispatch.libraries.cublaslt.launched import kernels
+from dispatch.libraries.cutlass.layout import order, pitch
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+    from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
+
+__all__ = ["GroupedGemmPlan", "plan"]
+
+AS_IT_IS, TURNED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
+PLACES = 3  # of the operands of a product
+Pair = tuple[int, ...]
+
+
+class Group(NamedTuple):
+    """What the products of a group share, in cuBLAS's sense of A, B and C."""
+
+    turn_a: cb.cublasOperation_t
+    turn_b: cb.cublasOperation_t
+    m: int
+    n: int
+    k: int
+    ld_a: int
+    ld_b: int
+    ld_c: int
+
+
+def plan(request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused where cuBLAS says that it has no kernel for it."""
+    made = GroupedGemmPlan(request, executor, row)
+    made.ask()
+    return made
+
+
+def lowered(a: tuple[Pair, Pair], b: tuple[Pair, Pair], d: tuple[Pair, Pair]) -> tuple[bool, Group]:
+    """Whether the operands change places, and the product in column-major terms, from shapes and strides."""
+    turned = order(*d) == "row"
+    (m, n), k = d[0], a[0][1]
+    first, second = (b, a) if turned else (a, b)
+    rows, columns = (n, m) if turned else (m, n)
+    plain = "row" if turned else "column"
+    turn_a, turn_b = (AS_IT_IS if order(*one) == plain else TURNED for one in (first, second))
+    return turned, Group(turn_a, turn_b, rows, columns, k, pitch(*first), pitch(*second), pitch(*d))
+
+
+class GroupedGemmPlan(Plan):
+    """One call for one set of layouts, at any addresses and with any alpha."""
+
+    __slots__ = ("_alpha", "_executor", "_function", "_handle", "_keep", "_places", "_pointers", "_ready")
+
+    def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._handle = executor, handle_of(executor)
+        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        groups = grouped(request)
+        self._places = [places for found in groups.values() for places in found]
+        self._pointers = GivenPointers(executor, len(self._places), PLACES)
+        self._function: Any = cublas.cublasGemmGroupedBatchedEx
+        compute = row.compute or Compute.COMPUTE_32F
+        dtypes = (request.first("a").dtype, request.first("b").dtype, request.d_dtype)
+        self._ready = self._arguments(groups, dtypes, compute)
+
+    def _arguments(
+        self, groups: dict[Group, list[Pair]], dtypes: tuple[Dtype, Dtype, Dtype], compute: Compute
+    ) -> tuple[Any, ...]:
+        """The arguments behind the handle; alpha's array is written before each call."""
+        count = len(groups)
+        number = ctypes.c_double if compute is Compute.COMPUTE_64F else ctypes.c_float
+        self._alpha, beta = (number * count)(), (number * count)()
+        columns = [(ctypes.c_int32 * count)(*column) for column in zip(*groups, strict=True)]
+        sizes = (ctypes.c_int32 * count)(*map(len, groups.values()))
+        self._keep = (*columns, beta, sizes)
+        turn_a, turn_b, m, n, k, ld_a, ld_b, ld_c = map(_address, columns)
+        a, b, d = (cublas.cudaDataType_t(dtype.cuda) for dtype in dtypes)
+        at_a, at_b, at_d = self._pointers.addresses
+        return (
+            *(turn_a, turn_b, m, n, k, _address(self._alpha), at_a, a, ld_a, at_b, b, ld_b, _address(beta)),
+            *(at_d, d, ld_c, count, _address(sizes), cb.cublasComputeType_t(compute)),
+        )
+
+    def ask(self) -> None:
+        """Refused where the library has no kernel for the call, which it says when it is called: it is recorded."""
+        said: list[int] = []
+
+        def call() -> int:
+            said.append(self._call())
+            return said[-1]
+
+        kernels(self._executor, call)
+        if said and said[-1]:
+            raise Refused(f"{self._function.__name__} says {self._function.error(said[-1])}")
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        *addresses, alpha = arguments
+        self._pointers.enqueue([tuple(int(addresses[place].real) for place in places) for places in self._places])
+        self._alpha[:] = [alpha.real] * len(self._alpha)
+        if status := self._call():
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise self._function.error(status)
+
+    def _call(self) -> int:
+        return int(self._function.unchecked(self._handle.follow(self._executor), *self._ready))
+
+
+def grouped(request: GroupedMatmulListRequest) -> dict[Group, list[Pair]]:
+    """For each group where its products' A, B and C, in cuBLAS's sense, are among a plan's addresses."""
+    count = request.groups
+    if request.out is None:
+        results = [(shape, strides) for shape, strides, _ in request.unallocated().values()]
+    else:
+        results = [(tensor.shape, tensor.layout.strides) for tensor in request.out]
+    found: dict[Group, list[Pair]] = {}
+    for number, (a, b, d) in enumerate(zip(request.a, request.b, results, strict=True)):
+        turned, group = lowered((a.shape, a.layout.strides), (b.shape, b.layout.strides), d)
+        first, second = (1, 0) if turned else (0, 1)
+        places = (first * count + number, second * count + number, 2 * count + number)
+        found.setdefault(group, []).append(places)
+    return found
+
+
+def _address(array: ctypes.Array[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(ctypes.addressof(array))

@@ -1,0 +1,67 @@
+"""The rows of grouped_matmul that end in `cublasGemmGroupedBatchedEx`. Rows, and nothing else.
+
+They are asked behind CUTLASS's and cuBLASLt's, and alone have f32 and f64. They take lists of products, whose extents
+the host knows. No machine has run them yet.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Compute
+from dispatch.ops.grouped_matmul import cublas_plan, numpy_plan
+from dispatch.ops.grouped_matmul.rules import (
+    aligned_elements,
+    alpha_alone,
+    alpha_of_the_host,
+    by_16_bytes,
+    dense_lines,
+    lists_alone,
+    no_config,
+    no_fast_accum,
+    some_elements,
+    steps_of_32_bits,
+)
+
+__all__ = ["ROWS"]
+
+RULES = (
+    *(lists_alone, dense_lines, aligned_elements, some_elements, no_fast_accum, alpha_alone, alpha_of_the_host),
+    *(no_config, steps_of_32_bits),
+)
+RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA asks for where tensor cores are used
+SM80, V12 = Arch(80), (12, 9)
+COMP_32F, COMP_64F = Compute.COMPUTE_32F, Compute.COMPUTE_64F
+EX = ("cublas", "cublasGemmGroupedBatchedEx", cublas_plan)
+
+GPU_ROWS = (
+#       op                 a     b     c     d      compute   rules     min_, max_, min_version, calls
+    Row("grouped_matmul", (F16,  F16,  F16,  F16),  COMP_32F, RULES_16, SM80, None, V12, *EX),
+    Row("grouped_matmul", (F16,  F16,  F32,  F32),  COMP_32F, RULES_16, SM80, None, V12, *EX),
+    Row("grouped_matmul", (BF16, BF16, BF16, BF16), COMP_32F, RULES_16, SM80, None, V12, *EX),
+    Row("grouped_matmul", (BF16, BF16, F32,  F32),  COMP_32F, RULES_16, SM80, None, V12, *EX),
+    Row("grouped_matmul", (F32,  F32,  F32,  F32),  COMP_32F, RULES,    SM80, None, V12, *EX),
+    Row("grouped_matmul", (F64,  F64,  F64,  F64),  COMP_64F, RULES,    SM80, None, V12, *EX),
+)
+# fmt: on
+
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        min_version=(),
+        library="numpy-cublas",
+        function="matmul",
+        call=numpy_plan,
+        run_on=("host",),
+        stands_for="cublas",
+    )
+    for row in GPU_ROWS
+)
+
+ROWS = stated((*GPU_ROWS, *HOST_ROWS))
