@@ -13,6 +13,7 @@ from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.ops.linalg import cublas_derived, cublas_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import (
     aligned,
+    by_lu_or_cholesky,
     even_batches,
     general,
     many_small,
@@ -35,7 +36,7 @@ ROUTINES = (
     ("cho_solve", "trsmBatched",   (*SMALL, several_right_sides), cublas_linalg,  MANY),
     ("lu_factor", "getrfBatched",  (*SMALL, square),              cublas_linalg,  MANY),
     ("lu_solve",  "getrsBatched",  SMALL,                         cublas_linalg,  MANY),
-    ("solve",     "getrsBatched",  SMALL,                         cublas_linalg,  MANY),
+    ("solve",     "getrsBatched",  (*SMALL, by_lu_or_cholesky),   cublas_linalg,  MANY),
     ("qr",        "geqrfBatched",  SMALL,                         cublas_linalg,  MANY),
     ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY),
     ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY),

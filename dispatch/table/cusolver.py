@@ -15,21 +15,32 @@ from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
 from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
 from dispatch.ops.linalg.drivers import by_gesvd, by_gesvdj, by_gesvdp, by_syevd, by_syevj
-from dispatch.ops.linalg.rules import aligned, even_batches, whole_spectrum
+from dispatch.ops.linalg.rules import aligned, even_batches, hermitian, not_hermitian, whole_spectrum
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 V11_7 = (11, 7)
+V12_4 = (12, 4)
+OF_HERMITIAN = "Hermitian"
 RULES = (aligned, even_batches)
 BY_SYEVD = (*RULES, by_syevd)
 BY_SYEVJ = (*RULES, by_syevj, whole_spectrum)
 BY_GESVD = (*RULES, by_gesvd)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
+SYM   = (*RULES, not_hermitian)
+HER   = (*RULES, hermitian)
 CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
 CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
 LU_SOLVE  = ("cusolverDn", "cusolverDnXgetrs", cusolver_linalg)
+SSYTRF    = ("cusolverDn", "cusolverDnSsytrf", cusolver_linalg)
+DSYTRF    = ("cusolverDn", "cusolverDnDsytrf", cusolver_linalg)
+CSYTRF    = ("cusolverDn", "cusolverDnCsytrf", cusolver_linalg)
+ZSYTRF    = ("cusolverDn", "cusolverDnZsytrf", cusolver_linalg)
+SYTRS     = ("cusolverDn", "cusolverDnXsytrs", cusolver_linalg)
+HETRF     = ("cusolverDn", "cusolverDnXhetrf", cusolver_linalg)
+HETRS     = ("cusolverDn", "cusolverDnXhetrs", cusolver_linalg)
 QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg)
 EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen)
 SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen)
@@ -63,8 +74,22 @@ GPU_ROWS = (
     Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, V11_7, *LU_SOLVE),
     Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
     Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (C128, C128), None,   RULES, SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_SOLVE),
+    Row("solve",     (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
+    Row("solve",     (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
+    Row("ldl",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SSYTRF),
+    Row("ldl",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *DSYTRF),
+    Row("ldl",       (C64,  C64),  None,   SYM,   SM75, None, V11_7, *CSYTRF),
+    Row("ldl",       (C128, C128), None,   SYM,   SM75, None, V11_7, *ZSYTRF),
+    Row("ldl",       (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRF, variant=OF_HERMITIAN),
+    Row("ldl",       (C128, C128), None,   HER,   SM75, None, V12_4, *HETRF, variant=OF_HERMITIAN),
+    Row("ldl_solve", (F32,  F32),  None,   RULES, SM75, None, V11_7, *SYTRS),
+    Row("ldl_solve", (F64,  F64),  None,   RULES, SM75, None, V11_7, *SYTRS),
+    Row("ldl_solve", (C64,  C64),  None,   SYM,   SM75, None, V11_7, *SYTRS),
+    Row("ldl_solve", (C128, C128), None,   SYM,   SM75, None, V11_7, *SYTRS),
+    Row("ldl_solve", (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
+    Row("ldl_solve", (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("qr",        (F32,  F32),  None,   RULES, SM75, None, V11_7, *QR),
     Row("qr",        (F64,  F64),  None,   RULES, SM75, None, V11_7, *QR),
     Row("qr",        (C64,  C64),  None,   RULES, SM75, None, V11_7, *QR),

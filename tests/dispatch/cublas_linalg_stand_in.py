@@ -11,6 +11,7 @@ import numpy as np
 from cudabind.sys import cublas as real
 from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
+from dispatch.ops.linalg.packed import expanded
 from dispatch.ops.linalg.reference import lapack
 from dispatch.ops.linalg.residuals import reflected
 
@@ -25,6 +26,7 @@ def install(monkeypatch, stand_in):
     monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
     for kind in (Convert, FormQ, Complete):
         monkeypatch.setattr(f"dispatch.ops.linalg.cublas.{kind.__name__}", kind)
+    monkeypatch.setattr("dispatch.ops.linalg.cusolver_symmetric.Convert", Convert)
     monkeypatch.setattr(stand_in.calls, "CallStep", Blas)
     monkeypatch.setattr(stand_in.calls, "Launch", Launch)
     return library
@@ -34,7 +36,8 @@ def install(monkeypatch, stand_in):
 class Launch:
     """A kernel of `reductions.py` by its name, of one matrix after the other."""
 
-    def __init__(self, executor, name, dtype, batch, blocks, arguments):
+    def __init__(self, executor, name, dtype, batch, blocks, arguments, source):
+        assert f"__global__ void {name}(" in source
         self.name, self.dtype, self.batch, self.arguments = name, dtype.numpy, batch, arguments
 
     def enqueue(self, addresses):
@@ -92,7 +95,15 @@ def first_zero(matrix, vector, dtype, number, source, n, info):
     vector(info, number, 1, np.int32)[0] = next((i + 1 for i, one in enumerate(diagonal) if one == 0), 0)
 
 
-KERNELS = {kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero)}
+def expand_ldl(matrix, vector, dtype, number, source, n, pivots, outer, blocks, order, lower, hermitian):
+    found = vector(pivots, number, n, np.int64)
+    made = expanded(matrix(source, number), found, lower=bool(lower), hermitian=bool(hermitian))
+    matrix(outer, number)[...], matrix(blocks, number)[...], vector(order, number, n, np.int64)[...] = made
+
+
+KERNELS = {
+    kernel.__name__: kernel for kernel in (determinant, reduce_columns, reciprocals, scale_rows, first_zero, expand_ldl)
+}
 
 
 class Blas:

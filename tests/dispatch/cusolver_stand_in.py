@@ -282,6 +282,18 @@ OLDER = {
     "heevj": syevj, "syevjBatched": syevj, "heevjBatched": syevj, "gesvdj": gesvdj, "gesvdjBatched": gesvdj_batched,
 }  # fmt: skip
 WORK = 40
+NUMBERS = (
+    "int",
+    "size_t",
+    "cublas",
+    "cusolverEigMode_t",
+    "cusolverEigType_t",
+    "cusolverEigRange_t",
+    "cudaDataType",
+    "float",
+    "signed",
+)
+WITHOUT_PARAMS = ("Xtrtri", "Xsytrs")
 
 
 class Routine:
@@ -292,21 +304,26 @@ class Routine:
 
     def __call__(self, *arguments):
         """One that tells the sizes of workspace."""
-        self.counted(len(arguments))
+        self.counted(arguments)
         for argument in arguments:
             if hasattr(argument, "_obj"):
                 argument._obj.value = WORK
 
     def counted(self, given):
-        """As many arguments as the library's own function has."""
+        """As many arguments as the library's own function has, each of its kind: a number, or an address."""
         declared = inspect.getsource(dn).split(f"def cusolverDn{self.name}(", 1)[1].split("/", 1)[0]
-        assert given == declared.count(":"), self.name
+        kinds = [one.split(":")[1].strip() for one in declared.replace("\n", " ").split(",") if ":" in one]
+        assert len(given) == len(kinds), self.name
+        for argument, kind in zip(given[1:], kinds[1:], strict=True):
+            is_number = isinstance(argument, (int, float, np.integer))
+            assert is_number == kind.startswith(NUMBERS), f"{self.name}: {argument!r} for {kind}"
+            assert not kind.startswith("int32_t") or -(2**31) <= argument < 2**31
 
     def unchecked(self, handle, *arguments):
         name = self.name
-        self.counted(1 + len(arguments))
+        self.counted((handle, *arguments))
         if name in X:
-            X[name](*arguments[name != "Xtrtri" :])  # without the parameters, of which that has none
+            X[name](*arguments[name not in WITHOUT_PARAMS :])
         else:
             OLDER[name[1:]](LETTERS[name[0]], *arguments)
         return 0
@@ -353,5 +370,5 @@ def executor_of(monkeypatch):
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
     for kind in (Copy, Spoil, PointerList):
         monkeypatch.setattr(calls, kind.__name__, kind)
-    workspace, target = SimpleNamespace(c_ptr=256), SimpleNamespace(value=0)
+    workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(256)), SimpleNamespace(value=0)
     return SimpleNamespace(workspace=workspace, target=target, stream=None)

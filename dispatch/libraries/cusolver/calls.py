@@ -19,7 +19,7 @@ from dispatch.libraries.cublas.calls import CallStep, Constant, Operand, Routine
 from dispatch.libraries.cusolver.copies import Copy, Keep, PointerList, Spoil
 from dispatch.libraries.cusolver.handle import handle_of
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusolver.reductions import THREADS, Launch
+from dispatch.libraries.cusolver.reductions import SOURCE, THREADS, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,11 +225,13 @@ class Steps:
         self._steps.append(PointerList(self.executor, matrix, place, self.batch))
         return place
 
-    def launch(self, name: str, dtype: Dtype, elements: int, *arguments: Any, share: int = THREADS) -> None:
+    def launch(
+        self, name: str, dtype: Dtype, elements: int, *arguments: Any, share: int = THREADS, source: str = SOURCE
+    ) -> None:
         """Launch a kernel over the batch, with a block for so many elements of a matrix as are its share."""
         if self.batch:
             blocks = max(1, -(-elements // share))
-            self._steps.append(Launch(self.executor, name, dtype, self.batch, blocks, arguments))
+            self._steps.append(Launch(self.executor, name, dtype, self.batch, blocks, arguments, source))
 
     def blas(self, name: str, dtype: Dtype, *arguments: Any) -> None:
         """Call a routine of cuBLAS once; places become addresses, and floats numbers of the dtype."""
@@ -286,12 +288,21 @@ class Steps:
         info: Place,
         behind: Sequence[Any] = (),
         count: int | None = None,
+        asked: Sequence[Any] | None = None,
     ) -> None:
-        """Call a routine of the 32-bit interface; its workspace, counted in elements, stands before its info."""
+        """Call a routine of the 32-bit interface; its workspace, counted in elements, stands before its info.
+
+        The function that tells the workspace is given the same arguments, or those that are `asked`.
+        """
         size = ctypes.c_int32()
         ask = getattr(dn, f"{name}_bufferSize")
         settings = tuple(getattr(one, "handle", one) for one in behind)
-        ask(self.handle.follow(), *map(self._as_asked, arguments), ctypes.byref(size), *settings)
+        ask(
+            self.handle.follow(),
+            *map(self._as_asked, arguments if asked is None else asked),
+            ctypes.byref(size),
+            *settings,
+        )
         work = self.work(size.value * dtype.itemsize)
         self.call(name, *arguments, work, size.value, info, *behind, count=count)
 

@@ -206,7 +206,7 @@ class Strides(ctypes.Structure):
 
 
 class Launch:
-    """A kernel of these as a step of a plan.
+    """A kernel of these, or of another source that takes its batch first, as a step of a plan.
 
     A Matrix among the arguments becomes an address and strides, a Place an address, None the null pointer, a member of
     an enum an int, other ints 64 bits and floats doubles.
@@ -215,7 +215,14 @@ class Launch:
     __slots__ = ("_executor", "_given", "_launch", "_slots")
 
     def __init__(
-        self, executor: CudaExecutor, name: str, dtype: Dtype, batch: int, blocks: int, arguments: Sequence[Any]
+        self,
+        executor: CudaExecutor,
+        name: str,
+        dtype: Dtype,
+        batch: int,
+        blocks: int,
+        arguments: Sequence[Any],
+        source: str = SOURCE,
     ) -> None:
         self._executor = executor
         self._slots: list[tuple[ctypes.c_void_p, Place]] = []
@@ -224,7 +231,7 @@ class Launch:
             given.extend(self._prepared(argument))
         self._given = tuple(given)
         pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
-        function = loaded(SOURCE, name, options(dtype), executor.device)
+        function = loaded(source, name, options(dtype), executor.device)
         grid = (min(blocks, MOST_BLOCKS), min(batch, MOST_BLOCKS), 1)
         fixed = (ctypes.c_void_p(function), *grid, THREADS, 1, 1, 0, executor.target, pointers, None)
         self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)

@@ -36,6 +36,7 @@ from dispatch.ops.linalg.request import (
     SolveRequest,
 )
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, GeneralizedEighRequest, SvdDriver, SvdRequest
+from dispatch.ops.linalg.symmetric import LdlRequest, LdlSolveRequest
 
 __all__ = [
     "ChoSolveRequest",
@@ -47,6 +48,8 @@ __all__ = [
     "GeneralizedEighRequest",
     "InvRequest",
     "InverseKind",
+    "LdlRequest",
+    "LdlSolveRequest",
     "LstsqDriver",
     "LstsqRequest",
     "LuFactorRequest",
@@ -70,6 +73,8 @@ __all__ = [
     "eigh",
     "generalized_eigh",
     "inv",
+    "ldl",
+    "ldl_solve",
     "lstsq",
     "lu_factor",
     "lu_solve",
@@ -114,6 +119,8 @@ lu_factor = request_function(LuFactorRequest, "lu_factor")
 lu_solve = request_function(LuSolveRequest, "lu_solve")
 solve = request_function(SolveRequest, "solve")
 qr = request_function(QrRequest, "qr")
+ldl = request_function(LdlRequest, "ldl")
+ldl_solve = request_function(LdlSolveRequest, "ldl_solve")
 eigh = request_function(EighRequest, "eigh")
 generalized_eigh = request_function(GeneralizedEighRequest, "generalized_eigh")
 eig = request_function(EigRequest, "eig")

@@ -34,6 +34,7 @@ from dispatch.ops.linalg.forms import (
 from dispatch.ops.linalg.reference import evaluate
 from dispatch.ops.linalg.residuals import ResidualCheck
 from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
+from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
 from dispatch.testing.check import MadeCase, place
 from dispatch.testing.memory import poison
 
@@ -49,13 +50,13 @@ KINDS: dict[str, Any] = {
     kind.op: kind
     for kind in (
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
-        *(ops.EigRequest, ops.RandomizedSvdRequest),
+        *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
         *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
     )
 }
 VECTORS = (  # outputs that are dense
-    *("info", "count", "pivots", "tau", "w", "s", "det", "sign", "logabsdet", "norm", "rank", "residuals"),
+    *("info", "count", "pivots", "tau", "w", "s", "det", "sign", "logabsdet", "norm", "rank", "residuals", "perm"),
 )
 FEW = 6  # elements of matrices of which some mutations are no other matrices
 
@@ -79,6 +80,7 @@ FORMS = {
     ),
     **SPECTRAL_FORMS,
     **DERIVED_FORMS,
+    **SYMMETRIC_FORMS,
 }
 
 
@@ -120,7 +122,8 @@ MANY_FORMS = {
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op, of those with drivers the row's own; of a row for many small matrices, several such."""
-    forms = (*MANY_FORMS[row.op], *FORMS[row.op][::4]) if row.variant.startswith("of many") else FORMS[row.op]
+    forms = FORMS[row.op]
+    forms = (*MANY_FORMS[row.op], *forms[::4]) if row.variant.startswith("of many") else forms_of(row, forms)
     if row.op in DRIVERS:
         usual, own = next(iter(DRIVERS[row.op])), driver_of(row)
         forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is own)
@@ -145,12 +148,15 @@ def by_the_least(op: str, form: Form) -> bool:
 def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[str, Array]:
     """The operands of a request by name, in its dtype."""
     choices = dict(form.choices)
-    kind_of = choices.get("assume_a")
-    is_triangle = op == "inv" and kind_of in (ops.InverseKind.LOWER, ops.InverseKind.UPPER)
-    is_positive = op in ("cholesky", "cho_solve") or kind_of in (ops.MatrixKind.POS, ops.InverseKind.POS)
-    is_half = is_positive or is_triangle or op in HERMITIAN
+    assumed, is_hermitian = choices.get("assume_a"), kind_of(op, choices)
+    is_triangle = op == "inv" and assumed in (ops.InverseKind.LOWER, ops.InverseKind.UPPER)
+    is_positive = op in ("cholesky", "cho_solve") or assumed in (ops.MatrixKind.POS, ops.InverseKind.POS)
+    is_half = is_positive or is_triangle or op in HERMITIAN or is_hermitian is not None
     made = []
     for _ in np.ndindex(form.batch):
+        if is_hermitian is not None:
+            made.append(symmetric(form.kind, form.rows, dtype, rng, hermitian=is_hermitian))
+            continue
         one = matrix(form.kind, form.rows, form.cols, dtype, rng, positive=is_positive)
         if op in HERMITIAN and form.kind in ("random", "graded"):
             one = one + one.conj().T
@@ -163,11 +169,15 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
     if op == "lu_solve":
         factors = evaluate(ops.LuFactorRequest(_on_host(a.astype(dtype.numpy))), EXACT)
         found = {"lu": factors["out"], "pivots": factors["pivots"]}
+    elif op == "ldl_solve":
+        triangle = {"lower": choices["lower"], "hermitian": choices["hermitian"]}
+        factors = evaluate(ops.LdlRequest(_on_host(a.astype(dtype.numpy)), **triangle), EXACT)
+        a, found = factors["out"], {"pivots": factors["pivots"]}
     else:
         found = {KINDS[op].reads[0]: a}
     if is_half:
         name = KINDS[op].reads[0]
-        lower = kind_of is ops.InverseKind.LOWER if is_triangle else choices["lower"]
+        lower = assumed is ops.InverseKind.LOWER if is_triangle else choices["lower"]
         halves = [half(a[index], lower=lower) for index in np.ndindex(form.batch)]
         found[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
@@ -214,7 +224,7 @@ def check(op: str, dtype: Any, form: Form, name: str, device: Device, rng: np.ra
 # -- wrong results that every case must reject ------------------------------------------------------------------------
 def _flipped(request: Any) -> Any:
     """Of the other triangle."""
-    if not hasattr(request, "lower") or request.matrices.size < FEW:
+    if not hasattr(request, "lower") or request.matrices.size < FEW or request.op == "ldl_solve":  # which refuses that
         return None
     given = {name: np.asarray(tensor) for name, tensor, written in request.tensors() if not written}
     if not np.isnan(given[request.reads[0]]).any():
@@ -258,6 +268,8 @@ MUTATIONS = {
     "a sign that is another": _with(sign=lambda found: -found["sign"]),
     "a logarithm of base 2": _with(logabsdet=lambda found: found["logabsdet"] / np.log(2)),
     "a norm squared": _with(norm=lambda found: found["norm"] ** 2),
+    "rows in another order": _with(perm=lambda found: np.roll(found["perm"], 1, axis=-1)),
+    "blocks of another sign": _with(d=lambda found: -found["d"]),
     "a rank too high": _with(rank=lambda found: found["rank"] + 1),
     "residuals whose root is taken": _with(residuals=lambda found: np.sqrt(found["residuals"])),
 }

@@ -13,6 +13,7 @@ from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place, count_of, matrix_of
+from dispatch.ops.linalg import cusolver_symmetric as symmetric
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
     ChoSolveRequest,
@@ -196,6 +197,8 @@ def solve(request: SolveRequest, steps: Operands) -> Plan:
     The transposed matrix would do as well, and need no exchange of rows and columns; but of a singular one it has other
     pivots, and the status would not be that of `lu_factor`.
     """
+    if request.assume_a not in (MatrixKind.GEN, MatrixKind.POS):
+        return symmetric.solve(request, steps)
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     in_rows = a.mT.by_columns and not a.by_columns
     source = a.mT if in_rows else a
@@ -264,5 +267,7 @@ MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
     "lu_factor": lu_factor,
     "lu_solve": lu_solve,
     "solve": solve,
+    "ldl": symmetric.ldl,
+    "ldl_solve": symmetric.ldl_solve,
     "qr": qr,
 }

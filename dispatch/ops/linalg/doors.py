@@ -14,7 +14,7 @@ from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.derived_doors import det, inv, lstsq, matrix_rank, norm, pinv, slogdet
 from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
-from dispatch.ops.linalg.status import NOT_POSITIVE, check_info, checked
+from dispatch.ops.linalg.status import NOT_POSITIVE, ZERO_IN_D, check_info, checked
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.request import MatrixKind
@@ -30,6 +30,7 @@ __all__ = [
     "eigvals",
     "eigvalsh",
     "inv",
+    "ldl",
     "lstsq",
     "lu_factor",
     "lu_solve",
@@ -88,11 +89,33 @@ def solve(
     autotune: bool = False,
     check: bool = True,
 ) -> Any:
-    """The x of A·x = b; `assume_a="pos"` where A is positive definite, of which one triangle is read."""
+    """The x of A·x = b; `assume_a` is "gen", "pos" where A is positive definite, "sym" or "her".
+
+    Of a matrix that is positive definite, symmetric or Hermitian one triangle is read.
+    """
     results = ops.solve(a, b, assume_a=assume_a, lower=lower, autotune=autotune, out=b if overwrite_b else None)
-    is_positive = ops.MatrixKind.POS in (assume_a, ops.MatrixKind.named(str(assume_a)))
-    said = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'} if is_positive else {}
+    kind = assume_a if isinstance(assume_a, ops.MatrixKind) else ops.MatrixKind.named(str(assume_a))
+    said = {}
+    if kind is ops.MatrixKind.POS:
+        said = {"meaning": NOT_POSITIVE, "hint": 'assume_a="gen" takes any matrix'}
+    elif kind is not ops.MatrixKind.GEN:
+        said = {"meaning": ZERO_IN_D}
     return checked("solve", results, check=check, **said)
+
+
+def ldl(
+    a: Any,
+    lower: bool = True,  # SciPy's
+    hermitian: bool = True,  # SciPy's
+    overwrite_a: bool = False,  # SciPy's, who frees the memory of `a` to be used: here nothing is won by it
+) -> Any:
+    """(lu, d, perm) of A = lu·d·luᴴ, or lu·d·luᵀ unless `hermitian`; lu[perm] is a triangle, and perm counts from 0.
+
+    The factors of a singular matrix are right, too: nothing can fail. `dispatch.ldl` gives them as LAPACK packs them,
+    which `dispatch.ldl_solve` takes.
+    """
+    del overwrite_a
+    return ops.ldl(a, lower=lower, hermitian=hermitian, expand=True)[:3]
 
 
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.device.layout import Array
 
-__all__ = ["beyond", "norm", "of", "transformed", "unitary", "whole", "zeros"]
+__all__ = ["beyond", "norm", "of", "solution", "transformed", "unitary", "whole", "zeros"]
 
 
 def whole(a: Array, *, lower: bool) -> Array:
@@ -55,3 +57,11 @@ def transformed(a: Array, b: Array, problem: int) -> Array:
         made = factor.conj().T @ a @ factor
     found: Array = (made + made.conj().T) / 2
     return found
+
+
+def solution(a: Array, b: Array, x: Array, eps: float) -> Iterator[tuple[str, float]]:
+    """What is left of A·x = b, of each column."""
+    b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
+    for column in range(x.shape[1]):
+        one = x[:, column : column + 1]
+        yield f"b - A·x, column {column},", of(a @ one - b[:, column : column + 1], norm(a) * norm(one), eps, len(a))

@@ -15,6 +15,7 @@ from dispatch.keys import C128, F64
 from dispatch.ops.linalg.reference_derived import DERIVED
 from dispatch.ops.linalg.request import MatrixKind, QrMode
 from dispatch.ops.linalg.spectral_reference import SPECTRAL, lapack
+from dispatch.ops.linalg.symmetric_reference import SYMMETRIC, factored, solved
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
 
-__all__ = ["evaluate", "lapack", "scipy_linalg"]
+__all__ = ["RIGHT_EVEN_SO", "evaluate", "lapack", "scipy_linalg"]
 
+RIGHT_EVEN_SO = ("lu_factor", "ldl")  # whose results stay where the status is not 0
 NEEDS_SCIPY = "needs SciPy on the host, which is not installed: pip install 'cudabind[host]'"
 
 
@@ -52,7 +54,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     for place in np.ndindex(batch):
         one = MEANING[request.op](request, *(given[name][place] for name in request.reads))
         for name in outputs:
-            if one.get("info", 0) and found[name].dtype.kind in kinds and request.op != "lu_factor":
+            if one.get("info", 0) and found[name].dtype.kind in kinds and request.op not in RIGHT_EVEN_SO:
                 found[name][place] = complex(np.nan, np.nan) if found[name].dtype.kind == "c" else np.nan
             else:
                 found[name][place] = one[name]
@@ -104,6 +106,10 @@ def _solve(request: Any, a: Array, b: Array) -> dict[str, Any]:
     if request.assume_a is MatrixKind.POS:
         c, info = lapack("potrf", a.dtype)(a, lower=request.lower)
         x = b if info else lapack("potrs", a.dtype)(c, b, lower=request.lower)[0]
+    elif request.assume_a is not MatrixKind.GEN:
+        kind = {"lower": request.lower, "hermitian": request.assume_a is MatrixKind.HER}
+        ldu, pivots, info = factored(a, **kind)
+        x = b if info else solved(ldu, pivots, b, **kind)
     else:
         lu, pivots, info = lapack("getrf", a.dtype)(a)
         x = b if info else lapack("getrs", a.dtype)(lu, pivots, b)[0]
@@ -133,5 +139,6 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
     "solve": _solve,
     "qr": _qr,
     **SPECTRAL,
+    **SYMMETRIC,
 }
 MEANING = {**ONE, **DERIVED}

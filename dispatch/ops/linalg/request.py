@@ -37,14 +37,19 @@ __all__ = [
 
 
 class MatrixKind(Choice):
-    """What is known of a matrix: GEN nothing, so that it is factorized by LU; POS that it is positive definite."""
+    """What is known of a matrix: GEN nothing, POS that it is positive definite, SYM symmetric, HER Hermitian.
+
+    It is factorized by LU, Cholesky's method, L·D·Lᵀ or L·D·Lᴴ.
+    """
 
     GEN = 0
     POS = 1
+    SYM = 2
+    HER = 3
 
     @staticmethod
     def other_names() -> dict[str, str]:
-        return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS"}
+        return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
 
 
 class QrMode(Choice):
@@ -204,16 +209,18 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
-    """The x of A·x = b, by LU or, of a positive definite matrix, by Cholesky; gives back (out, info).
+    """The x of A·x = b, by LU or as much as is known of the matrix allows; gives back (out, info).
 
     Attributes:
         a: (…, n, n); it is copied, and stays as it is.
         b: (…, n, k), or (n,) for one matrix.
-        assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, of which one triangle is read.
-        lower: with POS, whether that is the lower one.
+        assume_a: POS ("pos") where A is symmetric or Hermitian positive definite, SYM or HER ("sym", "her") where it is
+            symmetric or Hermitian and need not be definite; then one triangle is read. Of complex matrices that are
+            HER cuSOLVER has the routine from 12.4 on.
+        lower: with these, whether that is the lower one.
         autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
-        info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, and then x is NaN.
+        info: i32, one for each matrix: 0, or as `lu_factor`, `cholesky` and `ldl` have it, and then x is NaN.
     """
 
     op: ClassVar[str] = "solve"

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dispatch.ops.linalg.base import real_of
-from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
+from dispatch.ops.linalg.norms import norm, of, solution, unitary, whole, zeros
+from dispatch.ops.linalg.packed import mirrored
+from dispatch.ops.linalg.reference import RIGHT_EVEN_SO
 from dispatch.ops.linalg.request import MatrixKind, QrMode
 from dispatch.ops.linalg.residuals_derived import DERIVED
 from dispatch.ops.linalg.spectral_residuals import SPECTRAL
+from dispatch.ops.linalg.symmetric_residuals import SYMMETRIC
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
 from dispatch.testing.roundoff import ROUNDOFF
@@ -52,7 +55,9 @@ class ResidualCheck(Check):
         names = tuple(self.request.outputs())
         found = {name: tensor.numpy() for name, tensor in zip(names, made, strict=True)}
         request: Any = self.request
-        if "info" in found and request.op != "lu_factor":  # where it says what U has, which roundoff may decide
+        if (
+            "info" in found and request.op not in RIGHT_EVEN_SO
+        ):  # where it says what a factor has, which roundoff may do
             info, expected = (one["info"].tolist() for one in (found, self.expected))
             if info != expected:
                 self._refuse(f"info is {info}, expected {expected}")
@@ -75,7 +80,7 @@ def _exact(values: Array) -> Array:
 
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
     """What is measured of one matrix, with its size in units of n·eps."""
-    if found.get("info", 0) and request.op != "lu_factor":
+    if found.get("info", 0) and request.op not in RIGHT_EVEN_SO:
         for name in found.keys() - {"count", "info", "rank"}:
             yield (
                 f"{name}, NaN where the status is not 0, for which this",
@@ -87,6 +92,8 @@ def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) ->
         request.op == "solve" and request.assume_a is MatrixKind.POS
     ):
         a = whole(a, lower=request.lower)
+    elif request.op == "solve" and request.assume_a is not MatrixKind.GEN:
+        a = mirrored(a, lower=request.lower, hermitian=request.assume_a is MatrixKind.HER)
     eps = ROUNDOFF[real_of(request.matrices.dtype)][0]
     yield from MEASURES[request.op](request, a, given, found, eps)
 
@@ -99,17 +106,10 @@ def _cholesky(request: Any, a: Array, given: Any, found: Any, eps: float) -> Rat
     yield "A - L·Lᴴ", of(made - a, norm(a), eps, len(a))
 
 
-def _solution(a: Array, b: Array, x: Array, eps: float) -> Ratios:
-    b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
-    for column in range(x.shape[1]):
-        one = x[:, column : column + 1]
-        yield f"b - A·x, column {column},", of(a @ one - b[:, column : column + 1], norm(a) * norm(one), eps, len(a))
-
-
 def _cho_solve(request: Any, c: Array, given: Any, found: Any, eps: float) -> Ratios:
     f = np.tril(c) if request.lower else np.triu(c)
     a = f @ f.conj().T if request.lower else f.conj().T @ f
-    yield from _solution(a, given["b"], found["out"], eps)
+    yield from solution(a, given["b"], found["out"], eps)
 
 
 def exchanged(rows: int, pivots: Array) -> Array:
@@ -146,12 +146,12 @@ def _lu_solve(request: Any, lu: Array, given: Any, found: Any, eps: float) -> Ra
     a = np.zeros_like(lu)
     a[exchanged(len(lu), given["pivots"])] = lower @ upper
     a = (a, a.T, a.conj().T)[request.trans]
-    yield from _solution(a, given["b"], found["out"], eps)
+    yield from solution(a, given["b"], found["out"], eps)
 
 
 def _solve(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del request
-    yield from _solution(a, given["b"], found["out"], eps)
+    yield from solution(a, given["b"], found["out"], eps)
 
 
 def _qr(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
@@ -192,4 +192,5 @@ MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "qr": _qr,
     **SPECTRAL,
     **DERIVED,
+    **SYMMETRIC,
 }

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cusolver.matrix import batch_step
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
+from dispatch.ops.linalg.request import MatrixKind
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.base import LinalgRequest
     from dispatch.ops.linalg.derived import InvRequest, LstsqRequest
-    from dispatch.ops.linalg.request import ChoSolveRequest
+    from dispatch.ops.linalg.request import ChoSolveRequest, SolveRequest
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
 
 __all__ = [
     "MOST_INVERTED",
     "aligned",
+    "by_lu_or_cholesky",
     "even_batches",
     "general",
+    "hermitian",
     "many_small",
+    "not_hermitian",
     "of_full_rank",
     "several_right_sides",
     "square",
@@ -100,3 +104,35 @@ def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:
     """No subset of the eigenvalues."""
     is_part = request.subset_by_index is not None or request.subset_by_value is not None
     return "needs all eigenvalues wanted, has a subset of them" if is_part else ""
+
+
+def by_lu_or_cholesky(request: SolveRequest) -> str:
+    """What cuBLAS has batched routines for."""
+    if request.assume_a in (MatrixKind.GEN, MatrixKind.POS):
+        return ""
+    return f"needs assume_a=GEN or POS, has {request.assume_a.name}"  # type: ignore[union-attr]
+
+
+def _is_hermitian(request: Any) -> bool:
+    """Whether a complex matrix is taken as Hermitian and need not be definite."""
+    kind = request.assume_a is MatrixKind.HER if request.op == "solve" else request.hermitian
+    return bool(kind and request.matrices.dtype.is_complex)
+
+
+def not_hermitian(request: Any) -> str:
+    """`sytrf` takes complex matrices that are symmetric."""
+    if not _is_hermitian(request):
+        return ""
+    dtype = request.matrices.dtype
+    if request.op == "solve":
+        return f"needs assume_a=SYM, or a real matrix, has HER of {dtype}: assume_a='gen' takes the whole matrix"
+    return f"needs hermitian=False, or a real matrix, has True of {dtype}: lu_factor or eigh take the whole matrix"
+
+
+def hermitian(request: Any) -> str:
+    """`hetrf` takes Hermitian matrices."""
+    if _is_hermitian(request):
+        return ""
+    if request.op == "solve":
+        return f"needs assume_a=HER, has {request.assume_a.name}"
+    return "needs hermitian=True, has False"

@@ -10,10 +10,11 @@ from dispatch.checks import check_bool
 from dispatch.device.tensor import Tensor
 from dispatch.errors import LinAlgError
 
-__all__ = ["NOT_POSITIVE", "check_info", "checked", "numbers"]
+__all__ = ["NOT_POSITIVE", "ZERO_IN_D", "check_info", "checked", "numbers"]
 
 NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
+ZERO_IN_D = "the matrix is singular: D[{before}, {before}] of its L·D·Lᴴ factorization is exactly 0"
 UNCONVERGED = "the method did not converge (info {status})"
 PAIR = (
     "info is {status}: up to n it did not converge, n + i is that b's leading minor of order i is not positive definite"
@@ -21,6 +22,7 @@ PAIR = (
 MEANINGS = {
     "cholesky": (NOT_POSITIVE, "add a multiple of the identity, or take dispatch.linalg.solve, which pivots"),
     "lu_factor": (SINGULAR, "the factors are right, but no system can be solved with them: check=False gives them"),
+    "ldl": (ZERO_IN_D, "the factors are right, but no system can be solved with them"),
     "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
     "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
     **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
@@ -36,8 +38,8 @@ def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") ->
     """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
 
     Args:
-        routine: the function that gave it: "cholesky", "lu_factor", "solve", "inv", "eigh", "svd", "pinv", "lstsq" or
-            "matrix_rank".
+        routine: the function that gave it: "cholesky", "lu_factor", "ldl", "solve", "inv", "eigh", "svd", "pinv",
+            "lstsq" or "matrix_rank".
         info: the status, a tensor of ours or of another library.
         meaning, hint: what to say instead of what is said of that function.
     """

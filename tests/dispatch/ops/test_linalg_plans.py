@@ -22,6 +22,7 @@ def loaded(name):
 
 stand_in = loaded("cusolver_stand_in")
 spectral = loaded("cusolver_spectral_stand_in")
+symmetric = loaded("cusolver_symmetric_stand_in")
 products = loaded("cublas_linalg_stand_in")
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_arch != HOST]
@@ -34,6 +35,7 @@ def executor(monkeypatch):
     made = stand_in.executor_of(monkeypatch)
     made.batched = products.install(monkeypatch, stand_in)
     spectral.install(monkeypatch, stand_in)
+    symmetric.install(stand_in)
     return made
 
 

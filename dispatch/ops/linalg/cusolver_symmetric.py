@@ -1,0 +1,102 @@
+"""Symmetric and Hermitian indefinite matrices by cuSOLVER: `sytrf` and `sytrs`, and from 12.4 on `hetrf` and `hetrs`.
+
+`sytrf` counts pivots in 32 bits, what solves with them in 64: a kernel of this library widens them. Follows
+https://docs.nvidia.com/cuda/cusolver/#cusolverdn-t-sytrf and #cusolverdnxsytrs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudabind.sys import cublas_types as cb
+from dispatch.libraries.cublas.batched import Convert
+from dispatch.libraries.cusolver.calls import LETTERS, cuda_type
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.expansion import SOURCE
+from dispatch.ops.linalg.request import MatrixKind
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.ops.linalg.request import SolveRequest
+    from dispatch.ops.linalg.symmetric import LdlRequest, LdlSolveRequest
+
+__all__ = ["ldl", "ldl_solve", "solve"]
+
+FILL = {True: cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, False: cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER}
+NARROW, WIDE = 4, 8  # bytes of a pivot
+
+
+def ldl(request: LdlRequest, steps: Operands) -> Plan:
+    """Copy the triangle into the result, with zeros beside it, and factorize it there, or take it apart behind that."""
+    a, n, keep = steps.matrix("a"), request.a.shape[-1], triangle(lower=request.lower)
+    kind = {"lower": request.lower, "hermitian": request.hermitian}
+    if request.expand:
+        made, pivots = steps.scratch_matrix(a.dtype, n, n), steps.scratch(n * WIDE)
+        steps.copy(a, made, keep)
+        factorize(steps, made, pivots, steps.vector("info"), **kind)
+        results = steps.matrix("lu"), steps.matrix("d"), steps.vector("perm")
+        choices = (int(request.lower), int(request.hermitian))
+        steps.launch("expand_ldl", a.dtype, n, made, n, pivots, *results, *choices, share=1, source=SOURCE)
+    else:
+        wanted = steps.matrix("out")
+        made = steps.target(wanted)
+        steps.copy(a, made, keep)
+        factorize(steps, made, steps.vector("pivots"), steps.vector("info"), **kind)
+        steps.copy(made, wanted, keep)  # whatever the routine has left beside the triangle
+    return steps.plan(capture_safe=False)
+
+
+def ldl_solve(request: LdlSolveRequest, steps: Operands) -> Plan:
+    """Copy b into the result and solve there."""
+    ldu, wanted = steps.matrix("ldu"), steps.matrix("out")
+    if not ldu.by_columns:
+        made = steps.target(ldu)
+        steps.copy(ldu, made, triangle(lower=request.lower))
+        ldu = made
+    x = steps.target(wanted)
+    steps.copy(steps.matrix("b"), x)
+    substitute(steps, ldu, steps.vector("pivots"), x, lower=request.lower, hermitian=request.hermitian)
+    steps.finish(x, wanted)
+    return steps.plan(capture_safe=False)
+
+
+def solve(request: SolveRequest, steps: Operands) -> Plan:
+    """Factorize a copy of the triangle, and solve in the result."""
+    a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
+    kind = {"lower": request.lower, "hermitian": request.assume_a is MatrixKind.HER}
+    copy, x, pivots = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted), steps.scratch(a.rows * WIDE)
+    steps.copy(a, copy, triangle(lower=request.lower))
+    factorize(steps, copy, pivots, info, **kind)
+    steps.copy(steps.matrix("b"), x)
+    substitute(steps, copy, pivots, x, **kind)
+    steps.finish(x, wanted)
+    steps.spoil(info, wanted)
+    return steps.plan(capture_safe=False)
+
+
+def triangle(*, lower: bool) -> Keep:
+    """What is read of a matrix."""
+    return Keep.LOWER if lower else Keep.UPPER
+
+
+def factorize(steps: Operands, a: Matrix, pivots: Place, info: Place, *, lower: bool, hermitian: bool) -> None:
+    """Factorize each matrix in its memory; pivots of 64 bits."""
+    if hermitian and a.dtype.is_complex:
+        kind = cuda_type(a.dtype)
+        steps.call_x("cusolverDnXhetrf", FILL[lower], a.rows, kind, a.place, a.ld, pivots, kind, info=info)
+        return
+    narrow = steps.scratch(a.rows * NARROW)
+    given, asked = (FILL[lower], a.rows, a.place, a.ld, narrow), (a.rows, a.place, a.ld)
+    steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}sytrf", a.dtype, *given, info=info, asked=asked)
+    steps.append(Convert(steps.executor, narrow, pivots, a.rows * steps.batch, widen=True))
+
+
+def substitute(steps: Operands, a: Matrix, pivots: Place, x: Matrix, *, lower: bool, hermitian: bool) -> None:
+    """Solve with the factors of each matrix, in x's memory."""
+    kind = cuda_type(a.dtype)
+    given = (FILL[lower], a.rows, x.cols, kind, a.place, a.ld, pivots, kind, x.place, x.ld)
+    is_hermitian = hermitian and a.dtype.is_complex
+    name = "cusolverDnXhetrs" if is_hermitian else "cusolverDnXsytrs"
+    steps.call_x(name, *given, info=steps.ignored_info(), params=is_hermitian)
