@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cublas.batched import Convert
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.expansion import SOURCE
+from dispatch.ops.linalg.operands import LOWER, UPPER
 from dispatch.ops.linalg.request import MatrixKind
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.libraries.cusolver.matrix import Matrix, Place
-    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.ops.linalg.operands import Operands
     from dispatch.ops.linalg.request import SolveRequest
     from dispatch.ops.linalg.symmetric import LdlRequest, LdlSolveRequest
 
 __all__ = ["ldl", "ldl_solve", "solve"]
 
-FILL = {True: cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, False: cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER}
+FILL = {True: LOWER, False: UPPER}
 NARROW, WIDE = 4, 8  # bytes of a pivot
 
 
