@@ -14,8 +14,8 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
 from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
-from dispatch.ops.linalg.drivers import by_gesvd, by_gesvdj, by_gesvdp, by_syevd, by_syevj
-from dispatch.ops.linalg.rules import aligned, even_batches, hermitian, not_hermitian, whole_spectrum
+from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevj
+from dispatch.ops.linalg.rules import aligned, economical, even_batches, hermitian, not_hermitian, whole_spectrum
 
 __all__ = ["ROWS"]
 
@@ -145,10 +145,11 @@ GPU_ROWS = (
 )
 # Of the other drivers of an op: what they ask, and their routine for a real and for a complex matrix.
 OTHERS = {
-    ("eigh",             "syevj"):  (BY_SYEVJ,                          "{}syevj",  "{}heevj"),
-    ("generalized_eigh", "syevj"):  (BY_SYEVJ,                          "{}sygvj",  "{}hegvj"),
-    ("svd",              "gesvdj"): ((*RULES, by_gesvdj), "{}gesvdj", "{}gesvdj"),
-    ("svd",              "gesvdp"): ((*RULES, by_gesvdp), "Xgesvdp",  "Xgesvdp"),
+    ("eigh",             "syevj"):  (BY_SYEVJ,                         "{}syevj",                "{}heevj"),
+    ("generalized_eigh", "syevj"):  (BY_SYEVJ,                         "{}sygvj",                "{}hegvj"),
+    ("svd",              "gesvdj"): ((*RULES, by_gesvdj),              "{}gesvdj",               "{}gesvdj"),
+    ("svd",              "gesvdp"): ((*RULES, by_gesvdp),              "Xgesvdp",                "Xgesvdp"),
+    ("svd",              "gesvda"): ((*RULES, by_gesvda, economical),  "{}gesvdaStridedBatched", "{}gesvdaStridedBatched"),
 }
 # fmt: on
 DRIVER_ROWS = tuple(

@@ -7,10 +7,12 @@ With it the plans of linear algebra run where no GPU is: all but the library and
 
 import ctypes
 import inspect
+from enum import IntEnum
 from types import SimpleNamespace
 
 import numpy as np
 
+from cudabind.sys import cusolver_types
 from cudabind.sys import cusolverDn as dn
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver import calls
@@ -272,6 +274,27 @@ def gesvdj_batched(dtype, mode, m, n, a, lda, s, u, ldu, v, ldv, work, size, inf
         with_v(mode, 0, columns(at, dtype, m, n, lda), values, left, ldu, right, ldv, info, number)
 
 
+def gesvda(
+    dtype, mode, rank, m, n, a, lda, step_a, s, step_s, u, ldu, step_u, v, ldv, step_v, work, size, info, norms, batch
+):
+    """The eigenvalues of Aᴴ·A, as the library takes them."""
+    assert m >= n >= rank >= 1
+    assert norms is None
+    assert (step_a >= lda * n, step_s >= rank, step_u >= ldu * rank, step_v >= ldv * rank) == (True,) * 4
+    real, item = np.empty(0, dtype).real.dtype, dtype.itemsize
+    for number in range(batch):
+        one = columns(value(a) + number * step_a * item, dtype, m, n, lda)
+        finite = np.isfinite(one).all()
+        w, vectors = np.linalg.eigh(one.conj().T @ one) if finite else (np.ones(n), np.full((n, n), np.nan))
+        values = np.sqrt(np.maximum(w[::-1], 0))[:rank]
+        strided(value(s) + number * step_s * real.itemsize, real, (rank,), (1,))[...] = values if finite else np.nan
+        if mode:
+            right = vectors[:, ::-1][:, :rank]
+            columns(value(v) + number * step_v * item, dtype, n, rank, ldv)[...] = right
+            columns(value(u) + number * step_u * item, dtype, m, rank, ldu)[...] = one @ right / values
+        put_info(info, 0, number)
+
+
 X = {
     "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgetrs": xgetrs, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
     "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp, "Xtrtri": xtrtri,
@@ -280,12 +303,14 @@ OLDER = {
     "potrfBatched": potrf_batched, "potrsBatched": potrs_batched, "potri": potri,
     "ormqr": ormqr, "unmqr": ormqr, "orgqr": orgqr, "ungqr": orgqr, "syevj": syevj,
     "heevj": syevj, "syevjBatched": syevj, "heevjBatched": syevj, "gesvdj": gesvdj, "gesvdjBatched": gesvdj_batched,
+    "gesvdaStridedBatched": gesvda,
 }  # fmt: skip
 WORK = 40
 NUMBERS = (
     "int",
     "size_t",
     "cublas",
+    "cusolver_int_t",
     "cusolverEigMode_t",
     "cusolverEigType_t",
     "cusolverEigRange_t",
@@ -294,6 +319,7 @@ NUMBERS = (
     "signed",
 )
 WITHOUT_PARAMS = ("Xtrtri", "Xsytrs")
+BITS = {"int32_t": 32, "cusolver_int_t": 32, "int64_t": 64}
 
 
 class Routine:
@@ -317,7 +343,12 @@ class Routine:
         for argument, kind in zip(given[1:], kinds[1:], strict=True):
             is_number = isinstance(argument, (int, float, np.integer))
             assert is_number == kind.startswith(NUMBERS), f"{self.name}: {argument!r} for {kind}"
-            assert not kind.startswith("int32_t") or -(2**31) <= argument < 2**31
+        for argument, kind in zip(given, kinds, strict=True):
+            bits, enum = BITS.get(kind), getattr(dn, kind, None) or getattr(cusolver_types, kind, None)
+            if bits:
+                assert -(2 ** (bits - 1)) <= int(argument) < 2 ** (bits - 1), (self.name, kind, argument)
+            elif isinstance(enum, type) and issubclass(enum, IntEnum):
+                assert argument in list(enum), (self.name, kind, argument)
 
     def unchecked(self, handle, *arguments):
         name = self.name

@@ -292,11 +292,12 @@ class Steps:
     ) -> None:
         """Call a routine of the 32-bit interface; its workspace, counted in elements, stands before its info.
 
-        The function that tells the workspace is given the same arguments, or those that are `asked`.
+        The function that tells the workspace is given the same arguments, or those that are `asked`, and what is behind
+        but no None.
         """
         size = ctypes.c_int32()
         ask = getattr(dn, f"{name}_bufferSize")
-        settings = tuple(getattr(one, "handle", one) for one in behind)
+        settings = tuple(getattr(one, "handle", one) for one in behind if one is not None)
         ask(
             self.handle.follow(),
             *map(self._as_asked, arguments if asked is None else asked),

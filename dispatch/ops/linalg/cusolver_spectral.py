@@ -177,6 +177,18 @@ def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> 
         hand_over(steps, left, right, is_wide=is_wide)
 
 
+def by_products(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+    """`gesvda` of all matrices at once, which gives V; the norms of what is left over are not asked for."""
+    name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdaStridedBatched", steps.vector("info")._replace(step=0)
+    mode, k = WITH_VECTORS if request.compute_uv else ALONE, a.cols
+    left, right = (steps.scratch_matrix(a.dtype, rows, k) for rows in (a.rows, k))
+    given = (mode, k, a.rows, a.cols, a.place, a.ld, a.ld * a.cols, steps.vector("s"), k)
+    vectors = (left.place, left.ld, left.ld * k, right.place, right.ld, right.ld * k)
+    steps.call_with_work(name, a.dtype, *given, *vectors, info=info, behind=(None, steps.batch), count=1)
+    if request.compute_uv:
+        hand_over(steps, left, right, is_wide=is_wide)
+
+
 def hand_over(steps: Operands, left: Matrix, right: Matrix, *, is_wide: bool) -> None:
     """Copy U' and V'ᴴ to where they are wanted."""
     in_columns, in_rows = wanted_vectors(steps, is_wide=is_wide)
@@ -188,6 +200,7 @@ DRIVERS: dict[Any, Callable[[SvdRequest, Operands, Matrix, bool], None]] = {
     SvdDriver.GESVD: by_qr,
     SvdDriver.GESVDJ: by_jacobi,
     SvdDriver.GESVDP: by_polar,
+    SvdDriver.GESVDA: by_products,
 }
 MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
     "eig": eig,

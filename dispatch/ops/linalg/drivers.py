@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Choice
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest, SvdRequest
 
-__all__ = ["DRIVERS", "by_gesvd", "by_gesvdj", "by_gesvdp", "by_syevd", "by_syevj", "driver_of"]
+__all__ = ["DRIVERS", "by_gesvd", "by_gesvda", "by_gesvdj", "by_gesvdp", "by_syevd", "by_syevj", "driver_of"]
 
 DRIVERS: dict[str, type[Choice]] = {"eigh": EighDriver, "generalized_eigh": EighDriver, "svd": SvdDriver}
 
@@ -59,3 +59,8 @@ def by_syevj(request: EighRequest | GeneralizedEighRequest) -> str:
 def by_gesvdp(request: SvdRequest) -> str:
     """Driver gesvdp, which no autotune takes unasked."""
     return _lacking(request, SvdDriver.GESVDP, "driver gesvdp, which no autotune takes unasked", takes_open=False)
+
+
+def by_gesvda(request: SvdRequest) -> str:
+    """Driver gesvda, which no autotune takes unasked."""
+    return _lacking(request, SvdDriver.GESVDA, "driver gesvda, which no autotune takes unasked", takes_open=False)

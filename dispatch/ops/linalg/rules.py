@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from dispatch.ops.linalg.base import LinalgRequest
     from dispatch.ops.linalg.derived import InvRequest, LstsqRequest
     from dispatch.ops.linalg.request import ChoSolveRequest, SolveRequest
-    from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
+    from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest, SvdRequest
 
 __all__ = [
     "MOST_INVERTED",
     "aligned",
     "by_lu_or_cholesky",
+    "economical",
     "even_batches",
     "general",
     "hermitian",
@@ -136,3 +137,11 @@ def hermitian(request: Any) -> str:
     if request.op == "solve":
         return f"needs assume_a=HER, has {request.assume_a.name}"
     return "needs hermitian=True, has False"
+
+
+def economical(request: SvdRequest) -> str:
+    """No vectors beside those of the singular values."""
+    rows, columns = request.a.shape[-2:]
+    if not (request.compute_uv and request.full_matrices) or rows == columns:
+        return ""
+    return f"needs full_matrices=False or square matrices, has full_matrices=True and {rows} x {columns}"

@@ -30,17 +30,22 @@ class EighDriver(Choice):
 
 
 class SvdDriver(Choice):
-    """The routine of `svd`: GESVD by QR iteration, GESVDJ by Jacobi's method, GESVDP by a polar decomposition.
+    """The routine of `svd`: GESVD by QR iteration, GESVDJ by Jacobi's method, GESVDP by a polar decomposition, GESVDA.
 
     GESVDP is the fastest on large matrices, but not for singular ones: where a singular value is close to 0 the polar
     decomposition fails, and cuSOLVER adds a small matrix first, which shifts the singular values. On an H100 these were
     240 to 510 n·eps·‖A‖ off for rank-deficient matrices of 6 to 11 rows (eps 6e-8 in single precision, 1.1e-16 in
     double); those of full rank are held to the bounds of GESVD. No status tells of it: take it where the rank is full.
+
+    GESVDA takes many tall matrices of few columns in one call, and the transposes of wide ones. It is approximate: it
+    takes the eigenvalues of Aᴴ·A, whose error of n·eps·‖A‖² is one of n·eps·‖A‖·κ in a singular value, where κ is
+    ‖A‖ / s[k-1], one of n·eps·κ² in Uᴴ·U, and in a value of 0 one of (n·eps)^½·‖A‖, of which U is not stated.
     """
 
     GESVD = 0
     GESVDJ = 1
     GESVDP = 2
+    GESVDA = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,14 +165,15 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         a: (…, m, n); k is the smaller of the two.
         full_matrices: whether u is (…, m, m) and vh (…, n, n); else (…, m, k) and (…, k, n).
         compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        driver: GESVD, GESVDJ or GESVDP; left open GESVD, unless `autotune` finds GESVDJ faster.
+        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, unless `autotune` finds GESVDJ faster.
         autotune: with the driver left open, time GESVD and GESVDJ once, keep the faster, and remember it on disk.
-            GESVDP is not among them, for its results are held to other bounds.
+            GESVDP and GESVDA are not among them, for their results are held to other bounds.
         u, vh: orthonormal columns, and rows; left open, they lie in memory as the routine leaves them.
         s: (…, k), real and descending, dense.
         info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.
 
-    Of several matrices of up to 32 rows and columns GESVDJ takes all at once. These routines may look at the GPU while
+    Of several matrices of up to 32 rows and columns GESVDJ takes all at once; of any GESVDA does, which has no more
+    than k vectors: it refuses `full_matrices`, unless they are square. These routines may look at the GPU while
     they run, so that they cannot be captured. A NaN gives NaN, with an info above 0 or without.
     """
 

@@ -47,12 +47,23 @@ GENERALIZED_FORMS = (
 )
 SVD_FORMS = tuple(
     form
-    for driver in ops.SvdDriver
+    for driver in (ops.SvdDriver.GESVD, ops.SvdDriver.GESVDJ, ops.SvdDriver.GESVDP)
     for form in (
         *chosen(chosen(EVERY, "driver", driver), "full_matrices", True),
         *chosen(chosen(EVERY, "driver", driver), "full_matrices", False),
         *chosen(chosen(EVERY[::3], "driver", driver), "compute_uv", False),
     )
+)
+# Of full rank, for others have no left vectors that are stated; wide ones are transposed.
+SKINNY = (
+    F("random", (40, 6)), F("random", (30, 2, 20, 4), "columns", "columns"), F("random", (5, 33, 7), "strided", "rows"),
+    F("random", (4, 33), "rows", "columns"), F("random", (3, 5, 60), "columns"), F("random", (300, 10)),
+    F("random", (3, 12, 1)), F("zeros", (0, 3)), F("random", (0, 9, 2)),
+)  # fmt: skip
+SKINNY_FORMS = chosen(
+    (*chosen(SKINNY, "full_matrices", False), *chosen(SKINNY[::2], "compute_uv", False)),
+    "driver",
+    ops.SvdDriver.GESVDA,
 )
 SQUARES = (
     *(form for form in SQUARE if form.out != "in place"),
@@ -75,7 +86,7 @@ SPECTRAL_FORMS = {
     "eigh": EIGEN_FORMS,
     "generalized_eigh": GENERALIZED_FORMS,
     "randomized_svd": RANDOM_FORMS,
-    "svd": SVD_FORMS,
+    "svd": (*SVD_FORMS, *SKINNY_FORMS),
 }
 
 

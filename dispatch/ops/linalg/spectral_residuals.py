@@ -136,8 +136,33 @@ def is_descending(s: Array) -> bool:
     return bool((np.diff(s) <= 0).all() and (s >= 0).all())
 
 
+def _approximate_svd(request: Any, a: Array, found: Any, eps: float) -> Ratios:
+    """As far as Aᴴ·A tells: κ is ‖A‖ over the least singular value, and at most what roundoff makes of 0.
+
+    Eigenvalues are off by n·eps·‖A‖², and so the squares of singular values are; these by n·eps·‖A‖·κ. The columns of
+    U are A·V over them: what V is off by is κ² times that in Uᴴ·U.
+    """
+    s, most = found["s"], max(a.shape)
+    yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
+    exact, size = np.linalg.svd(a, compute_uv=False), norm(a)
+    yield "the distance of the singular values' squares", of((s * s - exact * exact)[:, None], size * size, eps, most)
+    if request.compute_uv and a.size:
+        largest = 1 / np.sqrt(most * eps)
+        condition = min(size / max(float(exact[-1]), np.finfo(np.float64).tiny), largest)
+        # Of Aᵀ = U'·S·V'ᴴ, where A is wide, U' is the transpose of Vᴴ.
+        u, v = found["u"], found["vh"].conj().T
+        left, right = (u, v) if len(a) >= a.shape[1] else (v, u)
+        yield "I - Vᴴ·V", unitary(right, eps)
+        if condition < largest:
+            yield "A - U·S·Vᴴ, in units of κ,", of((u * s) @ v.conj().T - a, size * condition, eps, most)
+            yield "I - Uᴴ·U, in units of κ²,", unitary(left, eps * condition**2)
+
+
 def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
+    if request.driver is SvdDriver.GESVDA:
+        yield from _approximate_svd(request, a, found, eps)
+        return
     s, most = found["s"], max(a.shape)
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact = np.linalg.svd(a, compute_uv=False)

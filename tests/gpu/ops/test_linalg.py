@@ -41,10 +41,14 @@ LARGER = {
     "matrix_rank": OBLONG,
     "pinv": (*LARGE, *OBLONG),
     "lstsq": tuple(form for driver in dp.LstsqDriver for form in chosen((*LARGE, *OBLONG), "driver", driver)),
-    "svd": tuple(
-        form
-        for driver in dp.SvdDriver
-        for form in chosen((*LARGE, F("random", (300, 120)), F("random", (120, 300))), "driver", driver)
+    "svd": (
+        *(
+            form
+            for driver in (dp.SvdDriver.GESVD, dp.SvdDriver.GESVDJ, dp.SvdDriver.GESVDP)
+            for form in chosen((*LARGE, F("random", (300, 120)), F("random", (120, 300))), "driver", driver)
+        ),
+        F("random", (1000, 90, 24), driver=dp.SvdDriver.GESVDA, full_matrices=False),
+        F("random", (20, 2000), "rows", driver=dp.SvdDriver.GESVDA, full_matrices=False),
     ),
 }
 LARGER_CASES = [
