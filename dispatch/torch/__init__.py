@@ -16,6 +16,11 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     fusing        fuse: has a model call these where it does the same in several
     patterns      what fuse looks for in the graph of a forward
     graphs        CUDA graphs of a fused model's forward
+    graph_recorder      what records and replays them
+    training_graphs     CUDA graphs of its training steps: which calls are learnt, recorded and replayed
+    training_recording  how one is recorded and held against the model itself
+    training_step       its two graphs behind one node of autograd
+    training_call       a call with other operands and parameters
     model_state   what a model consists of, and whether it is as it was
     masks         masks of attention as cuDNN adds them
     fused         what a fused model calls

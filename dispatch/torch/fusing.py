@@ -97,7 +97,7 @@ class Report:
 
     def _record(self, model: nn.Module) -> None:
         """Have calls of the model that look alike replayed as CUDA graphs."""
-        what = "forward as a CUDA graph"
+        what = "forward as a CUDA graph"  # and the backward pass as another
         if NAME in model.__dict__:
             self.kept.append(Note("", what, "it is recorded already"))
             return
@@ -162,7 +162,7 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     With `linears`, each other Linear is one call of `linear`, too.
 
     With `graphs`, the whole forward is a CUDA graph where it is called again and again with operands that look alike:
-    tensors of the same layouts on one GPU, and the same numbers, strings and None, in eval mode, without gradients.
+    tensors of the same layouts on one GPU, and the same numbers, strings and None; without gradients in eval mode.
     After three calls one is recorded, held against the forward itself, and replayed from then on, up to 16 graphs a
     model. Results are the caller's, in memory of their own. A parameter at another address, an attribute or submodule
     that was set, hooks, autocast, other operands: the forward itself runs, and a new graph is recorded later. What a
@@ -170,6 +170,16 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     writes to its operands or buffers, waits for the GPU or gives back other objects than tensors is not recorded:
     `report.graphs.reasons` counts why. Graphs keep the memory that their forwards need, all of them one pool, and their
     results beside it; on a GPU their replays run one behind the other, whichever streams they are called on.
+
+    With gradients, in training and in eval mode, under autocast or not, forward and backward pass are two graphs behind
+    one node of autograd, recorded after three calls that were followed by a backward pass, and held against results,
+    gradients and buffers of the model itself. Gradients are handed to autograd in memory of their own: they accumulate,
+    are seen by hooks of parameters, clipped, and reduced by DistributedDataParallel as ever. Random numbers are drawn
+    anew at each replay; buffers, as statistics of batch norm, may be written to. A model has up to 8 such steps, in one
+    pool of memory, which holds what one forward saved: until its backward pass was, or its results are gone, other
+    forwards run themselves. So they do in anomaly mode, under hooks of saved tensors, in backward passes, and where the
+    backward pass of calls before kept its graph or was one of a gradient. A backward pass that is another than the
+    recorded one, as one that keeps its graph, runs the forward again; a gradient of the gradient is refused.
 
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention; and in f32 on a GPU torch's layer norm and its GELU, for cuDNN's is up to twice as far off, cuBLASLt's

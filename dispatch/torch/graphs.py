@@ -1,9 +1,10 @@
-"""CUDA graphs of a fused model's forward: calls without a gradient whose operands look alike are recorded and replayed.
+"""CUDA graphs of a fused model's forward: calls whose operands look alike are recorded and replayed.
 
 A small model's forward is bound by the host: each of its hundreds of kernels costs it more than the GPU. A graph of all
 of them is one launch. What a replay cannot know is asked first, and where anything is not as it was when the graph was
 recorded, the forward itself runs: another layout of an operand, parameters at other addresses, an attribute or a
-submodule that was set, hooks, autograd, autocast, modes of torch's, a capture of the caller's.
+submodule that was set, hooks, autocast, modes of torch's, a capture of the caller's. Calls with gradients are those of
+training_graphs.py.
 
 Operands are copied to where the graph reads them, results are copied from where it writes them: they are the caller's.
 All graphs of a device are recorded on one stream, which is ours alone, and replayed one behind the other, on whichever
@@ -14,15 +15,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree
 
-from dispatch.device.registry import device as device_of
-from dispatch.torch import masks
+from dispatch.torch import training_graphs
+from dispatch.torch.graph_recorder import (
+    ACTIVE,
+    CONSTANTS,
+    LostCapture,
+    Recorder,
+    leaves_of,
+    same,
+    version_of,
+    with_operands,
+)
 from dispatch.torch.model_state import ModelState
 from dispatch.torch.shared import on_gpu, quiet
 
@@ -38,14 +47,13 @@ BEFORE = 3  # calls that look alike and run themselves before one is recorded: p
 MOST = 16  # graphs of a model: the one that was replayed longest ago makes room
 SEEN = 512  # kinds of calls that are counted
 FAILURES = 2  # recordings that end in an error before none is tried any more: torch's allocator may suffer from each
-CONSTANTS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 
 
 class Graphs:
     """The recorded calls of one model.
 
     Attributes:
-        recorded: how many graphs were recorded.
+        recorded: how many graphs were recorded; that of a forward and of its backward pass are one.
         replayed: how many calls were replays.
         reasons: how many calls ran the forward itself, by the reason.
     """
@@ -54,6 +62,7 @@ class Graphs:
         self.recorded = 0
         self.replayed = 0
         self.reasons: Counter[str] = Counter()
+        self._training = training_graphs.Training(self)
         self._kept: OrderedDict[Any, _Graph] = OrderedDict()
         self._seen: OrderedDict[Any, int | str] = OrderedDict()  # how often, or why it is not recorded
         self._failures = 0
@@ -73,6 +82,17 @@ class Graphs:
         """What `forward` gives for the operands: by a graph, if one stands for it."""
         tensors: list[torch.Tensor] = []
         key = _key(args, kwargs, tensors)
+        if torch.is_grad_enabled():
+            if type(key) is not str:
+                recorder = _recorder(tensors[0].get_device())
+                found = self._training.call(key, recorder, model, forward, args, kwargs, tensors)
+                if type(found) is not str:
+                    return found[0]
+                key = found
+            self.reasons[key] += 1
+            return self._training.run(forward, args, kwargs)
+        if ACTIVE:
+            key = "a training step is being recorded"
         if type(key) is not str:
             graph = self._find(key)
             if graph is not None:
@@ -120,7 +140,7 @@ class Graphs:
             state = ModelState(model)
             if why := state.why_not():
                 return why
-            versions = [(t, _version(t)) for t in (*state.tensors, *tensors)]
+            versions = [(t, version_of(t)) for t in (*state.tensors, *tensors)]
             y = forward(*args, **kwargs)
             self.reasons["it is learnt"] += 1
             self._note(key, _restless(state, versions, y) or count + 1)
@@ -165,18 +185,20 @@ def of_model(inner: Callable[..., Any]) -> Callable[..., Any]:
 # -- what a call is known by -------------------------------------------------------------------------------------------
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
     """What calls of one graph have in common, and the operands that are tensors; or why none stands for the call."""
-    if torch.is_grad_enabled():
-        return "gradients are enabled: call under torch.no_grad() or torch.inference_mode()"
-    if not quiet():
+    followed = torch.is_grad_enabled()
+    mode = training_graphs.modes() if followed else None
+    if type(mode) is str:
+        return mode
+    if not followed and not quiet():
         return "torch compiles, traces, transforms, profiles or casts it"
-    parts: list[Any] = [len(args), *kwargs]
+    parts: list[Any] = [mode, len(args), *kwargs]
     for x in chain(args, kwargs.values()):
         kind = type(x)
         if kind is torch.Tensor:
             if not on_gpu(x) or x.layout is not torch.strided or x.is_conj() or x.is_neg():
                 return "an operand is no plain tensor of a GPU"
             tensors.append(x)
-            parts.append((x.dtype, x.shape, x.stride(), x.get_device()))
+            parts.append((x.dtype, x.shape, x.stride(), x.get_device(), followed and x.requires_grad))
         elif kind in CONSTANTS:
             parts.append((kind, x))
         else:
@@ -196,13 +218,9 @@ _current_device: Callable[[], int] = torch.cuda.current_device
 _captured: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
-def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
 def _restless(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: Any) -> str:
     """Why a call that was made cannot be recorded; empty where nothing speaks against it."""
-    if any(_version(t) != before for t, before in versions):
+    if any(version_of(t) != before for t, before in versions):
         return "it writes to its operands, parameters or buffers"
     leaves = _pytree.tree_leaves(y)
     odd = next((x for x in leaves if type(x) is not torch.Tensor and type(x) not in CONSTANTS), None)
@@ -215,34 +233,10 @@ def _restless(state: ModelState, versions: list[tuple[torch.Tensor, int]], y: An
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------
-class _Recorder:
-    """Records the graphs of one device, and has them replayed one behind the other."""
+class _Recorder(Recorder):
+    """Records the graphs of forwards without gradients, too."""
 
-    def __init__(self, ordinal: int) -> None:
-        self.lock = threading.RLock()
-        self.failed = False
-        self._ordinal = ordinal
-        self._own = device_of(f"cuda:{ordinal}").stream()  # torch's would be given to others, too
-        with torch.cuda.device(ordinal), torch.inference_mode(False):
-            external: Any = torch.cuda.ExternalStream
-            self.stream = external(self._own.c_handle.value)
-            self.pool = torch.cuda.graph_pool_handle()
-            event: Any = torch.cuda.Event
-            self.replayed = event()
-            self.replayed.record()
-            self._nothing = torch.zeros(1, device="cuda")
-
-    def _mend(self) -> None:
-        """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured.
-
-        That a forward waits for the GPU is not known before: models of transformers do so only where nobody captures.
-        """
-        with suppress(RuntimeError, AttributeError):  # of a torch whose end of a capture does it
-            torch._C._cuda_endAllocateToPool(self._ordinal, self.pool)
-        self.pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            self._nothing.zero_()
+    failed = False
 
     def record(
         self,
@@ -256,37 +250,27 @@ class _Recorder:
         self.failed = False
         with self.lock:
             current = torch.cuda.current_stream()
-            current.wait_event(self.replayed)
+            self.wait()
             with torch.inference_mode(False), torch.no_grad():
                 own = [torch.empty_like(x).copy_(x) for x in tensors]
-            args, kwargs = _with(own, args, kwargs)
+            args, kwargs = with_operands(own, args, kwargs)
             self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
-                expected, again = (_leaves(forward(*args, **kwargs)) for _ in range(2))
+                expected, again = (leaves_of(forward(*args, **kwargs)) for _ in range(2))
             state = ModelState(model)
             self.stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
             try:
-                with (
-                    masks.kept_in_a_capture(),
-                    torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
-                ):
-                    y = forward(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  # whatever a forward of others raises under capture
+                graph, y = self.capture(self.pool, lambda: forward(*args, **kwargs))
+            except LostCapture as error:
                 self.failed = True
-                cause: BaseException = error
-                while cause.__context__ is not None:  # the end of a capture that was lost raises, too
-                    cause = cause.__context__
-                graph.reset()
-                self._mend()
-                return f"it cannot be captured: {[*str(cause).strip().splitlines(), type(cause).__name__][0]}"
+                return f"it cannot be captured: {error}"
             leaves, spec = _pytree.tree_flatten(y)
             found = _Graph(self, graph, state, own, leaves, spec)
             graph.replay()
             current.synchronize()
-            if not _same(expected, again):
+            if not same(expected, again):
                 return "two calls of it with the same operands differ"
-            if not _same(expected, _leaves(y)):
+            if not same(expected, leaves_of(y)):
                 return "its graph gives other results than it does: it depends on more than its operands"
             if not state.is_as_it_was():
                 return "it sets attributes at each call"
@@ -307,7 +291,7 @@ class _Graph:
 
     def finish(self) -> None:
         """Wait for the last replay, which may read and write what goes away with this."""
-        self._recorder.replayed.synchronize()
+        self._recorder.finish()
 
     def stands(self) -> bool:
         """Whether the model is as it was recorded."""
@@ -340,34 +324,3 @@ def _recorder(ordinal: int) -> _Recorder:
         if ordinal not in _RECORDERS:
             _RECORDERS[ordinal] = _Recorder(ordinal)
         return _RECORDERS[ordinal]
-
-
-def _with(own: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The arguments with tensors of our own in the place of the caller's."""
-    left = iter(own)
-    args = tuple(next(left) if type(x) is torch.Tensor else x for x in args)
-    return args, {name: next(left) if type(x) is torch.Tensor else x for name, x in kwargs.items()}
-
-
-def _leaves(y: Any) -> list[Any]:
-    return [x.clone() if type(x) is torch.Tensor else x for x in _pytree.tree_leaves(y)]
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two results are one but for rounding: kernels may add in another order, or be others under capture."""
-    return len(one) == len(other) and all(map(_alike, one, other))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if type(a) is not torch.Tensor or type(b) is not torch.Tensor:
-        return type(a) is type(b) and a == b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    finite = a.isfinite()
-    if not torch.equal(finite, b.isfinite()):
-        return False
-    bound = torch.finfo(a.dtype).eps ** 0.5
-    a, b = (x.double().where(finite, 0) for x in (a, b))
-    return bool((a - b).norm() <= bound * a.norm())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["ModelState"]
+__all__ = ["ModelState", "TrainedState"]
 
 _END = object()
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -67,6 +67,48 @@ class ModelState:
             and self._layouts_now() == self._layouts
             and not self.is_hooked()
         )
+
+
+class TrainedState(ModelState):
+    """The same of a model whose gradients are asked for.
+
+    Attributes:
+        parameters: those that require a gradient, each once.
+        buffers: tensors that the forward may write to.
+    """
+
+    __slots__ = ("_asked", "_gradient_hooks", "buffers", "parameters")
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        modules = list(model.modules())
+        self._gradient_hooks = [h for m in modules for h in (m._backward_hooks, m._backward_pre_hooks)]
+        self._asked = self._asked_now()
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.buffers = list({id(b): b for m in modules for b in m._buffers.values() if b is not None}.values())
+
+    def _asked_now(self) -> list[bool]:
+        return [t.requires_grad for t in self.tensors]
+
+    def why_not(self) -> str:
+        """Why no training step of the model would be recorded; empty where one would."""
+        if why := super().why_not():
+            return why
+        known = {id(p) for p in self.parameters}
+        if any(t.requires_grad and id(t) not in known for t in self.tensors):
+            return "a tensor of the model that is no parameter requires a gradient"
+        return ""
+
+    def is_hooked(self) -> bool:
+        return super().is_hooked() or any(map(len, self._gradient_hooks)) or _gradients_hooked_everywhere()
+
+    def is_as_it_was(self) -> bool:
+        return super().is_as_it_was() and self._asked_now() == self._asked
+
+
+def _gradients_hooked_everywhere() -> bool:
+    module = torch.nn.modules.module
+    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
 
 
 def _hooked_everywhere() -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "in_its_order",
     "leading",
     "lines_at_16",
+    "nobody_listens",
     "nothing",
     "on_gpu",
     "quiet",
@@ -47,7 +48,7 @@ _in_trace = _listener("_is_tracing")
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def _nobody_listens() -> bool:
+def nobody_listens() -> bool:
     """Whether torch would only run an op: there is no compiler, mode, transformation, trace, profiler or forward AD."""
     return not (
         torch.compiler.is_compiling()
@@ -62,7 +63,7 @@ def _nobody_listens() -> bool:
 
 def quiet() -> bool:
     """Whether a call over plain tensors on a GPU, which needs no gradient, is for us alone."""
-    return _nobody_listens() and not torch.is_autocast_enabled("cuda")
+    return nobody_listens() and not torch.is_autocast_enabled("cuda")
 
 
 def on_gpu(x: Any) -> bool:
@@ -77,7 +78,7 @@ def followed(*operands: Any) -> bool:
 
 def _alone(operands: tuple[Any, ...]) -> bool:
     """Whether torch would do nothing but run the op, over tensors that are what they seem."""
-    if not _nobody_listens():
+    if not nobody_listens():
         return False
     for x in operands:
         if isinstance(x, torch.Tensor) and not (
