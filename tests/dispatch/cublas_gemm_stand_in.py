@@ -14,6 +14,7 @@ from cudabind.sys import cublas as real
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I8, I32
 from dispatch.libraries.cublas.handle import MATH
 from dispatch.ops.matmul import cublas as bound
+from dispatch.ops.matmul import cublas_pointers
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F16, BF16, F32, F64, C64, C128, I8, I32)}
 COMPUTE = {64: F16, 68: F32, 70: F64, 72: I32, 74: F32, 75: F32, 77: F32, 78: F32, 79: F64}
@@ -69,6 +70,16 @@ class Library:
         batch = (op_a, op_b, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type, ldc, 0, 1)
         self._cublasGemmStridedBatchedEx(*batch, *rest)
 
+    def _cublasGemmBatchedEx(self, op_a, op_b, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c, c_type, *rest):
+        ldc, batch, compute, algo = rest
+        lists = (np.frombuffer((ctypes.c_int64 * batch).from_address(one), np.int64).tolist() for one in (a, b, c))
+        wide = [DTYPES[int(one)].itemsize >= 4 for one in (a_type, b_type, c_type)]
+        for one, other, target in zip(*lists, strict=True):
+            if not (all(wide) and int(compute) in (68, 70)):
+                assert not any(address % 16 for address in (one, other, target))
+            given = (op_a, op_b, m, n, k, alpha, one, a_type, lda, 0, other, b_type, ldb, 0, beta, target, c_type, ldc)
+            self._cublasGemmStridedBatchedEx(*given, 0, 1, compute, algo)
+
     def _cublasGemmStridedBatchedEx(self, op_a, op_b, m, n, k, *rest):
         alpha, a, a_type, lda, step_a, b, b_type, ldb, step_b, beta, *rest = rest
         c, c_type, ldc, step_c, batch, compute, algo = rest
@@ -114,13 +125,27 @@ class Copy:
             other[...] = one
 
 
+class Pointers:
+    """A list of addresses in memory of the host."""
+
+    def __init__(self, executor, index, offsets):
+        self.index, self.offsets = index, np.array(offsets, np.int64)
+        self.found = np.zeros_like(self.offsets)
+        self.address = ctypes.c_void_p(self.found.ctypes.data)
+
+    def enqueue(self, arguments):
+        self.found[...] = arguments[self.index] + self.offsets
+
+
 class Executor:
     """One whose plans call the stand-in; what it holds in memory stays there."""
 
     def __init__(self, monkeypatch):
         self.library, self.target, self.kept = Library(), ctypes.c_void_p(), []
         self.stream = SimpleNamespace(done=lambda: None)
-        monkeypatch.setattr(bound, "cublas", self.library)
+        for module in (bound, cublas_pointers):
+            monkeypatch.setattr(module, "cublas", self.library)
+        monkeypatch.setattr(cublas_pointers, "Pointers", Pointers)
         monkeypatch.setattr(bound, "handle_of", lambda _: self.library)
         monkeypatch.setattr(bound, "Copy", Copy)
         monkeypatch.setattr(bound, "kernels", lambda *_: None)

@@ -4,8 +4,8 @@
 `blackwell_matmul`, `multistage_matmul`, `cublas_matmul` and, on the host, `numpy_matmul` and `numpy_tree_matmul` carry
 it out. The files: request and validate (what may be asked), trees (as a tree), shortcut (calls seen before), scales,
 rules and cutlass_rules (for the table); lower (in cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would
-do too roughly); cutlass, sm80, sm100 and tune; cublas; host; reference (what is right), cases, tree_cases, bounds and
-mutations (what is tested).
+do too roughly); cutlass, sm80, sm100 and tune; cublas, cublas_pointers and cublas_gemm; host; reference (what is
+right), cases, tree_cases, bounds and mutations (what is tested).
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) 
 
 
 def cublas_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasGemmEx` or its batched form; Refused where cuBLAS has no kernel."""
-    from dispatch.ops.matmul import cublas
+    """A plan that ends in `cublasGemmEx` or a batched form of it; Refused where cuBLAS has no kernel."""
+    from dispatch.ops.matmul import cublas_gemm
 
-    return cublas.plan(request, executor, row)
+    return cublas_gemm.plan(request, executor, row)
 
 
 def numpy_tree_matmul(_request: MatmulRequest, _executor: Executor, row: Row) -> Plan:

@@ -107,6 +107,11 @@ FORMS = (
     Form("d in columns",        (64, 48, 32), d_columns=True, padding=16, guard=1, c="c", beta=0.5),
 )
 # fmt: on
+# cuBLAS takes so many outer indices of a batch by pointers, and padded lines that begin anywhere one by one.
+BY_POINTERS = (
+    Form("batch by pointers", (32, 16, 48), a_batch=(6, 1), b_batch=(1, 3), c="c", beta=0.5),
+    Form("pointers, odd", (29, 23, 11), "nt", a_batch=(6, 1), b_batch=(1, 2), padding=1, guard=1),
+)
 ORDER = {Epilogue.BGRADA: "tn"}  # it sums over the columns of A, and libraries want those dense
 ANY_ORDER = (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU)  # the epilogues that a column-major D has
 
@@ -348,7 +353,7 @@ def _case(row: Row, form: Form, epilogue: Epilogue, turn: int) -> Case:
 def _forms(row: Row) -> tuple[Form, ...]:
     if row.dtypes[0].bits == 4:  # packed elements: no views with gaps, no odd starts
         return tuple(form for form in FORMS if form.name in ("fresh", "large", "deep"))
-    return FORMS
+    return (*FORMS, *BY_POINTERS) if row.of("cublas") else FORMS
 
 
 def _with_c(form: Form, dtypes: tuple[Dtype, ...]) -> Form:

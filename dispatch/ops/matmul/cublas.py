@@ -1,5 +1,7 @@
 """A matmul request carried out by `cublasGemmEx`, or by `cublasGemmStridedBatchedEx` where it is a batch.
 
+A batch without a single step is a call for each outer index, or one by pointers: cublas_pointers.py.
+
 `lower.py` says a product in column-major terms for cuBLASLt; cuBLAS has the same ones, but that C and D are one matrix:
 where a request has a C of its own, it is copied to D first. Follows
 https://docs.nvidia.com/cuda/cublas/#cublasgemmex.
@@ -14,16 +16,12 @@ from cudabind.sys import cublas
 from cudabind.sys import cublas_types as cb
 from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
-from dispatch.keys import Compute
 from dispatch.libraries.cublas.handle import MATH, handle_of
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cublaslt.launched import kernels, must_not_accumulate
 from dispatch.libraries.cusolver.copies import Copy, Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.ops.matmul.arguments import ALPHA, FIRST_FACTOR, OUT, A, B, C
-from dispatch.ops.matmul.empty import EmptyPlan
-from dispatch.ops.matmul.lower import lower
-from dispatch.ops.matmul.scales import scale_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +31,8 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cublaslt.problem import Matrix as LtMatrix
     from dispatch.ops.matmul.lower import Lowered
-    from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["GemmPlan", "plan"]
+__all__ = ["GemmPlan"]
 
 MAX_INT = 2**31 - 1
 SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
@@ -43,18 +40,6 @@ WIDEST = 16  # bytes of the widest element
 DEFAULT_MATH = cublas.cublasMath_t.CUBLAS_DEFAULT_MATH
 ANY_ALGORITHM = cublas.cublasGemmAlgo_t.CUBLAS_GEMM_DEFAULT
 TURNED, AS_IT_IS = cb.cublasOperation_t.CUBLAS_OP_T, cb.cublasOperation_t.CUBLAS_OP_N
-
-
-def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor; Refused where cuBLAS says that it has no kernel for it."""
-    if 0 in request.shape:
-        return EmptyPlan(request, executor, row)
-    compute = row.compute or Compute.COMPUTE_32F
-    made = GemmPlan(executor, row, lower(request, compute), scale_dtype(request.a.dtype, compute))
-    if request.c is not None and request.has_beta and not request.c_is_out:
-        made.add_c(request.d_dtype)
-    made.ask()
-    return made
 
 
 class GemmPlan(Plan):
@@ -135,6 +120,12 @@ class GemmPlan(Plan):
             for copy in self._copies:
                 copy.enqueue(operands)
         self._say(arguments[ALPHA:FIRST_FACTOR])
+        if status := self._multiply(operands):
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise self._function.error(status)
+
+    def _multiply(self, operands: Any) -> int:
+        """Call the library for each outer index of the batch; gives the first status that is not 0."""
         a, b = (B, A) if self._lowered.exchanged else (A, B)
         zeros = self._executor.zeros(self._zero_bytes()) if self._lowered.empty_k else 0
         for offsets in self._lowered.offsets:
@@ -142,8 +133,8 @@ class GemmPlan(Plan):
                 (zeros or operands[a] + offsets[a], zeros or operands[b] + offsets[b], operands[OUT] + offsets[OUT])
             )
             if status:
-                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-                raise self._function.error(status)
+                return status
+        return 0
 
     def _say(self, numbers: tuple[Argument, ...]) -> None:
         """Put alpha and beta where the call reads them."""

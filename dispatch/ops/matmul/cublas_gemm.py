@@ -1,0 +1,44 @@
+"""How cuBLAS carries out a matmul request: calls one by one, or one by pointers for a batch without a single step."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dispatch.errors import Refused
+from dispatch.keys import Compute
+from dispatch.ops.matmul.cublas import GemmPlan
+from dispatch.ops.matmul.cublas_pointers import PointerGemmPlan, suits
+from dispatch.ops.matmul.empty import EmptyPlan
+from dispatch.ops.matmul.lower import lower
+from dispatch.ops.matmul.scales import scale_dtype
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.matmul.request import MatmulRequest
+
+__all__ = ["plan"]
+
+
+def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """Bind a request to an executor; Refused where cuBLAS says that it has no kernel for it."""
+    if 0 in request.shape:
+        return EmptyPlan(request, executor, row)
+    compute = row.compute or Compute.COMPUTE_32F
+    lowered, scale = lower(request, compute), scale_dtype(request.a.dtype, compute)
+    if len(lowered.offsets) > 1:
+        sizes = (request.a.dtype.itemsize, request.b.dtype.itemsize, request.d_dtype.itemsize)
+        if suits(lowered, compute, sizes):
+            with suppress(Refused):  # then the calls one by one may be what the library has
+                return _asked(PointerGemmPlan(executor, row, lowered, scale, sizes), request)
+    return _asked(GemmPlan(executor, row, lowered, scale), request)
+
+
+def _asked(made: GemmPlan, request: MatmulRequest) -> GemmPlan:
+    """A plan that adds the request's C, once the library has said that it has a kernel."""
+    if request.c is not None and request.has_beta and not request.c_is_out:
+        made.add_c(request.d_dtype)
+    made.ask()
+    return made

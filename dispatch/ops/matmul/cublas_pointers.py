@@ -1,0 +1,94 @@
+"""A matmul request carried out by one `cublasGemmBatchedEx`, where a batch has no single step: by arrays of pointers.
+
+Batches that are broadcast over several axes, or whose axes lie apart otherwise than one behind another, are a call for
+each outer index to `cublasGemmStridedBatchedEx`. The arrays are made on the device from the operands' addresses, so
+that the plan holds at any. Follows https://docs.nvidia.com/cuda/cublas/#cublasgemmbatchedex.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cublas
+from cudabind.sys import cublas_types as cb
+from dispatch.keys import Compute
+from dispatch.libraries.cublas.pointers import Pointers
+from dispatch.ops.matmul.arguments import OUT, A, B
+from dispatch.ops.matmul.cublas import ANY_ALGORITHM, AS_IT_IS, MAX_INT, TURNED, GemmPlan
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+    from dispatch.ops.matmul.lower import Lowered
+
+__all__ = ["PointerGemmPlan", "suits"]
+
+FEWEST_CALLS = 5  # of one outer index each; three kernels make the arrays: fewer calls are left as they are
+MOST_PRODUCTS = 1 << 16  # of whose addresses a plan keeps the offsets
+WIDE = 4  # bytes of elements that the library reads one by one
+ALIGNED = 16  # bytes, at multiples of which NVIDIA wants pointers where tensor cores are used
+PLAIN = (Compute.COMPUTE_32F, Compute.COMPUTE_64F)
+FAST = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F)
+
+
+def suits(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bool:
+    """Whether products are enough, and few enough, to be one call by pointers, which lie as the library wants them.
+
+    `sizes` are the bytes of an element of A, B and D in cuBLAS's sense.
+    """
+    problem, calls = lowered.problem, len(lowered.offsets)
+    if lowered.empty_k or calls < FEWEST_CALLS or calls * problem.batch > MOST_PRODUCTS:
+        return False
+    if compute in PLAIN and min(sizes) >= WIDE:
+        return True
+    matrices = (problem.a, problem.b, problem.d)
+    steps = (gcd(one.alignment, one.batch_stride * size) for one, size in zip(matrices, sizes, strict=True))
+    return compute in (*PLAIN, *FAST) and all(step % ALIGNED == 0 for step in steps)
+
+
+class PointerGemmPlan(GemmPlan):
+    """One call for all products of a batch."""
+
+    __slots__ = ("_lists", "_sizes")
+
+    def __init__(
+        self, executor: CudaExecutor, row: Row, lowered: Lowered, scale: Dtype, sizes: tuple[int, int, int]
+    ) -> None:
+        self._sizes = sizes
+        super().__init__(executor, row, lowered, scale)
+
+    def _call(self) -> tuple[Any, tuple[Any, ...]]:
+        problem = self._lowered.problem
+        matrices = (problem.a, problem.b, problem.d)
+        places = (B, A, OUT) if self._lowered.exchanged else (A, B, OUT)
+        self._lists = [
+            Pointers(self._executor, place, self._offsets(place, matrix.batch_stride * size))
+            for place, matrix, size in zip(places, matrices, self._sizes, strict=True)
+        ]
+        operands = [
+            (one.address, cublas.cudaDataType_t(matrix.dtype), matrix.ld)
+            for one, matrix in zip(self._lists, matrices, strict=True)
+        ]
+        m, n = problem.d.rows, problem.d.cols
+        k = problem.a.rows if problem.op_a else problem.a.cols
+        wide = max(m, n, k, *(matrix.ld for matrix in matrices)) > MAX_INT
+        turns = (TURNED if turn else AS_IT_IS for turn in (problem.op_a, problem.op_b))
+        alpha, beta = self._scalars
+        first, second, third = operands
+        count = len(self._lowered.offsets) * problem.batch
+        return getattr(cublas, f"cublasGemmBatchedEx{'_64' if wide else ''}"), (
+            *(*turns, m, n, k, alpha, *first, *second, beta, *third),
+            *(count, cb.cublasComputeType_t(problem.compute), ANY_ALGORITHM),
+        )
+
+    def _offsets(self, place: int, step: int) -> list[int]:
+        """How many bytes behind an operand's address each product's matrix is."""
+        inner = range(self._lowered.problem.batch)
+        return [offsets[place] + number * step for offsets in self._lowered.offsets for number in inner]
+
+    def _multiply(self, operands: Any) -> int:
+        for one in self._lists:
+            one.enqueue(operands)
+        return self._enqueue_call((operands[A], operands[B], operands[OUT]))  # which this call does not read
