@@ -23,7 +23,7 @@ import numpy as np
 from command import command
 from linalg_peers import all_sides
 from linalg_race import Case, best, candidates, is_ours, race
-from linalg_routines import LOOKS_AT_THE_GPU, OPERANDS, operands
+from linalg_routines import LOOKS_AT_THE_GPU, OPERANDS, TUNED, operands
 from linalg_scaling import drivers, scaling
 from report import Report, Target, judge, say
 from timing import attempt, geometric_mean
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from linalg_peers import Side
+    from linalg_routines import Way
 
     import dispatch as dp
 
-SHARES = {"large": 110.0, "host": 45.0, "batched": 35.0, "drivers": 35.0, "scaling": 25.0}  # seconds of a table
+SHARES = {"large": 110.0, "host": 45.0, "batched": 35.0, "drivers": 45.0, "scaling": 25.0}  # seconds of a table
 TABLES = tuple(SHARES)
 QUICK = 0.15  # the share of the time that --quick has
 SMALL, MANY, CALLS = 64, 4096, 16  # addresses: four times as many as an executor keeps recorded calls for
@@ -135,9 +136,10 @@ def compare(run: Run, cases: Iterable[tuple[Case, Callable[[str], Any]]], table:
     return ratios
 
 
-def wanted(way: Any, case: Case) -> bool:
-    """One matrix at a time, 10,000 of them take minutes by the drivers for large ones."""
-    return not (case.batch and case.n <= 32 and way.name in ("ours", "ours, gesvdp") and case.routine == "svd")
+def wanted(way: Way, case: Case) -> bool:
+    """Whether it is raced: by the drivers for large matrices 10,000 take minutes, and autotune has its own table."""
+    left_out = ("ours", "ours, gesvdp") if case.batch and case.routine == "svd" else ()
+    return way.name not in (*left_out, TUNED)
 
 
 def summarize(run: Run, table: str, ratios: dict[str, float]) -> None:
@@ -186,7 +188,9 @@ def host(run: Run) -> None:
             continue
 
         def work(case: Case = case) -> None:
-            found = candidates(run.device, case, run.sides, get, run.missing, many=many)
+            found = candidates(
+                run.device, case, run.sides, get, run.missing, many=many, only=lambda way: way.name != TUNED
+            )
             warm = 2 if run.tiny else 40 if case.routine in LOOKS_AT_THE_GPU else 150
             for one in found:  # until plans are recorded, and allocators and their likes have what they need
                 attempt(f"{case}: {one.name}", lambda one=one: one.loop(warm), run.missing)

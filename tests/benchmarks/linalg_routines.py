@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 PROBES = 4  # vectors that a factorization is applied to
 RIGHT = 64  # right sides of a system
-OURS = "ours"
+OURS, AUTOTUNE = "ours", "autotune"
+TUNED = f"{OURS}, {AUTOTUNE}"  # of drivers: a way of the table of drivers alone
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,7 @@ OUR_WAYS: dict[str, tuple[Way, ...]] = {
     "eigh": (
         ours("", "eigh({x}{out})", ", w={0}, v={1}, info={2}"),
         ours("syevj", 'eigh({x}, driver="syevj"{out})', ", w={0}, v={1}, info={2}"),
+        ours(AUTOTUNE, "eigh({x}, autotune=True{out})", ", w={0}, v={1}, info={2}"),
     ),
     "lstsq": (ours("", 'lstsq({x}, b, driver="gels"{out})', ", out={0}, residuals={1}, info={2}"),),
     "lstsq, any rank": (
@@ -240,5 +242,6 @@ OUR_WAYS: dict[str, tuple[Way, ...]] = {
         ours("", "svd({x}{out})", ", u={0}, s={1}, vh={2}, info={3}"),
         ours("gesvdj", 'svd({x}, driver="gesvdj"{out})', ", u={0}, s={1}, vh={2}, info={3}"),
         ours("gesvdp", 'svd({x}, driver="gesvdp"{out})', ", u={0}, s={1}, vh={2}, info={3}"),
+        ours(AUTOTUNE, "svd({x}, autotune=True{out})", ", u={0}, s={1}, vh={2}, info={3}"),
     ),
 }  # fmt: skip
