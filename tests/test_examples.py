@@ -89,7 +89,7 @@ def test_an_example_explains_its_flags(example: Path):
     assert "--device" in done.stdout
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.exhaustive)])
 def test_digits_are_learned(dtype: str, tmp_path: Path):
     picture = tmp_path / "new" / "loss.png"
     done = run(TRAIN_DIGITS, "--dtype", dtype, "--out", str(picture))
@@ -112,6 +112,7 @@ def test_too_little_training_exits_with_1(tmp_path: Path):
     assert "that is below 97%" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_learns_the_same(tmp_path: Path):
     outs = {accuracy(run(TRAIN_DIGITS, "--epochs", "4", "--out", str(tmp_path / "loss.png")).stdout) for _ in range(2)}
     assert len(outs) == 1
@@ -135,7 +136,7 @@ def test_a_cnn_learns_the_digits(tmp_path: Path):
         assert (tmp_path / "loss.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("f16", marks=pytest.mark.exhaustive), "bf16"])
 def test_a_transformer_block_is_right_in_16_bits(dtype: str):
     (example,) = (path for path in EXAMPLES if path.stem == "11_transformer_block")
     done = run(example, "--dtype", dtype, "--seed", "1")

@@ -198,11 +198,15 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "all" else [pytest.mark.exhaustive]) for kind in KINDS]
+    ("kind", "count"),
+    [
+        pytest.param("all", 1, id="all-once"),
+        *(pytest.param(kind, 8, id=kind, marks=pytest.mark.exhaustive) for kind in KINDS),
+    ],
 )
-def test_a_process_may_be_forked_at_any_moment(kind):
+def test_a_process_may_be_forked_at_any_moment(kind, count):
     jobs = f"[{', '.join(KINDS[kind])}]"
-    run(STORM.replace("{jobs}", jobs).replace("{each}", "2").replace("{count}", "8"))
+    run(STORM.replace("{jobs}", jobs).replace("{each}", "2").replace("{count}", str(count)))
 
 
 def test_a_product_imports_no_logging():

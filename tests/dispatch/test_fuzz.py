@@ -476,9 +476,11 @@ def check_good_requests(scene, launches):
         assert len(launches) == before + 1
 
 
-@pytest.mark.parametrize("name", ["host"])
-def test_malformed_requests_raise_and_never_reach_the_device(name, rng, launches):
-    scene, seen = fuzz(name, rng, launches)
+@pytest.mark.parametrize(
+    "count", [pytest.param(COUNT // 8, id="host"), pytest.param(COUNT, id="host-all", marks=pytest.mark.exhaustive)]
+)
+def test_malformed_requests_raise_and_never_reach_the_device(count, rng, launches):
+    scene, seen = fuzz("host", rng, launches, count)
     assert set(seen) == {mistake.__name__ for mistake in MISTAKES}
     assert {kind for kinds in seen.values() for kind in kinds} == {"BadRequest", "NoRow", "StaleTensor"}
     check_good_requests(scene, launches)

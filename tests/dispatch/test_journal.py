@@ -283,7 +283,13 @@ def rebuilt(request, device):
 HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and cases_of(row)]
 
 
-@pytest.mark.parametrize("row", HOST_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=[pytest.mark.exhaustive] if n % 4 else [])
+        for n, row in enumerate(HOST_ROWS)
+    ],
+)
 def test_cases_of_a_row_come_back_as_they_were(row, rng):
     dev = dp.device("host")
     cases = cases_of(row)[::4]

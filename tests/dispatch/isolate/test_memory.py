@@ -374,6 +374,7 @@ def test_whichever_call_fails_nothing_is_lost_and_memory_is_tried_for_again(monk
     assert failing.at > 10
 
 
+@pytest.mark.exhaustive
 def test_a_lasting_lack_is_told_as_such_and_costs_nothing_else(device, monkeypatch):
     small = device.array(np.arange(10))
     before = held()
@@ -389,7 +390,10 @@ def test_a_lasting_lack_is_told_as_such_and_costs_nothing_else(device, monkeypat
     assert (small.numpy() == np.arange(10)).all()
 
 
-@pytest.mark.parametrize("nbytes", [1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 70])
+@pytest.mark.parametrize(
+    "nbytes",
+    [1 << 63, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (1 << 50, 1 << 62, (1 << 63) - 1, 1 << 70))],
+)
 def test_no_size_is_too_large_to_be_refused(device, nbytes):
     before = held()
     with pytest.raises(OutOfMemory):

@@ -174,6 +174,7 @@ def test_more_than_32_bits_count_are_counted_by_64(dev, rng, on_cpu, monkeypatch
             check.verify(check.request.result({}))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("mode", list(M))
 def test_every_kernel_compiles_for_sm_90(mode, dev):
     for dtype in (F64, F32, F16, BF16):

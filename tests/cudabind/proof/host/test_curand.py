@@ -129,7 +129,13 @@ def near(mean: float, expected: float, deviation: float, count: int = COUNT) -> 
     return abs(mean - expected) < 4 * deviation / math.sqrt(count)
 
 
-@pytest.mark.parametrize("kind", PSEUDO, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.exhaustive] if kind.name.endswith("MT19937") else [])
+        for kind in PSEUDO  # the state of MT19937 takes seconds to make, and is proven below
+    ],
+)
 def test_pseudorandom_numbers_are_distributed_as_asked(generator: Any, kind: Kind) -> None:
     handle = generator(kind)
     bits = drawn(np.uint32, COUNT, curand.curandGenerate, handle)
