@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.errors import LinAlgError
+from dispatch.checks import check_bool
+from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
 
@@ -104,9 +105,19 @@ def svdvals(a: Any, *, driver: SvdDriver | str | None = None, autotune: bool = F
     return svd(a, compute_uv=False, driver=driver, autotune=autotune, check=check)
 
 
-def eig(a: Any, *, check: bool = True) -> Any:
-    """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real."""
-    return checked("eig", ops.eig(a), check=check)
+def eig(a: Any, *, left: bool = False, right: bool = True, check: bool = True) -> Any:
+    """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real.
+
+    Without `right` it is w alone. `left` is refused: cuSOLVER has no left eigenvectors, and neither V⁻¹ nor those of
+    Aᴴ, matched by their eigenvalues, are as exact as LAPACK's where V is ill-conditioned.
+    """
+    for name, given in (("left", left), ("right", right)):
+        check_bool(name, given)
+    if left:
+        wanted = "False: cuSOLVER has right eigenvectors alone"
+        hint = "the left ones are the right ones of the conjugate transpose, eig(a.conj().mT), whose w are conjugates"
+        raise BadRequest("left", "True", wanted, hint)
+    return checked("eig", ops.eig(a, eigvals_only=not right), check=check)
 
 
 def eigvals(a: Any, *, check: bool = True) -> Any:

@@ -147,6 +147,18 @@ def test_the_eigenvalues_of_a_rotation_are_a_pair_the_positive_imaginary_part_fi
     assert (v.numpy()[:, 0] == v.numpy()[:, 1].conj()).all()
 
 
+def test_left_eigenvectors_are_refused_and_the_conjugate_transpose_has_them(dev, rng):
+    a = drawn(rng, "c16", (5, 5))
+    with pytest.raises(BadRequest, match=r"left: got True; expected False: cuSOLVER has right .*eig\(a.conj\(\).mT\)"):
+        dp.linalg.eig(dev.array(a), left=True)
+    with pytest.raises(BadRequest, match="right: got 1; expected a bool"):
+        dp.linalg.eig(dev.array(a), right=1)
+    w, u = (one.numpy() for one in dp.linalg.eig(dev.array(a.conj().mT)))
+    close(u.conj().T @ a, w.conj()[:, None] * u.conj().T, 1e-9)
+    alone = dp.linalg.eig(dev.array(a), right=False).numpy()
+    close(np.sort_complex(alone), np.sort_complex(w.conj()), 1e-9)
+
+
 def test_what_is_not_finite_has_no_eigenvalues(dev):
     a = np.stack([np.eye(3), np.full((3, 3), np.nan)])
     with pytest.raises(LinAlgError, match=r"eig: the method did not converge.* of matrix \[1\]"):
