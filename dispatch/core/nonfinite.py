@@ -76,6 +76,7 @@ STATEMENTS = {
     "lu_solve":        SPREAD,
     "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "qr":              SPREAD,
+    "qr_multiply":     SPREAD,
     "ldl":             "stay in the factors at least; pivots may pass over NaN, which the status may tell",
     "ldl_solve":       SPREAD,
     "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",

@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "rotg", "rotm", "rotmg")),
     "linalg":         ("cublas_batched cusolver", (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
-        "eig", "randomized_svd", "ldl", "ldl_solve",
+        "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply",
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
     )),
 }

@@ -50,6 +50,7 @@ ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
 EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
+QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived)
 INV       = ("cusolverDn", "cusolverDnXgetrs", cusolver_derived)
 DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
 OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
@@ -114,6 +115,10 @@ GPU_ROWS = (
     Row("randomized_svd", (F64, F64), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (C64, C64), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (C128, C128), None, RULES, SM75, None, V11_7, *GESVDR),
+    Row("qr_multiply", (F32, F32), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
+    Row("qr_multiply", (F64, F64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
+    Row("qr_multiply", (C64, C64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
+    Row("qr_multiply", (C128, C128), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
     Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
     Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),

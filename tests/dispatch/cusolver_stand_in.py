@@ -184,12 +184,13 @@ def potri(dtype, uplo, n, a, lda, work, size, info):
 
 
 def ormqr(dtype, side, turn, m, n, k, a, lda, tau, c, ldc, work, size, info):
-    assert int(side) == 0
+    is_left = int(side) == 0
     is_complex = dtype.kind == "c"
     assert int(turn) in ((0, 2) if is_complex else (0, 1))
     c = columns(c, dtype, m, n, ldc)
-    words = ("L", "N" if int(turn) == 0 else "C" if is_complex else "T")
-    given = (columns(a, dtype, m, k, lda), strided(value(tau), dtype, (k,), (1,)), c, max(1, n) * 64)
+    assert 0 < k <= (m if is_left else n)
+    words = ("L" if is_left else "R", "N" if int(turn) == 0 else "C" if is_complex else "T")
+    given = (columns(a, dtype, m if is_left else n, k, lda), strided(value(tau), dtype, (k,), (1,)), c, max(m, n) * 64)
     c[...] = lapack("unmqr" if is_complex else "ormqr", dtype)(*words, *given)[0]
     put_info(info, 0)
 

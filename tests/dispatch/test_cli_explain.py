@@ -126,6 +126,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "generalized_eigh --dtype c64 --shape 64x64 --b 64x64 --itype 2": ("c64→c64 sm_75 cusolverDn", "itype=2"),
     "eig --dtype f32 --shape 64x64": ("f32→c64 sm_75 cusolverDn", "eigvals_only=False"),
     "randomized_svd --dtype f32 --shape 64x32 --rank 4": ("f32→f32 sm_75 cusolverDn", "rank=4"),
+    "qr_multiply --dtype f32 --shape 64x32 --c 32x3 --mode left": ("f32→f32 sm_75 cusolverDn", "mode=LEFT"),
     "ldl --dtype f64 --shape 64x64 --expand": ("f64→f64 sm_75 cusolverDn", "expand=True"),
     "ldl_solve --dtype c64 --shape 64x64 --pivots 64:i64 --b 64x3 --no-hermitian": ("c64→c64 sm_75 cusolverDn", "hermitian=False"),
     "svd --dtype f32 --shape 64x32 --driver gesvdp": ("f32→f32 gesvdp sm_75 cusolverDn", "driver=GESVDP"),

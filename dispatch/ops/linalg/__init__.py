@@ -24,6 +24,7 @@ from dispatch.ops.linalg.derived import (
     SlogdetRequest,
 )
 from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
+from dispatch.ops.linalg.multiply import QrMultiplyRequest, QrSide
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
@@ -60,7 +61,9 @@ __all__ = [
     "NormOrder",
     "PinvRequest",
     "QrMode",
+    "QrMultiplyRequest",
     "QrRequest",
+    "QrSide",
     "RandomizedSvdRequest",
     "SlogdetRequest",
     "SolveRequest",
@@ -82,6 +85,7 @@ __all__ = [
     "matrix_rank",
     "pinv",
     "qr",
+    "qr_multiply",
     "randomized_svd",
     "slogdet",
     "solve",
@@ -119,6 +123,7 @@ lu_factor = request_function(LuFactorRequest, "lu_factor")
 lu_solve = request_function(LuSolveRequest, "lu_solve")
 solve = request_function(SolveRequest, "solve")
 qr = request_function(QrRequest, "qr")
+qr_multiply = request_function(QrMultiplyRequest, "qr_multiply")
 ldl = request_function(LdlRequest, "ldl")
 ldl_solve = request_function(LdlSolveRequest, "ldl_solve")
 eigh = request_function(EighRequest, "eigh")

@@ -50,7 +50,7 @@ KINDS: dict[str, Any] = {
     kind.op: kind
     for kind in (
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
-        *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest),
+        *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest, ops.QrMultiplyRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
         *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
     )
@@ -77,6 +77,10 @@ FORMS = {
         *chosen(EVERY, "mode", COMPLETE),
         *chosen(FULL_RANK, "mode", R),
         *chosen((*EVERY, *SQUARE[6:8]), "mode", RAW),
+    ),
+    "qr_multiply": (
+        *chosen((*EVERY, EVERY[0]._replace(right=0)), "mode", ops.QrSide.LEFT),
+        *chosen((*EVERY, EVERY[0]._replace(right=0)), "mode", ops.QrSide.RIGHT),
     ),
     **SPECTRAL_FORMS,
     **DERIVED_FORMS,
@@ -182,6 +186,10 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         found[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
         found["b"] = second(form, dtype, rng)
+    elif op == "qr_multiply":
+        is_left = choices["mode"] is ops.QrSide.LEFT
+        extents = (min(form.rows, form.cols), form.right) if is_left else (form.right, form.rows)
+        found["c"] = normal(rng, dtype, (*form.batch, *extents))
     elif "b" in KINDS[op].reads:
         sides = (form.right,) if form.right else ()
         shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
@@ -258,6 +266,7 @@ MUTATIONS = {
     "the status is another": _with(info=lambda found: found["info"] + 1),
     "pivots counted from 0": _with(pivots=lambda found: found["pivots"] - 1),
     "R of another sign": _with(q=lambda found: found["q"], r=lambda found: -found["r"]),
+    "Q of another sign": _with(out=lambda found: -found["out"], r=lambda found: found["r"]),
     "eigenvalues descending": _descending,
     "singular values ascending": _with(s=lambda found: found["s"][..., ::-1]),
     "vectors of another sign": _with(u=lambda found: -found["u"]),

@@ -26,6 +26,7 @@ from dispatch.ops.linalg.cusolver import (
     factorize,
     reflect,
 )
+from dispatch.ops.linalg.cusolver_multiply import qr_multiply
 from dispatch.ops.linalg.derived import InverseKind, InvRequest, LstsqDriver, LstsqRequest, NormOrder
 
 if TYPE_CHECKING:
@@ -356,4 +357,5 @@ MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
     "matrix_rank": matrix_rank,
     "pinv": pseudo_inverse,
     "lstsq": least_squares,
+    "qr_multiply": qr_multiply,
 }

@@ -38,6 +38,7 @@ __all__ = [
     "norm",
     "pinv",
     "qr",
+    "qr_multiply",
     "randomized_svd",
     "slogdet",
     "solve",
@@ -121,3 +122,11 @@ def ldl(
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
     """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail."""
     return run(ops.QrRequest(a, mode=mode))
+
+
+def qr_multiply(a: Any, c: Any, mode: ops.QrSide | str = "right") -> Any:
+    """(cq, r): C·Q of A = Q·R, with `mode="left"` Q·C, and R; Q, of min(m, n) columns, is not formed.
+
+    C is (…, p, m), or for "left" (…, min(m, n), p): a vector is one row, or one column. Nothing can fail.
+    """
+    return ops.qr_multiply(a, c, mode=mode)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.spectral_reference import FAILED, lapack
 
 if TYPE_CHECKING:
@@ -143,6 +144,15 @@ def _by_reflections(a: Array, b: Array) -> tuple[Array, int]:
     return q @ solved(r, b, trans=2)[0], 0
 
 
+def _qr_multiply(request: Any, a: Array, c: Array) -> dict[str, Any]:
+    is_left = request.mode is QrSide.LEFT
+    if not a.size:
+        extents = (len(a), c.shape[1]) if is_left else (len(c), 0)
+        return {"out": np.zeros(extents), "r": np.zeros((0, a.shape[1]))}
+    q, r = np.linalg.qr(a)
+    return {"out": q @ c if is_left else c @ q, "r": r}
+
+
 DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "inv": _inv,
     "det": _det,
@@ -151,4 +161,5 @@ DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "matrix_rank": _matrix_rank,
     "pinv": _pinv,
     "lstsq": _lstsq,
+    "qr_multiply": _qr_multiply,
 }

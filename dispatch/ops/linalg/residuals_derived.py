@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.norms import norm, of, whole, zeros
 
 if TYPE_CHECKING:
@@ -147,6 +148,27 @@ def _lstsq(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios
         yield "the singular values' distance", of((found["s"] - every)[:, None], norm(a), eps, most)
 
 
+def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    """What holds whatever the signs of R's rows: Aᴴ·(Q·C) = Rᴴ·C or (C·Q)·R = C·A, and lengths."""
+    c, out, r, most = given["c"], found["out"], found["r"], max(*a.shape, 1)
+    yield "what is below R's diagonal", zeros(np.tril(r, -1))
+    if not a.size:
+        yield "what is made of nothing", zeros(out)
+        return
+    yield "Aᴴ·A - Rᴴ·R", of(r.conj().T @ r - a.conj().T @ a, norm(a) * norm(a.T), eps, most)
+    if request.mode is QrSide.RIGHT:
+        yield "(C·Q)·R - C·A", of(out @ r - c @ a, norm(c) * norm(a), eps, most)
+        return
+    yield "Aᴴ·(Q·C) - Rᴴ·C", of(a.conj().T @ out - r.conj().T @ c, norm(a.T) * norm(c), eps, most)
+    lengths = out.conj().T @ out - c.conj().T @ c
+    yield "(Q·C)ᴴ·(Q·C) - Cᴴ·C", of(lengths, norm(c) * norm(c.T), eps, most)
+    if a.shape[0] > a.shape[1] and np.linalg.matrix_rank(a) == a.shape[1]:
+        # An error of n·eps in A turns its range by n·eps·cond.
+        q = np.linalg.qr(a)[0]
+        size = float(np.linalg.cond(a)) * norm(c)
+        yield "what of Q·C is not in A's range", of(out - q @ (q.conj().T @ out), size, eps, most)
+
+
 DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
     "inv": _inv,
     "det": _det,
@@ -155,4 +177,5 @@ DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
     "matrix_rank": _matrix_rank,
     "pinv": _pinv,
     "lstsq": _lstsq,
+    "qr_multiply": _qr_multiply,
 }

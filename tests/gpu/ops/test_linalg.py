@@ -30,6 +30,7 @@ LARGER = {
     "qr": chosen((*LARGE, F("random", (700, 300)), F("random", (300, 700)), *LARGE), "mode", *dp.QrMode),
     "ldl": chosen((*HALVES, *chosen(HALVES, "expand", True)), "hermitian", False),
     "ldl_solve": chosen((*HALVES, *(form._replace(right=0) for form in HALVES[:2])), "hermitian", False),
+    "qr_multiply": tuple(form for side in dp.QrSide for form in chosen((*LARGE, *OBLONG), "mode", side)),
     "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
     "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
     "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True)),

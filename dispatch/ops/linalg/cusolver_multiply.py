@@ -1,0 +1,50 @@
+"""Products with Q of a QR factorization, which is not formed: `geqrf`, and `ormqr` or `unmqr` behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudabind.sys import cublas_types as cb
+from dispatch.libraries.cusolver.calls import LETTERS
+from dispatch.libraries.cusolver.copies import Keep
+from dispatch.ops.linalg.cusolver import PLAIN, reflect
+from dispatch.ops.linalg.multiply import QrSide
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.ops.linalg.multiply import QrMultiplyRequest
+    from dispatch.ops.linalg.operands import Operands
+
+__all__ = ["qr_multiply"]
+
+SIDES = {QrSide.LEFT: cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, QrSide.RIGHT: cb.cublasSideMode_t.CUBLAS_SIDE_RIGHT}
+
+
+def qr_multiply(request: QrMultiplyRequest, steps: Operands) -> Plan:
+    """Factorize a copy of A, copy R out of it, and turn C, with zeros below it where that is on the right of Q."""
+    a, c, wanted, r = (steps.matrix(name) for name in ("a", "c", "out", "r"))
+    if not request.a.size:
+        steps.copy(wanted, wanted, Keep.NONE)  # sums of nothing
+        return steps.idle()
+    least = min(a.rows, a.cols)
+    factors, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
+    steps.copy(a, factors)
+    reflect(steps, factors, tau)
+    steps.copy(factors.lines(least), r, Keep.UPPER)
+    if not request.c.size:
+        return steps.plan(capture_safe=True)
+    is_left = request.mode is QrSide.LEFT
+    if is_left:
+        made = steps.target(wanted)
+        if least < a.rows:
+            steps.copy(made, made, Keep.NONE)
+        steps.copy(c, made.lines(least))
+    else:
+        made = steps.target(wanted) if least == a.rows else steps.scratch_matrix(a.dtype, c.rows, a.rows)
+        steps.copy(c, made)
+    name = f"cusolverDn{LETTERS[a.dtype]}{'unmqr' if a.dtype.is_complex else 'ormqr'}"
+    given = (SIDES[QrSide.LEFT if is_left else QrSide.RIGHT], PLAIN, made.rows, made.cols, least)
+    places = (factors.place, factors.ld, tau, made.place, made.ld)
+    steps.call_with_work(name, a.dtype, *given, *places, info=steps.ignored_info())
+    steps.finish(made.columns(wanted.cols), wanted)
+    return steps.plan(capture_safe=True)
