@@ -256,7 +256,10 @@ def with_v(mode, econ, a, s, u, ldu, v, ldv, info, number=0):
 def xgesvdp(mode, econ, m, n, kind, a, lda, real, s, _, u, ldu, __, v, ldv, ___, *rest):
     a, s = columns(a, DTYPES[kind], m, n, lda), strided(value(s), DTYPES[real], (min(m, n),), (1,))
     with_v(mode, econ, a, s, u, ldu, v, ldv, rest[-2])
-    assert rest[-1].contents.value == 0
+    perturbation = strided(value(rest[-1]), np.float64, (1,), (1,))
+    perturbation[...] = 0
+    if not s[-1] > 1e-4 * s[0]:  # as the library does where the decomposition fails, with a status of 0
+        perturbation[...], s[...] = 1.2e3, 1.2e3
 
 
 def gesvdj(dtype, mode, econ, m, n, a, lda, s, u, ldu, v, ldv, work, size, info, settings):

@@ -7,6 +7,7 @@ executor's, shared by its plans, workspace on the host is NumPy memory that the 
 from __future__ import annotations
 
 import ctypes
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusolver.reductions import SOURCE, THREADS, Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
@@ -55,12 +56,12 @@ class Step(Protocol):
 
 
 class HostNumbers:
-    """A whole number for each matrix, in the host's memory, where a routine puts it before it returns."""
+    """A number of 8 bytes for each matrix, in the host's memory, where a routine puts it before it returns."""
 
     __slots__ = ("array", "place")
 
-    def __init__(self, count: int) -> None:
-        self.array = np.zeros(count, np.int64)
+    def __init__(self, count: int, kind: type[np.generic] = np.int64) -> None:
+        self.array: Any = np.zeros(count, kind)
         self.place = Place(HOST, self.array.ctypes.data, self.array.itemsize)
 
 
@@ -111,6 +112,21 @@ class Zeros:
         """Set them."""
         at = addresses[self._place.operand] + self._place.offset
         driver.cuMemsetD8Async(at, 0, self._nbytes, self._executor.target.value)
+
+
+class Where:
+    """Steps that are taken only where a routine has put a number other than 0 into the host's memory."""
+
+    __slots__ = ("_numbers", "_steps")
+
+    def __init__(self, numbers: HostNumbers, steps: Sequence[Step]) -> None:
+        self._numbers, self._steps = numbers, steps
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Ask the number that is there now; the routine has returned, and was waited for by itself."""
+        if self._numbers.array.any():
+            for step in self._steps:
+                step.enqueue(addresses)
 
 
 class Upload:
@@ -205,6 +221,16 @@ class Steps:
         for result in results:
             if result.rows and result.cols and self.batch:
                 self._steps.append(Spoil(self.executor, info, result, self.batch))
+
+    @contextmanager
+    def where(self, numbers: HostNumbers) -> Iterator[None]:
+        """Steps that are added within are taken only where one of these numbers is not 0 by then."""
+        before, self._steps = self._steps, []
+        try:
+            yield
+        finally:
+            before.append(Where(numbers, self._steps))
+            self._steps = before
 
     def append(self, step: Step) -> None:
         """Add a step of the caller's."""

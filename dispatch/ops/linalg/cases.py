@@ -143,8 +143,6 @@ def by_the_least(op: str, form: Form) -> bool:
         return "assume_a" not in choices
     if op in ("lstsq", "pinv"):
         return form.rows == form.cols
-    if op == "svd":
-        return choices["driver"] is ops.SvdDriver.GESVDP and form.rows == form.cols and form.kind == "random"
     return op in ("det", "slogdet") or choices.get("order") is ops.NormOrder.MIN_TWO
 
 

@@ -1,6 +1,6 @@
 """Which routine carries out a request that may name one, its `driver`: each is a row of the table of its own.
 
-A request that names none is the first row's. With `autotune` those rows take it, too, whose results are held to the
+A request that names none is the first row's. With `autotune` those rows take it, too, whose residuals are held to the
 same bounds as the first one's: their plans race, and the winner is remembered.
 """
 
@@ -55,12 +55,12 @@ def by_syevj(request: EighRequest | GeneralizedEighRequest) -> str:
     return _lacking(request, EighDriver.SYEVJ, "driver syevj, or none and autotune", takes_open=request.autotune)
 
 
-# -- those that must be asked for: their results are held to bounds of their own ---------------------------------------
 def by_gesvdp(request: SvdRequest) -> str:
-    """Driver gesvdp, which no autotune takes unasked."""
-    return _lacking(request, SvdDriver.GESVDP, "driver gesvdp, which no autotune takes unasked", takes_open=False)
+    """Driver gesvdp, or none and autotune."""
+    return _lacking(request, SvdDriver.GESVDP, "driver gesvdp, or none and autotune", takes_open=request.autotune)
 
 
+# -- those that must be asked for: their results are held to bounds of their own ---------------------------------------
 def by_gesvda(request: SvdRequest) -> str:
     """Driver gesvda, which no autotune takes unasked."""
     return _lacking(request, SvdDriver.GESVDA, "driver gesvda, which no autotune takes unasked", takes_open=False)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["beyond", "norm", "of", "solution", "transformed", "unitary", "whole", "zeros"]
+__all__ = ["norm", "of", "solution", "transformed", "unitary", "whole", "zeros"]
 
 
 def whole(a: Array, *, lower: bool) -> Array:
@@ -30,11 +30,6 @@ def norm(x: Array) -> float:
 def of(error: Array, size: float, eps: float, n: int) -> float:
     """An error in units of n·eps of a size."""
     return 0.0 if not error.size else float(norm(error) / max(n * eps * size, np.finfo(np.float64).tiny))
-
-
-def beyond(ratio: float, allowed: float) -> float:
-    """What of an error is beyond one that is stated; NaN stays NaN."""
-    return 0.0 if ratio <= allowed else ratio - allowed
 
 
 def unitary(x: Array, eps: float) -> float:

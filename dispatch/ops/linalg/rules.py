@@ -93,12 +93,12 @@ def up_to_32(request: LinalgRequest) -> str:
 
 def general(request: InvRequest) -> str:
     """By LU with pivots; what is known of a matrix has its own routine."""
-    return "" if request.assume_a is InverseKind.GEN else f"needs assume_a=GEN, has {request.assume_a}"
+    return "" if request.assume_a is InverseKind.GEN else f"needs assume_a=GEN, has {request.assume_a.name}"  # type: ignore[union-attr]
 
 
 def of_full_rank(request: LstsqRequest) -> str:
     """By QR, which rank and singular values are not told by."""
-    return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver}"
+    return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver.name}"  # type: ignore[union-attr]
 
 
 def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:

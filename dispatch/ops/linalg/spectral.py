@@ -32,10 +32,9 @@ class EighDriver(Choice):
 class SvdDriver(Choice):
     """The routine of `svd`: GESVD by QR iteration, GESVDJ by Jacobi's method, GESVDP by a polar decomposition, GESVDA.
 
-    GESVDP is the fastest on large matrices, but not for singular ones: where a singular value is close to 0 the polar
-    decomposition fails, and cuSOLVER adds a small matrix first, which shifts the singular values. On an H100 these were
-    240 to 510 n·eps·‖A‖ off for rank-deficient matrices of 6 to 11 rows (eps 6e-8 in single precision, 1.1e-16 in
-    double); those of full rank are held to the bounds of GESVD. No status tells of it: take it where the rank is full.
+    GESVDP is the fastest on large matrices (4 times GESVD for 1024 rows on an H100), but not on singular ones: where a
+    singular value is close to 0 the polar decomposition fails, cuSOLVER decomposes a matrix that is another, and GESVD
+    does the work once more.
 
     GESVDA takes many tall matrices of few columns in one call, and the transposes of wide ones. It is approximate: it
     takes the eigenvalues of Aᴴ·A, whose error of n·eps·‖A‖² is one of n·eps·‖A‖·κ in a singular value, where κ is
@@ -165,9 +164,9 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         a: (…, m, n); k is the smaller of the two.
         full_matrices: whether u is (…, m, m) and vh (…, n, n); else (…, m, k) and (…, k, n).
         compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, unless `autotune` finds GESVDJ faster.
-        autotune: with the driver left open, time GESVD and GESVDJ once, keep the faster, and remember it on disk.
-            GESVDP and GESVDA are not among them, for their results are held to other bounds.
+        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, unless `autotune` finds GESVDJ or GESVDP faster.
+        autotune: with the driver left open, time these three once, keep the fastest, and remember it on disk. GESVDA is
+            not among them, for its results are held to another bound.
         u, vh: orthonormal columns, and rows; left open, they lie in memory as the routine leaves them.
         s: (…, k), real and descending, dense.
         info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.

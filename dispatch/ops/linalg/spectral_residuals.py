@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.linalg.norms import beyond, norm, of, transformed, unitary, whole
-from dispatch.ops.linalg.spectral import SvdDriver
+from dispatch.ops.linalg.norms import norm, of, transformed, unitary, whole
+from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 from dispatch.ops.linalg.subset import places
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     Ratios: TypeAlias = Iterator[tuple[str, float]]
 
 __all__ = ["SPECTRAL"]
-
-# cuSOLVER states that `gesvdp` perturbs matrices with a singular value close to 0, and not by how much: twice what it
-# did to rank-deficient ones on an H100, 238 to 513 n·eps in f64, c64 and c128. Others are allowed nothing more.
-PERTURBATION = 1024.0
 
 # Of an eigenvalue that is repeated any vectors do that are a basis: κ(V) is held to this many times that of LAPACK's,
 # where that is no larger than the second number.
@@ -39,7 +35,20 @@ def ordered(request: Any, found: Any, exact: Array, size: float, eps: float) -> 
         yield "what is behind the eigenvalues, NaN, for which this", 0.0 if all(map(_all_nan, behind)) else np.inf
         w = w[:kept]
     yield "an eigenvalue below the one before", 0.0 if (np.diff(w) >= 0).all() else np.inf
-    yield "the eigenvalues' distance", of((w - wanted)[:, None], size, eps, len(exact))
+    if request.driver is EighDriver.SYEVJ:
+        yield "the largest distance of an eigenvalue", farthest(w - wanted, size, eps, len(exact))
+    else:
+        yield "the eigenvalues' distance", of((w - wanted)[:, None], size, eps, len(exact))
+
+
+def farthest(errors: Array, size: float, eps: float, n: int) -> float:
+    """The largest error in units of n·eps of a size, where of others the sum of all is held to that.
+
+    Jacobi's method rotates A some n times a sweep, and its rotations are orthogonal but for roundoff: with cuSOLVER's
+    all values drift one way. On an H100 the farthest was off by 0.7 to 3.3 n·eps·‖A‖ of the spectral norm (matrices of
+    30 to 515 rows, 6 to 11 sweeps, f32 to c64), whatever tolerance ends it; so the sum grows with n.
+    """
+    return of(errors[None, :], size, eps, n)
 
 
 def _all_nan(values: Array) -> bool:
@@ -54,7 +63,9 @@ def kept_of(request: Any, found: Any) -> tuple[Array, Array]:
 
 def _eigh(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     del given
-    yield from ordered(request, found, np.linalg.eigvalsh(a), norm(a), eps)
+    exact = np.linalg.eigvalsh(a)
+    by_jacobi = request.driver is EighDriver.SYEVJ
+    yield from ordered(request, found, exact, np.abs(exact).max(initial=0) if by_jacobi else norm(a), eps)
     if not request.eigvals_only:
         w, v = kept_of(request, found)
         yield "A·V - V·w", of(a @ v - v * w, norm(a), eps, len(a))
@@ -166,13 +177,14 @@ def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     s, most = found["s"], max(a.shape)
     yield "a singular value above the one before, or below 0,", 0.0 if is_descending(s) else np.inf
     exact = np.linalg.svd(a, compute_uv=False)
-    is_near_singular = exact.min(initial=np.inf) <= PERTURBATION * most * eps * norm(a)
-    shift = PERTURBATION if request.driver is SvdDriver.GESVDP and is_near_singular else 0.0
-    yield "the singular values' distance", beyond(of((s - exact)[:, None], norm(a), eps, most), shift)
+    if request.driver is SvdDriver.GESVDJ:
+        yield "the largest distance of a singular value", farthest(s - exact, exact.max(initial=0), eps, most)
+    else:
+        yield "the singular values' distance", of((s - exact)[:, None], norm(a), eps, most)
     if request.compute_uv:
         u, vh = found["u"], found["vh"]
         error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
-        yield "A - U·S·Vᴴ", beyond(of(error, norm(a), eps, most), shift)
+        yield "A - U·S·Vᴴ", of(error, norm(a), eps, most)
         yield "I - Uᴴ·U", unitary(u, eps)
         yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
 
