@@ -80,6 +80,7 @@ STATEMENTS = {
     "ldl":             "stay in the factors at least; pivots may pass over NaN, which the status may tell",
     "ldl_solve":       SPREAD,
     "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
+    **dict.fromkeys(("refined_solve", "refined_lstsq"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",

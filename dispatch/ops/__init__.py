@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
         "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply",
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
+        "refined_solve", "refined_lstsq",
     )),
 }
 # A file with rows for some of its family's ops alone, and these.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
-from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, scipy_linalg
+from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, cusolver_refined, scipy_linalg
 from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevj
 from dispatch.ops.linalg.rules import aligned, economical, even_batches, hermitian, not_hermitian, whole_spectrum
 
@@ -174,12 +174,29 @@ DRIVER_ROWS = tuple(
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
     for dtype, letter in LETTERS.items()
 )
+REFINED_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=RULES,
+        min_arch=Arch(80),
+        max_arch=None,
+        min_version=V11_7,
+        library="cusolverDn",
+        function=f"cusolverDnIRS{routine}",
+        call=cusolver_refined,
+    )
+    for op, routine in (("refined_solve", "Xgesv"), ("refined_lstsq", "Xgels"))
+    for dtype in LETTERS
+)
 
 # The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 ROWS = stated(
     (
         *GPU_ROWS,
         *DRIVER_ROWS,
+        *REFINED_ROWS,
         *(
             replace(
                 row,
@@ -192,7 +209,7 @@ ROWS = stated(
                 run_on=("host",),
                 note="",
             )
-            for row in (*GPU_ROWS, *DRIVER_ROWS)
+            for row in (*GPU_ROWS, *DRIVER_ROWS, *REFINED_ROWS)
         ),
     )
 )

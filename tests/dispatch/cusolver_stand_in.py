@@ -299,6 +299,7 @@ def gesvda(
         put_info(info, 0, number)
 
 
+PLAIN = {}  # those that are told no dtype
 X = {
     "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgetrs": xgetrs, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
     "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp, "Xtrtri": xtrtri,
@@ -357,7 +358,9 @@ class Routine:
     def unchecked(self, handle, *arguments):
         name = self.name
         self.counted((handle, *arguments))
-        if name in X:
+        if name in PLAIN:
+            PLAIN[name](*arguments)
+        elif name in X:
             X[name](*arguments[name not in WITHOUT_PARAMS :])
         else:
             OLDER[name[1:]](LETTERS[name[0]], *arguments)
@@ -367,7 +370,7 @@ class Routine:
 class Library:
     def __getattr__(self, name):
         known = name.removeprefix("cusolverDn").removesuffix("_bufferSize")
-        is_routine = name.startswith("cusolverDn") and (known in X or known[1:] in OLDER)
+        is_routine = name.startswith("cusolverDn") and (known in PLAIN or known in X or known[1:] in OLDER)
         return Routine(name) if is_routine else getattr(dn, name)
 
 

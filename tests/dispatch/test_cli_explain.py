@@ -129,6 +129,8 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "qr_multiply --dtype f32 --shape 64x32 --c 32x3 --mode left": ("f32→f32 sm_75 cusolverDn", "mode=LEFT"),
     "ldl --dtype f64 --shape 64x64 --expand": ("f64→f64 sm_75 cusolverDn", "expand=True"),
     "ldl_solve --dtype c64 --shape 64x64 --pivots 64:i64 --b 64x3 --no-hermitian": ("c64→c64 sm_75 cusolverDn", "hermitian=False"),
+    "refined_solve --dtype f64 --shape 64x64 --precision bf16": ("f64→f64 sm_80 cusolverDn", "precision=BF16"),
+    "refined_lstsq --dtype c64 --shape 64x32 --b 64x1": ("c64→c64 sm_80 cusolverDn", "max_iterations=50"),
     "svd --dtype f32 --shape 64x32 --driver gesvdp": ("f32→f32 gesvdp sm_75 cusolverDn", "driver=GESVDP"),
     "inv --dtype f32 --shape 64x64 --assume-a pos": ("f32→f32 sm_75 cusolverDn", "assume_a=POS"),
     "det --dtype f64 --shape 5x64x64": ("f64→f64 sm_75 cusolverDn", "a f64[5, 64, 64]"),

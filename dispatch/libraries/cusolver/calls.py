@@ -333,6 +333,15 @@ class Steps:
         work = self.work(size.value * dtype.itemsize)
         self.call(name, *arguments, work, size.value, info, *behind, count=count)
 
+    def call_refined(
+        self, name: str, params: Any, infos: Any, extents: Sequence[int], *arguments: Any, behind: Sequence[Any]
+    ) -> None:
+        """Call a routine of iterative refinement; its workspace, which its choices and extents tell, is in bytes."""
+        size = ctypes.c_size_t()
+        ask = getattr(dn, f"{name}_bufferSize")
+        ask(self.handle.follow(), params.handle, *extents, ctypes.byref(size))
+        self.call(name, params, infos, *extents, *arguments, self.work(size.value), size.value, *behind)
+
     def _as_asked(self, argument: Any) -> Any:
         """An argument as the routine is given it that tells a workspace's size: some memory of the device."""
         if isinstance(argument, Place):

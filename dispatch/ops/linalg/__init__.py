@@ -26,6 +26,7 @@ from dispatch.ops.linalg.derived import (
 from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 from dispatch.ops.linalg.multiply import QrMultiplyRequest, QrSide
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
+from dispatch.ops.linalg.refined import FactorPrecision, RefinedLstsqRequest, RefinedSolveRequest, Refinement
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
     ChoSolveRequest,
@@ -46,6 +47,7 @@ __all__ = [
     "EigRequest",
     "EighDriver",
     "EighRequest",
+    "FactorPrecision",
     "GeneralizedEighRequest",
     "InvRequest",
     "InverseKind",
@@ -65,6 +67,9 @@ __all__ = [
     "QrRequest",
     "QrSide",
     "RandomizedSvdRequest",
+    "RefinedLstsqRequest",
+    "RefinedSolveRequest",
+    "Refinement",
     "SlogdetRequest",
     "SolveRequest",
     "SvdDriver",
@@ -87,6 +92,8 @@ __all__ = [
     "qr",
     "qr_multiply",
     "randomized_svd",
+    "refined_lstsq",
+    "refined_solve",
     "slogdet",
     "solve",
     "svd",
@@ -117,6 +124,13 @@ cusolver_derived = plan_call(
     "dispatch.ops.linalg.cusolver_derived",
     "A plan of a factorization and of products and sums behind it; Refused where NVRTC is missing.",
 )
+cusolver_refined = plan_call(
+    "cusolver_refined",
+    "dispatch.ops.linalg.cusolver_refinement",
+    "A plan that ends in cuSOLVER's iterative refinement, which waits; Refused where NVRTC is missing.",
+)
+refined_solve = request_function(RefinedSolveRequest, "refined_solve")
+refined_lstsq = request_function(RefinedLstsqRequest, "refined_lstsq")
 cholesky = request_function(CholeskyRequest, "cholesky")
 cho_solve = request_function(ChoSolveRequest, "cho_solve")
 lu_factor = request_function(LuFactorRequest, "lu_factor")

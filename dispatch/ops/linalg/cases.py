@@ -32,6 +32,7 @@ from dispatch.ops.linalg.forms import (
     normal,
 )
 from dispatch.ops.linalg.reference import evaluate
+from dispatch.ops.linalg.refined_forms import REFINED_FORMS
 from dispatch.ops.linalg.residuals import ResidualCheck
 from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
 from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
@@ -50,13 +51,29 @@ KINDS: dict[str, Any] = {
     kind.op: kind
     for kind in (
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
+        *(ops.RefinedSolveRequest, ops.RefinedLstsqRequest),
         *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest, ops.QrMultiplyRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
         *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
     )
 }
 VECTORS = (  # outputs that are dense
-    *("info", "count", "pivots", "tau", "w", "s", "det", "sign", "logabsdet", "norm", "rank", "residuals", "perm"),
+    *(
+        "info",
+        "count",
+        "iterations",
+        "pivots",
+        "tau",
+        "w",
+        "s",
+        "det",
+        "sign",
+        "logabsdet",
+        "norm",
+        "rank",
+        "residuals",
+        "perm",
+    ),
 )
 FEW = 6  # elements of matrices of which some mutations are no other matrices
 
@@ -85,6 +102,7 @@ FORMS = {
     **SPECTRAL_FORMS,
     **DERIVED_FORMS,
     **SYMMETRIC_FORMS,
+    **REFINED_FORMS,
 }
 
 
@@ -141,7 +159,7 @@ def by_the_least(op: str, form: Form) -> bool:
     choices = dict(form.choices)
     if op == "inv":
         return "assume_a" not in choices
-    if op in ("lstsq", "pinv"):
+    if op in ("lstsq", "pinv", "refined_lstsq"):
         return form.rows == form.cols
     return op in ("det", "slogdet") or choices.get("order") is ops.NormOrder.MIN_TWO
 
@@ -192,7 +210,7 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         sides = (form.right,) if form.right else ()
         shape = (*form.batch, form.rows, *(sides or (() if not form.batch else (1,))))
         x = normal(rng, dtype, shape)  # of A·x a wrong x shows, which of a small b beside a large x it would not
-        found["b"] = normal(rng, dtype, shape) if op == "lstsq" else exact @ x
+        found["b"] = normal(rng, dtype, shape) if op in ("lstsq", "refined_lstsq") else exact @ x
     return {name: values if name == "pivots" else values.astype(dtype.numpy) for name, values in found.items()}
 
 

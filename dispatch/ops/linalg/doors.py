@@ -40,6 +40,8 @@ __all__ = [
     "qr",
     "qr_multiply",
     "randomized_svd",
+    "refined_lstsq",
+    "refined_solve",
     "slogdet",
     "solve",
     "svd",
@@ -130,3 +132,13 @@ def qr_multiply(a: Any, c: Any, mode: ops.QrSide | str = "right") -> Any:
     C is (…, p, m), or for "left" (…, min(m, n), p): a vector is one row, or one column. Nothing can fail.
     """
     return ops.qr_multiply(a, c, mode=mode)
+
+
+def refined_solve(a: Any, b: Any, *, check: bool = True, **choices: Any) -> Any:
+    """(x, iterations) of A·x = b by factors of lower precision; `choices` are those of `dispatch.refined_solve`."""
+    return checked("refined_solve", ops.refined_solve(a, b, **choices), check=check)
+
+
+def refined_lstsq(a: Any, b: Any, *, check: bool = True, **choices: Any) -> Any:
+    """(x, residuals, iterations) of A·x ≈ b by factors of lower precision; `choices` as `dispatch.refined_lstsq`."""
+    return checked("refined_lstsq", ops.refined_lstsq(a, b, **choices), check=check)

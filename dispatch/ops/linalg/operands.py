@@ -42,7 +42,7 @@ class Operands(Steps):
 
     def idle(self) -> Plan:
         """The plan where there is no element: the status of each matrix is 0."""
-        for name in self.request.outputs().keys() & {"count", "info"}:
+        for name in self.request.outputs().keys() & {"count", "info", "iterations"}:
             self.zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
         return self.plan(capture_safe=False, idle=True)
 

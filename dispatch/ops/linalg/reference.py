@@ -141,4 +141,11 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
     **SPECTRAL,
     **SYMMETRIC,
 }
-MEANING = {**ONE, **DERIVED}
+
+
+def _refined(name: str) -> Callable[..., dict[str, Any]]:
+    """The meaning of an op whose solution is refined: that of another, in no steps."""
+    return lambda request, *given: {**(ONE | DERIVED)[name](request, *given), "iterations": 0}
+
+
+MEANING = {**ONE, **DERIVED, "refined_solve": _refined("solve"), "refined_lstsq": _refined("lstsq")}

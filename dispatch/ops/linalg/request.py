@@ -287,6 +287,8 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
         return {"r": found["r"]} if self.mode is QrMode.R else found
 
 
-def right_side(b: Tensor) -> Output:
-    """x, with its columns one behind another."""
-    return dense(b.shape, b.dtype) if b.ndim == 1 else by_columns(b.shape, b.dtype)
+def right_side(b: Tensor, *, rows: int | None = None) -> Output:
+    """x, with its columns one behind another, of as many rows as b or so many."""
+    *batch, count = b.shape if b.ndim == 1 else b.shape[:-1]
+    shape = (*batch, count if rows is None else rows, *b.shape[len(batch) + 1 :])
+    return dense(shape, b.dtype) if b.ndim == 1 else by_columns(shape, b.dtype)

@@ -81,7 +81,7 @@ def _exact(values: Array) -> Array:
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
     """What is measured of one matrix, with its size in units of n·eps."""
     if found.get("info", 0) and request.op not in RIGHT_EVEN_SO:
-        for name in found.keys() - {"count", "info", "rank"}:
+        for name in found.keys() - {"count", "info", "iterations", "rank"}:
             yield (
                 f"{name}, NaN where the status is not 0, for which this",
                 0.0 if np.isnan(found[name]).all() else np.inf,
@@ -193,4 +193,6 @@ MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     **SPECTRAL,
     **DERIVED,
     **SYMMETRIC,
+    "refined_solve": _solve,
+    "refined_lstsq": DERIVED["lstsq"],
 }

@@ -30,6 +30,8 @@ MEANINGS = {
     "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
     "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
     "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
+    "refined_solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
+    "refined_lstsq": ("the matrix lacks full rank (info {status})", "dispatch.linalg.lstsq takes a matrix of any rank"),
     "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import NoRow
+from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.linalg.drivers import DRIVERS, driver_of
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
@@ -93,3 +93,36 @@ def test_the_doors_take_both(dev, rng):
         w = dp.linalg.eigvalsh(dev.array(a), driver=driver, autotune=True)
         np.testing.assert_allclose(w.numpy(), np.linalg.eigvalsh(a), atol=1e-12)
     np.testing.assert_allclose(dp.linalg.solve(a, a, autotune=True), np.eye(5), atol=1e-9)
+
+
+# -- iterative refinement ---------------------------------------------------------------------------------------------
+def test_refined_solutions_are_numpys_and_say_how_many_steps_it_took(dev, rng):
+    a, b = rng.standard_normal((2, 6, 6)), rng.standard_normal((2, 6, 3))
+    x, iterations = dp.linalg.refined_solve(dev.array(a), dev.array(b), precision="bf16")
+    np.testing.assert_allclose(x.numpy(), np.linalg.solve(a, b), atol=1e-9)
+    assert iterations.numpy().tolist() == [0, 0]  # the host refines nothing
+    tall, side = rng.standard_normal((9, 4)), rng.standard_normal(9)
+    x, residuals, iterations = dp.linalg.refined_lstsq(dev.array(tall), dev.array(side))
+    expected = np.linalg.lstsq(tall, side)
+    np.testing.assert_allclose(x.numpy(), expected[0], atol=1e-12)
+    np.testing.assert_allclose(residuals.numpy(), expected[1][0])
+    assert iterations.shape == ()
+    with pytest.raises(LinAlgError, match="refined_solve: the matrix is singular"):
+        dp.linalg.refined_solve(dev.zeros((3, 3)), dev.zeros((3,)))
+
+
+UNREFINED = {
+    "precision: got F32; expected a lower one than that of f32": {"precision": "f32"},
+    "refinement: got GMRES with 2 right sides; expected one .*classical": {"refinement": "gmres"},
+    "max_iterations: got 0": {"max_iterations": 0},
+    "FactorPrecision: F32, TF32, BF16, F16": {"precision": "fp8"},
+}
+
+
+@pytest.mark.parametrize("said", UNREFINED)
+def test_choices_that_refinement_has_not_are_refused(said, dev):
+    for kind in (dp.RefinedSolveRequest, dp.RefinedLstsqRequest):
+        with pytest.raises(BadRequest, match=said):
+            kind(dev.zeros((4, 4)), dev.zeros((4, 2)), **UNREFINED[said])
+    with pytest.raises(BadRequest, match="as many rows as columns or more"):
+        dp.refined_lstsq(dev.zeros((3, 4)), dev.zeros((3, 2)))

@@ -23,6 +23,7 @@ def loaded(name):
 stand_in = loaded("cusolver_stand_in")
 spectral = loaded("cusolver_spectral_stand_in")
 symmetric = loaded("cusolver_symmetric_stand_in")
+refined = loaded("cusolver_refined_stand_in")
 products = loaded("cublas_linalg_stand_in")
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_arch != HOST]
@@ -36,6 +37,7 @@ def executor(monkeypatch):
     made.batched = products.install(monkeypatch, stand_in)
     spectral.install(monkeypatch, stand_in)
     symmetric.install(stand_in)
+    refined.install(monkeypatch, stand_in)
     return made
 
 

@@ -34,6 +34,8 @@ LARGER = {
     "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
     "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
     "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True)),
+    "refined_solve": (F("even", (515, 515)), F("even", (515, 515), "columns", "columns")),
+    "refined_lstsq": (F("random", (700, 300)), F("random", (700, 300), "columns", "rows")),
     "randomized_svd": chosen((F("rank 3", (515, 300)), F("rank 3", (300, 515), "columns")), "rank", 3),
     "inv": (*LARGE, *chosen(HALVES, "assume_a", dp.InverseKind.POS)),
     "det": LARGE[2:],

@@ -1,0 +1,92 @@
+"""Systems and least squares by iterative refinement: plans of cuSOLVER's IRS routines, which wait for the GPU.
+
+They put how many steps they took into the host's memory before they return. Follows
+https://docs.nvidia.com/cuda/cusolver/#cusolverdnirsxgesv.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudabind.sys.cusolverDn import cusolverIRSRefinement_t, cusolverPrecType_t
+from dispatch.keys import C64, C128, F32, F64, member
+from dispatch.libraries.cusolver.calls import HostNumbers
+from dispatch.libraries.cusolver.handle import Settings
+from dispatch.libraries.cusolver.reductions import Reduce
+from dispatch.ops.linalg.cusolver_derived import PLAIN, as_column, copied, has_residuals, multiply, operand_of, reduce
+from dispatch.ops.linalg.operands import Operands
+from dispatch.ops.linalg.refined import (
+    FactorPrecision,
+    RefinedLstsqRequest,
+    RefinedSolveRequest,
+    Refinement,
+    precision_of,
+)
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["plan"]
+
+PRECISIONS = cusolverPrecType_t
+MAIN = {
+    F32: PRECISIONS.CUSOLVER_R_32F,
+    F64: PRECISIONS.CUSOLVER_R_64F,
+    C64: PRECISIONS.CUSOLVER_C_32F,
+    C128: PRECISIONS.CUSOLVER_C_64F,
+}
+LOWEST = {  # of real and of complex matrices
+    FactorPrecision.F32: (PRECISIONS.CUSOLVER_R_32F, PRECISIONS.CUSOLVER_C_32F),
+    FactorPrecision.TF32: (PRECISIONS.CUSOLVER_R_TF32, PRECISIONS.CUSOLVER_C_TF32),
+    FactorPrecision.BF16: (PRECISIONS.CUSOLVER_R_16BF, PRECISIONS.CUSOLVER_C_16BF),
+    FactorPrecision.F16: (PRECISIONS.CUSOLVER_R_16F, PRECISIONS.CUSOLVER_C_16F),
+}
+METHODS = {
+    Refinement.GMRES: cusolverIRSRefinement_t.CUSOLVER_IRS_REFINE_GMRES,
+    Refinement.CLASSICAL: cusolverIRSRefinement_t.CUSOLVER_IRS_REFINE_CLASSICAL,
+}
+
+
+def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """The routine over copies of A and b, into scratch memory, and from there to where x is wanted."""
+    steps = Operands(request, executor, row)
+    a, b, wanted, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
+    has_left = isinstance(request, RefinedLstsqRequest) and has_residuals(a)
+    if not (request.a.size and request.b.size):
+        if has_left and b.cols:
+            reduce(steps, b, steps.vector("residuals"), Reduce.SQUARES)
+        return steps.idle()
+    factors, side = copied(steps, a), copied(steps, b)
+    made = steps.scratch_matrix(a.dtype, a.cols, b.cols)
+    is_system = isinstance(request, RefinedSolveRequest)
+    extents = (a.rows, b.cols) if is_system else (a.rows, a.cols, b.cols)
+    operands = (factors.place, factors.ld, side.place, side.ld, made.place, made.ld)
+    taken = HostNumbers(steps.batch, np.int32)
+    infos = Settings("cusolverDnIRSInfos_t", "cusolverDnIRSInfosCreate", "cusolverDnIRSInfosDestroy")
+    steps.call_refined(row.function, settings_of(request, b.cols), infos, extents, *operands, behind=(taken, info))
+    steps.upload(taken, steps.vector("iterations"))
+    if has_left:
+        residual, left = copied(steps, b), steps.vector("residuals")
+        multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)
+        reduce(steps, residual, left, Reduce.SQUARES)
+        steps.spoil(info, as_column(left, request.layout_of("residuals").dtype, b.cols))
+    steps.copy(made, wanted)
+    steps.spoil(info, wanted)
+    return steps.plan(capture_safe=False)
+
+
+def settings_of(request: RefinedSolveRequest | RefinedLstsqRequest, sides: int) -> Settings:
+    """The choices of the routine; that it falls back to the matrix's own precision is its default."""
+    usual = Refinement.GMRES if sides == 1 else Refinement.CLASSICAL
+    method = usual if request.refinement is None else member(request.refinement)
+    dtype = request.a.dtype
+    settings = Settings("cusolverDnIRSParams_t", "cusolverDnIRSParamsCreate", "cusolverDnIRSParamsDestroy")
+    settings.set("cusolverDnIRSParamsSetRefinementSolver", METHODS[method])
+    settings.set("cusolverDnIRSParamsSetSolverMainPrecision", MAIN[dtype])
+    settings.set("cusolverDnIRSParamsSetSolverLowestPrecision", LOWEST[precision_of(request)][dtype.is_complex])
+    settings.set("cusolverDnIRSParamsSetMaxIters", request.max_iterations)
+    return settings

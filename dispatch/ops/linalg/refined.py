@@ -1,0 +1,166 @@
+"""The requests of systems and least squares whose factors are of lower precision, and whose solution is refined.
+
+They are ops of their own beside `solve` and `lstsq`: they give back another result, how many steps it took, and wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_int
+from dispatch.core.operands import Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import C128, F64, I32, Choice, member
+from dispatch.ops.linalg.base import (
+    LinalgRequest,
+    check_dense,
+    check_matrix,
+    check_right_side,
+    check_square,
+    real_of,
+)
+from dispatch.ops.linalg.derived import LstsqDriver, check_values
+from dispatch.ops.linalg.request import MatrixKind, right_side
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["FactorPrecision", "RefinedLstsqRequest", "RefinedSolveRequest", "Refinement", "precision_of"]
+
+MOST_STEPS = 2**31 - 1
+VECTOR = 1  # axes
+
+
+class FactorPrecision(Choice):
+    """What a matrix is factorized in: F32, only of f64 and c128; TF32, with 11 bits; BF16, with 8; F16, with 11.
+
+    F16 overflows above 65504; the others have the range of single precision.
+    """
+
+    F32 = 0
+    TF32 = 1
+    BF16 = 2
+    F16 = 3
+
+
+class Refinement(Choice):
+    """How a solution is refined: GMRES, of one right side, also where the condition is bad; CLASSICAL, by residuals."""
+
+    GMRES = 0
+    CLASSICAL = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedSolveRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
+    """The x of A·x = b by LU in lower precision and iterative refinement, by `IRSXgesv`.
+
+    It gives back (out, iterations, info).
+
+    Attributes:
+        a: (…, n, n); it is copied, and stays as it is.
+        b: (…, n, k), or (n,) for one matrix.
+        precision: what A is factorized in: F32, TF32, BF16 or F16; left open F32 for f64 and c128, else TF32.
+        refinement: GMRES or CLASSICAL; left open GMRES for one right side, which is all that it takes, else CLASSICAL.
+        max_iterations: how many steps are tried.
+        out: x, of b's shape, as exact as that of `solve`; left open, its columns lie one behind another.
+        iterations: i32, one for each matrix: how many steps it took; below 0 where they did not get there, for the
+            condition of A or its range, and A was factorized once more in its own precision.
+        info: i32, one for each matrix: 0, or as `lu_factor` has it, and then x is NaN.
+
+    Meant to be faster than `solve` on large matrices of moderate condition; where it falls back it is slower. The
+    matrices of a batch are taken one after another. The host looks at each step, so that a call waits for the GPU and
+    cannot be captured, and no autotune takes it instead of `solve`. On the host x is LAPACK's, and no step is taken.
+    """
+
+    op: ClassVar[str] = "refined_solve"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b")
+    writes: ClassVar[tuple[str, ...]] = ("out", "iterations", "info")
+    assume_a: ClassVar[MatrixKind] = MatrixKind.GEN
+    a: Tensor
+    b: Tensor
+    _: KW_ONLY
+    precision: FactorPrecision | str | None = None
+    refinement: Refinement | str | None = None
+    max_iterations: int = 50
+    out: Tensor | None = None
+    iterations: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_square("a", self.a)
+        check_right_side("b", self.b, "a", self.a)
+        check_refinement(self)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": right_side(self.b), "iterations": dense(self.batch, I32), "info": self.info_output()}
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
+    """The x for which ‖b - A·x‖ is least, by QR in lower precision and iterative refinement (`IRSXgels`).
+
+    It gives back (out, residuals, iterations, info).
+
+    Attributes:
+        a: (…, m, n) of full rank, with as many rows as columns or more; it is copied, and stays as it is.
+        b: (…, m, k), or (m,) for one matrix.
+        precision, refinement, max_iterations: as `refined_solve` has them.
+        out: x, (…, n, k) or (n,).
+        residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column; empty, (…, 0), of square matrices.
+        iterations, info: as `refined_solve` has them, the status that of `lstsq` with GELS.
+
+    As `refined_solve`, it waits for the GPU.
+    """
+
+    op: ClassVar[str] = "refined_lstsq"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b")
+    writes: ClassVar[tuple[str, ...]] = ("out", "residuals", "iterations", "info")
+    driver: ClassVar[LstsqDriver] = LstsqDriver.GELS
+    rtol: ClassVar[None] = None
+    a: Tensor
+    b: Tensor
+    _: KW_ONLY
+    precision: FactorPrecision | str | None = None
+    refinement: Refinement | str | None = None
+    max_iterations: int = 50
+    out: Tensor | None = None
+    residuals: Tensor | None = None
+    iterations: Tensor | None = None
+    info: Tensor | None = None
+
+    def check_fields(self) -> None:
+        check_matrix("a", self.a)
+        check_values(self.b, self.a)
+        rows, columns = self.a.shape[-2:]
+        if rows < columns:
+            raise BadRequest("a", str(self.a.layout), "as many rows as columns or more", "dispatch.lstsq takes others")
+        check_dense("residuals", self.residuals)
+        check_refinement(self)
+
+    def outputs(self) -> dict[str, Output]:
+        rows, cols = self.a.shape[-2:]
+        behind = () if self.b.ndim == VECTOR else self.b.shape[-1:]
+        x = right_side(self.b, rows=cols)
+        left = dense((*self.batch, *(behind if rows > cols else (0,))), real_of(self.a.dtype))
+        return {"out": x, "residuals": left, "iterations": dense(self.batch, I32), "info": self.info_output()}
+
+
+def precision_of(request: RefinedSolveRequest | RefinedLstsqRequest) -> FactorPrecision:
+    """What the factors are computed in."""
+    if request.precision is not None:
+        return member(request.precision)
+    return FactorPrecision.F32 if request.a.dtype in (F64, C128) else FactorPrecision.TF32
+
+
+def check_refinement(request: RefinedSolveRequest | RefinedLstsqRequest) -> None:
+    """BadRequest for a precision that is no lower one, a method that takes one right side, or what is not dense."""
+    if request.precision is FactorPrecision.F32 and request.a.dtype not in (F64, C128):
+        raise BadRequest("precision", "F32", f"a lower one than that of {request.a.dtype}: TF32, BF16 or F16")
+    several = request.b.ndim > VECTOR and request.b.shape[-1] > 1
+    if request.refinement is Refinement.GMRES and several:
+        hint = 'refinement="classical" takes several'
+        raise BadRequest("refinement", f"GMRES with {request.b.shape[-1]} right sides", "one right side", hint)
+    check_int("max_iterations", request.max_iterations, 1, MOST_STEPS)
+    check_dense("iterations", request.iterations)
+    check_dense("info", request.info)
