@@ -145,7 +145,13 @@ ONE: dict[str, Callable[..., dict[str, Any]]] = {
 
 def _refined(name: str) -> Callable[..., dict[str, Any]]:
     """The meaning of an op whose solution is refined: that of another, in no steps."""
-    return lambda request, *given: {**(ONE | DERIVED)[name](request, *given), "iterations": 0}
+
+    def meaning(request: Any, *given: Array) -> dict[str, Any]:
+        if not all(np.isfinite(one).all() for one in given):  # no step makes less of that
+            return {"out": np.nan, "residuals": np.nan, "iterations": 0, "info": 0}
+        return {**(ONE | DERIVED)[name](request, *given), "iterations": 0}
+
+    return meaning
 
 
 MEANING = {**ONE, **DERIVED, "refined_solve": _refined("solve"), "refined_lstsq": _refined("lstsq")}
