@@ -148,7 +148,8 @@ def _refined(name: str) -> Callable[..., dict[str, Any]]:
 
     def meaning(request: Any, *given: Array) -> dict[str, Any]:
         if not all(np.isfinite(one).all() for one in given):  # no step makes less of that
-            return {"out": np.nan, "residuals": np.nan, "iterations": 0, "info": 0}
+            nan = complex(np.nan, np.nan) if given[0].dtype.kind == "c" else np.nan
+            return {"out": nan, "residuals": np.nan, "iterations": 0, "info": 0}
         return {**(ONE | DERIVED)[name](request, *given), "iterations": 0}
 
     return meaning
