@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cudabind.sys.cublas_types import cublasOperation_t
 from cudabind.sys.cusolverDn import cusolverIRSRefinement_t, cusolverPrecType_t
 from dispatch.keys import C64, C128, F32, F64, member
 from dispatch.libraries.cusolver.calls import HostNumbers
 from dispatch.libraries.cusolver.handle import Settings
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.ops.linalg.cusolver_derived import PLAIN, as_column, copied, has_residuals, multiply, operand_of, reduce
+from dispatch.ops.linalg.cusolver_derived import as_column, copied, has_residuals, multiply, operand_of, reduce
 from dispatch.ops.linalg.operands import Operands
 from dispatch.ops.linalg.refined import (
     FactorPrecision,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+PLAIN = cublasOperation_t.CUBLAS_OP_N
 PRECISIONS = cusolverPrecType_t
 MAIN = {
     F32: PRECISIONS.CUSOLVER_R_32F,
