@@ -18,7 +18,7 @@ from dispatch.libraries.cublas.singular import Complete
 from dispatch.libraries.cusolver.calls import LETTERS
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, cho_solve, factorize
+from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, cho_solve, copy_lower, factorize
 from dispatch.ops.linalg.request import (
     LuFactorRequest,
     LuSolveRequest,
@@ -132,10 +132,10 @@ def solve(request: SolveRequest, steps: BatchedOperands) -> Plan:
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
     if request.assume_a is MatrixKind.POS:
-        steps.copy(a, copy, Keep.LOWER if request.lower else Keep.UPPER)
-        factorize(steps, copy, info, lower=request.lower)
+        copy_lower(steps, a, copy, lower=request.lower)
+        factorize(steps, copy, info)
         steps.copy(steps.matrix("b"), x)
-        steps.substitute(copy, x, lower=request.lower)
+        steps.substitute(copy, x, lower=True)
     else:
         steps.copy(a, copy)
         pivots = eliminate(steps, copy)

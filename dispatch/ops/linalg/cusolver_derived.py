@@ -21,6 +21,7 @@ from dispatch.ops.linalg.cusolver import (
     TRANSPOSED,
     UPPER,
     Operands,
+    copy_lower,
     eliminate,
     exchange,
     factorize,
@@ -149,12 +150,11 @@ def of_any(steps: Operands, out: Matrix, info: Place) -> None:
 
 def of_positive(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> None:
     """`potri` of the factor, which leaves one triangle; the other one is its conjugate."""
-    uplo, triangle = (LOWER, Keep.LOWER) if lower else (UPPER, Keep.UPPER)
-    steps.copy(steps.matrix("a"), out, triangle)
-    factorize(steps, out, info, lower=lower)
-    given = (uplo, out.rows, out.place, out.ld)
+    copy_lower(steps, steps.matrix("a"), out, lower=lower)
+    factorize(steps, out, info)
+    given = (LOWER, out.rows, out.place, out.ld)
     steps.call_with_work(f"cusolverDn{LETTERS[out.dtype]}potri", out.dtype, *given, info=steps.ignored_info())
-    steps.copy(out.mT, out, Keep.ABOVE if lower else Keep.BELOW, conj=True)
+    steps.copy(out.mT, out, Keep.ABOVE, conj=True)
 
 
 def of_triangle(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> None:

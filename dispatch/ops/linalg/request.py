@@ -7,10 +7,11 @@ device for each matrix: nothing waits for it. `dispatch.linalg` has the same fun
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import check_int
 from dispatch.core.operands import Output, dense
+from dispatch.core.overlap import same_view
 from dispatch.keys import I64, Choice
 from dispatch.ops.linalg.base import (
     LinalgRequest,
@@ -72,8 +73,8 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     Attributes:
         a: (…, n, n), of which one triangle is read.
         lower: whether that is the lower one, and L comes out; else the upper one, and U.
-        out: the factor, with zeros in the other triangle; it may be `a` itself. Left open, it lies in rows
-            or in columns as a does.
+        out: the factor, with zeros in the other triangle; it may be `a` itself. Left open, the columns of L lie one
+            behind another, and so do the rows of U: either way no transposition is needed.
         info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite, and
             then `out` is NaN.
 
@@ -95,9 +96,16 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         check_dense("info", self.info)
 
     def outputs(self) -> dict[str, Output]:
-        row, col = map(abs, self.a.layout.strides[-2:])
-        lay = by_columns if row < col else dense
+        lay = by_columns if self.lower else dense
         return {"out": lay(self.a.shape, self.a.dtype), "info": self.info_output()}
+
+    def attributes(self) -> tuple[Any, ...]:
+        return *super().attributes(), self.is_in_place
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the matrix is overwritten, for which no memory beside it is taken."""
+        return self.out is not None and same_view(self.out, self.a)
 
 
 @dataclass(frozen=True, eq=False)
