@@ -3,9 +3,10 @@
 A Llama of 8 layers, 1,024 wide, forward with 4 sequences of 1 and of 512 tokens; and training steps (forward, backward,
 SGD) of a ViT-B/16 with GELU by tanh and of torch's own encoder. Candidates are torch as it is, after
 `dispatch.torch.fuse`, without and with CUDA graphs and trees, with every linear layer, norm, convolution and attention
-by this package's op, by torch.compile as it comes (for one shape) and with its own CUDA graphs, and torch.compile of
-the fused model. Each is held against the model in float64 first. Then
-bursts of all candidates alternate; a burst ends when its last result is there, and the median of the bursts counts.
+by this package's op, by torch.compile as it comes (for one shape) and with its own CUDA graphs, torch.compile of the
+fused model, and in training both by torch.cuda.make_graphed_callables. Each is held against the model in float64
+first. Then bursts of all candidates alternate; a burst ends when its last result is there, and the median of the bursts
+counts.
 Repeat: `python tests/benchmarks/bench_models.py [--quick] [--device cuda:0|host] [--json FILE]`; five minutes.
 On `host` the models are small, nothing is compiled, and it shows whether they run, not how fast.
 """
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for real_models, which imp
 
 EAGER, FUSED, EVERY = "eager torch", "dispatch.torch.fuse", "every op by ours"
 GRAPHS, TREES = "fuse(graphs=True)", "fuse(graphs=True, trees=True)"
+GRAPHED, FUSED_GRAPHED = "make_graphed_callables", "make_graphed_callables of fused"
 COMPILED, BOTH, REDUCED = "torch.compile", "torch.compile of fused", "torch.compile, reduce-overhead"
 ONE, MANY, VIT, ENCODER = "Llama 4x1", "Llama 4x512", "ViT step", "encoder step"
 WRONG = 2.0  # times torch's own error: a call that does nothing must not win; tests have the narrow bound
@@ -46,6 +48,8 @@ TARGETS = (
     Target("of 4x512 beside its CUDA graphs", f"{MANY}: {GRAPHS}", 0.9, "ms", f"{MANY}: {REDUCED}"),
     Target("of 4x1 beside its CUDA graphs", f"{ONE}: {GRAPHS}", 0.9, "ms", f"{ONE}: {REDUCED}"),
     Target("a ViT's training step", f"{VIT}: {FUSED}", 0.95, "ms", f"{VIT}: {EAGER}"),
+    Target("a ViT's training step by graphs", f"{VIT}: {GRAPHS}", 0.95, "ms", f"{VIT}: {EAGER}"),
+    Target("beside torch's graphs of it", f"{VIT}: {GRAPHS}", 1.0, "ms", f"{VIT}: {GRAPHED}"),
 )
 
 
@@ -108,9 +112,15 @@ def models_of(of: Subject, compiled: bool) -> tuple[dict[str, Any], str]:
 
     found = {EAGER: of.model, FUSED: copy.deepcopy(of.model), EVERY: copy.deepcopy(of.model)}
     report = fuse(found[FUSED])
-    if compiled and not of.trained:
-        found[GRAPHS], found[TREES] = copy.deepcopy(of.model), copy.deepcopy(of.model)
+    if compiled:
+        found[GRAPHS] = copy.deepcopy(of.model)
         fuse(found[GRAPHS], graphs=True)
+    if compiled and of.trained:
+        fused = copy.deepcopy(of.model)
+        fuse(fused)
+        found[GRAPHED], found[FUSED_GRAPHED] = graphed(copy.deepcopy(of.model)), graphed(fused)
+    elif compiled:
+        found[TREES] = copy.deepcopy(of.model)
         fuse(found[TREES], graphs=True, trees=True)
     if compiled:
         torch._dynamo.reset()  # what was compiled for another shape would make this one dynamic
@@ -125,6 +135,31 @@ def models_of(of: Subject, compiled: bool) -> tuple[dict[str, Any], str]:
     lines = [f"  {count} x {name}" for name, count in what.most_common()]
     lines += [f"  kept {count} x {reason}" for reason, count in why.most_common()]
     return found, "\n".join([f"fuse: {len(report.replaced)} replaced, {len(report.kept)} kept", *lines])
+
+
+def graphed(model: Any) -> Any:
+    """The model by torch.cuda.make_graphed_callables, which takes operands of one shape: recorded for each anew."""
+    import torch
+
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    class Graphed(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.__dict__["held"] = {}  # no submodules: they are the model once more
+
+        def forward(self, x: Any) -> Any:
+            if x.shape not in self.held:
+                self.held[x.shape] = torch.cuda.make_graphed_callables(Holder(), (x,))
+            return self.held[x.shape](x)
+
+    return Graphed()
 
 
 def candidate(name: str, model: Any, of: Subject, synchronize: Callable[[], None]) -> Candidate:
@@ -157,6 +192,8 @@ def candidate(name: str, model: Any, of: Subject, synchronize: Callable[[], None
 
     def result() -> Any:
         with torch.set_grad_enabled(of.trained), way():
+            for _ in range(WARM - 1):  # behind which graphs are replayed
+                numbers(model, of)
             return numbers(model, of)
 
     return Candidate(name, burst, result)
