@@ -107,7 +107,7 @@ class Learnt:
         count: how often one ran itself since it began or the model was another.
         needed: how often it is to.
         given: which results were given a gradient; None before the first backward pass.
-        samples: such gradients, until it is recorded.
+        samples: such gradients, from the last call before it is recorded until then.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,8 @@ class Learnt:
             self.why = "its results have gradients now here, now there"
         elif not self._closed:
             self.given = which
-            self.samples = [None if g is None else g.detach().clone() for g in given]
+            if self.count >= self.needed:
+                self.samples = [None if g is None else g.detach().clone() for g in given]
 
     def close(self) -> None:
         """It is recorded, or will not be."""
@@ -152,6 +153,7 @@ class Training:
         self._gate = Gate()
         self._kept: OrderedDict[Any, Step] = OrderedDict()
         self._learnt: OrderedDict[Any, Learnt] = OrderedDict()
+        self._sampled: OrderedDict[Any, Learnt] = OrderedDict()
         self._memory: dict[Any, Memory] = {}
         self._failures = 0
         self._recording = False
@@ -182,6 +184,7 @@ class Training:
                 memory = self._memory[recorder] = Memory(recorder.new_pool())
             learnt = self._known(key)
             if learnt.why:
+                learnt.close()
                 self._forget(key)
                 return learnt.why
             if not memory.is_free():
@@ -195,7 +198,7 @@ class Training:
         if step is not None:
             return (step(token, tensors),)
         if not is_known:
-            return self._learn(learnt, model, forward, args, kwargs, tensors)
+            return self._learn(key, learnt, model, forward, args, kwargs, tensors)
         found = self._record(key, learnt, recorder, memory, Call(model, forward, args, kwargs, tensors), tensors)
         if isinstance(found, str):
             return found
@@ -230,6 +233,7 @@ class Training:
     # -- learning --------------------------------------------------------------------------------------------------
     def _learn(
         self,
+        key: Any,
         learnt: Learnt,
         model: nn.Module,
         forward: Callable[..., Any],
@@ -249,6 +253,8 @@ class Training:
         versions = [(t, version_of(t)) for t in (*state.tensors, *tensors) if id(t) not in written]
         y = self.run(forward, args, kwargs)
         learnt.count += 1
+        if learnt.count >= learnt.needed:
+            self._make_room_for_samples(key, learnt)
         leaves, spec = _pytree.tree_flatten(y)
         if any(version_of(t) != before for t, before in versions):
             learnt.why = "it writes to its operands or parameters"
@@ -262,6 +268,14 @@ class Training:
             learnt.why = "no gradient is taken of it: call under torch.no_grad()"
         self.counts.reasons[learnt.why or "it is learnt"] += 1
         return (y,) if learnt.why else (_observed(learnt, leaves, spec),)
+
+    def _make_room_for_samples(self, key: Any, learnt: Learnt) -> None:
+        """Gradients of results can be large: few kinds of calls have some at a time."""
+        with self._lock:
+            self._sampled[key] = learnt
+            self._sampled.move_to_end(key)
+            while len(self._sampled) > MOST:
+                self._sampled.popitem(last=False)[1].samples = None
 
     # -- recording -------------------------------------------------------------------------------------------------
     def _record(

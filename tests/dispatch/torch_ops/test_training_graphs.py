@@ -1025,6 +1025,16 @@ def test_steps_make_room_for_each_other(recorder):
     assert len(report.graphs._training._kept) == training_graphs.MOST
 
 
+def test_many_kinds_of_calls_keep_few_gradients():
+    model, _, report = pair()
+    for rows in range(2, 4 * training_graphs.MOST):
+        for turn in range(BEFORE):
+            loss_of(model(operand(turn, rows))).backward()
+    learnt = report.graphs._training._learnt.values()
+    assert len(learnt) == 4 * training_graphs.MOST - 2
+    assert sum(one.samples is not None for one in learnt) == training_graphs.MOST
+
+
 def test_copies_have_steps_of_their_own_and_undo_takes_them_away():
     model, twin, report = recorded()
     other = copy.deepcopy(model)
