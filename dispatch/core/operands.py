@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
-__all__ = ["OperandRequest", "Output", "dense", "like", "same_as", "same_as_first", "unsized"]
+__all__ = ["OperandRequest", "Output", "by_columns", "dense", "like", "same_as", "same_as_first", "unsized"]
 
 Shape = tuple[int, ...]
 
@@ -46,6 +46,13 @@ class Output(NamedTuple):
 def dense(shape: Shape, dtype: Dtype) -> Output:
     """An output in C order."""
     return Output(shape, c_strides(shape), dtype)
+
+
+def by_columns(shape: Shape, dtype: Dtype) -> Output:
+    """A matrix, or a batch of them, with its columns one behind another, as LAPACK leaves it."""
+    *batch, rows, cols = shape
+    *outer, row, col = c_strides((*batch, cols, rows))
+    return Output(shape, (*outer, col, row), dtype)
 
 
 UNSIZED = -1  # the extent of an output that only the device's library knows

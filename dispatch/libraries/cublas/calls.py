@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind import driver
 from cudabind.sys import cublas
 from dispatch.core.request import Argument, Plan
-from dispatch.keys import C64, C128, F32, F64, Dtype
+from dispatch.keys import C64, C128, F32, F64, U8, Dtype
 from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import Pointers
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix
 
 __all__ = [
+    "SCRATCH",
     "Constant",
-    "Copy",
     "CublasPlan",
     "Matrices",
     "Moved",
     "Operand",
     "Routine",
     "Scalar",
+    "Scratch",
     "Work",
     "Zero",
     "function_name",
@@ -43,6 +45,7 @@ __all__ = [
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 MAX_INT = 2**31 - 1
+SCRATCH = -1  # the place of scratch memory, behind the arguments of a run
 
 
 class Operand(NamedTuple):
@@ -95,24 +98,24 @@ class Zero(NamedTuple):
     nbytes: int
 
 
-class Copy(NamedTuple):
-    """The bytes of one operand copied to another of the same layout, unless they are one."""
+class Scratch(NamedTuple):
+    """So many bytes that a plan keeps for itself, at the place `SCRATCH`; no more than one of a plan's works."""
 
-    source: int
-    target: int
-    start: int  # of the bytes, behind the operands' addresses
     nbytes: int
 
 
 class Moved(NamedTuple):
-    """Elements of one operand copied to another, unless they are one, of any strides: by a kernel, not by cuBLAS."""
+    """Elements of one operand copied to another, unless they are one, of any strides: by a kernel, not by cuBLAS.
+
+    The driver's own copies look at addresses, and refuse those that a call is captured at to be relocated.
+    """
 
     source: Matrix
     target: Matrix
     batch: int = 1
 
 
-Work = Routine | Zero | Copy | Moved
+Work = Routine | Zero | Scratch | Moved
 
 
 def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
@@ -237,32 +240,29 @@ class MoveStep:
 class CublasPlan(Plan):
     """Calls and what is around them, in their order."""
 
-    __slots__ = ("_executor", "_steps")
+    __slots__ = ("_executor", "_scratch", "_steps")
 
     def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        self._steps = tuple(map(self._prepared, works))
+        sizes = [work.nbytes for work in works if isinstance(work, Scratch)]
+        self._scratch: Tensor | None = executor.empty((sizes[0],), (1,), U8) if sizes else None
+        self._steps = tuple(self._prepared(work) for work in works if not isinstance(work, Scratch))
 
-    def _prepared(self, work: Work) -> CallStep | MoveStep | Zero | Copy:
+    def _prepared(self, work: Routine | Zero | Moved) -> CallStep | MoveStep | Zero:
         if isinstance(work, Moved):
             return MoveStep(self._executor, work)
         return CallStep(self._executor, work) if isinstance(work, Routine) else work
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        if self._scratch is not None:
+            arguments = (*arguments, self._scratch.ptr)
         for step in self._steps:
-            if isinstance(step, (Zero, Copy)):
-                self._move(step, arguments)
+            if isinstance(step, Zero):
+                places: Any = arguments  # addresses are ints
+                driver.cuMemsetD8Async(places[step.place], 0, step.nbytes, self._executor.target.value)
             else:
                 step.enqueue(arguments)
-
-    def _move(self, step: Zero | Copy, arguments: tuple[Argument, ...]) -> None:
-        places: Any = arguments  # addresses are ints
-        if isinstance(step, Zero):
-            driver.cuMemsetD8Async(places[step.place], 0, step.nbytes, self._executor.target.value)
-        elif places[step.source] != places[step.target]:
-            source, target = places[step.source] + step.start, places[step.target] + step.start
-            driver.cuMemcpyDtoDAsync(target, source, step.nbytes, self._executor.target.value)
 
 
 class EmptyPlan(Plan):

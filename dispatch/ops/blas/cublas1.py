@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32, HALF
-from dispatch.libraries.cublas.calls import Copy, Moved, Operand, Routine, Work, Zero, plan_of
+from dispatch.libraries.cublas.calls import Moved, Operand, Routine, Work, Zero, plan_of
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.ops.blas.cublas2 import Vectors
 from dispatch.ops.blas.orders import Misfit, misplaced
@@ -145,7 +145,10 @@ class Lowering(Vectors):
         """The numbers of a rotation."""
         request, size = self.request, self.dtype.itemsize
         given = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
-        copied = [Copy(request.place_of(name), request.place_of(target), 0, size) for name, target in given.items()]
+        held = (
+            [Matrix(Place(request.place_of(one)), self.dtype, 1, 1, 1, 1) for one in pair] for pair in given.items()
+        )
+        copied = [Moved(source, target) for source, target in held]
         changed = [self.operand(name) for name in given.values()]
         if request.op == "rotmg":
             arguments = (*changed, self.operand("y1"), self.operand("param"))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.core.operands import Output, like
+from dispatch.core.operands import Output, by_columns, dense, like
 from dispatch.core.overlap import same_view
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import member
 from dispatch.ops.blas.base import BlasRequest, Number, ScaledRequest, Shape, dims
 from dispatch.ops.blas.choices import DiagType, FillMode, Operation, SideMode
+from dispatch.ops.blas.orders import leading
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -262,7 +263,8 @@ class TrsmRequest(TriangularRequest):
         a: (…, m, m) for side "left", (…, n, n) for "right"; only its triangle `uplo` is read. Its leading axes are
             those of b, or broadcast to them.
         b: (…, m, n), the right-hand sides; it may be `out` itself.
-        out: X, (…, m, n), laid out in memory as b is.
+        out: X, (…, m, n). Left open, it is column-major for side "left" and row-major for "right", which cuBLAS solves
+            in less time: unless that would have to read a conjugate of A's elements that is no transpose.
 
     Nothing is said of a singular A: an element of its diagonal that is 0 makes infinities and NaN.
     """
@@ -281,6 +283,22 @@ class TrsmRequest(TriangularRequest):
             wanted = f"{self.a.dtype}{[*batch, order, order]}, or leading axes that broadcast to those of b"
             raise BadRequest("a", str(self.a.layout), wanted)
         return {"a": (*theirs, order, order), "b": self.b.shape, "out": self.b.shape}
+
+    def outputs(self) -> dict[str, Output]:
+        is_row = self.solves_rows
+        if not self.turns_a and leading(self.a.layout, row=is_row) is None:
+            is_row = not is_row
+        return {"out": (dense if is_row else by_columns)(self.b.shape, self.b.dtype)}
+
+    @property
+    def solves_rows(self) -> bool:
+        """Whether it is a row-major result that cuBLAS solves from the left, where it is faster than from the right."""
+        return self.side is SideMode.RIGHT
+
+    @property
+    def turns_a(self) -> bool:
+        """Whether A may be read transposed: there is no operation that conjugates alone."""
+        return self.trans is not Operation.C or not self.a.dtype.is_complex
 
 
 # -- matrices of any kind --------------------------------------------------------------------------------------------

@@ -54,8 +54,11 @@ def misplaced(layout: Layout) -> str:
     return ""
 
 
-def arranged(request: Any, groups: tuple[Group, ...]) -> Arrangement | str:
-    """How a request's matrices are taken, or in words why cuBLAS cannot take them without a copy."""
+def arranged(request: Any, groups: tuple[Group, ...], *, rows_first: bool = True) -> Arrangement | str:
+    """How a request's matrices are taken, or in words why cuBLAS cannot take them without a copy.
+
+    A result that may be taken either way is taken to be row-major, if `rows_first`.
+    """
     names = ("out", *(name for group in groups for name in group.names))
     layouts = {name: request.layout_of(name) for name in names}
     ways: dict[str, list[bool]] = {}
@@ -68,7 +71,7 @@ def arranged(request: Any, groups: tuple[Group, ...]) -> Arrangement | str:
         if not ways[name]:
             return f"needs {name} row-major or column-major, with adjacent elements in each line, has {layout}: copy it"
     failed = ""
-    for out in ways["out"]:
+    for out in sorted(ways["out"], reverse=rows_first):
         rows: dict[str, bool] = {}
         for group in groups:
             order = (out, not out) if group.is_free else (out,)

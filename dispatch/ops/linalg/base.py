@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.core.operand_checks import check_extents
-from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.core.operands import OperandRequest, Output, by_columns, dense
 from dispatch.core.request import R_co
-from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64, I32, Dtype
 
@@ -48,14 +47,6 @@ class LinalgRequest(OperandRequest[R_co]):
     def info_output(self) -> Output:
         """A status for each matrix."""
         return dense(self.batch, I32)
-
-
-# -- outputs ----------------------------------------------------------------------------------------------------------
-def by_columns(shape: Shape, dtype: Dtype) -> Output:
-    """A matrix, or a batch of them, with its columns one behind another, as LAPACK leaves it."""
-    *batch, rows, cols = shape
-    *outer, row, col = c_strides((*batch, cols, rows))
-    return Output(shape, (*outer, col, row), dtype)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

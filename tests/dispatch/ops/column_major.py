@@ -12,7 +12,7 @@ import scipy.linalg.blas as blas
 from numpy.lib.stride_tricks import as_strided
 
 from dispatch.keys import BF16, C64, C128, F16, F32, F64
-from dispatch.libraries.cublas.calls import Constant, Copy, Matrices, Moved, Operand, Routine, Scalar, Zero
+from dispatch.libraries.cublas.calls import Constant, Matrices, Moved, Operand, Routine, Scalar, Scratch, Zero
 
 SAMPLED = 11  # no multiple of the periods by which forms vary
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
@@ -56,10 +56,9 @@ def carry_out(works, arguments):
     for work in works:
         if isinstance(work, Zero):
             ctypes.memset(arguments[work.place], 0, work.nbytes)
-        elif isinstance(work, Copy):
-            if arguments[work.source] != arguments[work.target]:
-                source, target = (arguments[place] + work.start for place in (work.source, work.target))
-                ctypes.memmove(target, source, work.nbytes)
+        elif isinstance(work, Scratch):
+            held = np.full(work.nbytes, 0xFF, np.uint8)  # NaN
+            arguments = (*arguments, held.ctypes.data)
         elif isinstance(work, Moved):
             if len({arguments[one.place.operand] for one in (work.source, work.target)}) > 1:
                 move(work.source, work.target, work.batch, arguments)
