@@ -156,7 +156,7 @@ def check(device: dp.Device, case: Case, result: Any, right: tuple[Any, Any]) ->
     device.synchronize()
     xp, exact = right
     results = [wide(xp, value) for value in listed(result)]
-    error, limit = CHECKS[case.routine](xp, exact, results), bound(case.n, case.dtype)
+    error, limit = CHECKS[case.routine](xp, exact, results), bound(case.routine, case.n, case.dtype)
     if not error <= limit:  # false for NaN
         raise ValueError(f"wrong result: {error:.1e} where {limit:.1e} is the bound")
 

@@ -86,7 +86,8 @@ def solved(a: Any, x: Any, b: Any) -> float:
 
 
 def orthonormal(q: Any, w: Any) -> float:
-    return apart(q.mT.conj() @ (q @ w), w)
+    got = q.mT.conj() @ (q @ w)
+    return apart(got, w + 0 * got)  # as many of w as there are matrices
 
 
 def check_lu(xp: Any, o: dict[str, Any], r: list[Any]) -> float:
@@ -198,9 +199,13 @@ LOOKS_AT_THE_GPU = ("eigh", "svd", "lstsq, any rank")  # as docs/linear_algebra.
 IN_PLACE = ("axpy",)  # BLAS's own way; the others leave operands as they are
 
 
-def bound(n: int, dtype: str) -> float:
-    """How far a result may be off: what does nothing, or rounds to ten bits, must not win; tests have narrow bounds."""
-    return min(30 * max(n, 16), 2000) * float(np.finfo(dtype).eps)
+def bound(routine: str, n: int, dtype: str) -> float:
+    """How far a result may be off: what does nothing, or rounds to ten bits, must not win; tests have narrow bounds.
+
+    Jacobi's rotations leave more with each row, torch's and ours alike: 10 n·eps in Uᴴ·U.
+    """
+    most = 30 * max(n, 16)
+    return (most if routine in ("eigh", "svd") else min(most, 2000)) * float(np.finfo(dtype).eps)
 
 
 # -- this project's calls ----------------------------------------------------------------------------------------------

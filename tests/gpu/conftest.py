@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dispatch as dp
+from dispatch.execute.installed import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
 def dev() -> dp.Device:
     return dp.device("cuda:0")
+
+
+@pytest.fixture
+def skip_without() -> Callable[[Any], None]:
+    """`skip_without(row)` skips where the installed library is older than the row needs."""
+
+    def skip(row: Any) -> None:
+        version = installed.get(row.library) if row.min_version else None
+        if version is not None and version < row.min_version:
+            needed, found = (".".join(map(str, parts)) for parts in (row.min_version, version))
+            pytest.skip(f"needs {row.library} {needed} or newer, {found} is installed")
+
+    return skip
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
 from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
 from dispatch.ops.linalg.cusolver_subset import generalized, some
-from dispatch.ops.linalg.drivers import driver_of
+from dispatch.ops.linalg.drivers import JACOBI_OF_MANY, driver_of
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
-JACOBI_OF_MANY = 32  # rows and columns of the matrices that `gesvdjBatched` takes
 MOST_ELEMENTS = 2**31 - 1  # of all matrices that `syevBatched` takes
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 

@@ -164,7 +164,8 @@ class SvdRequest(LinalgRequest["tuple[Tensor, ...]"]):
         a: (…, m, n); k is the smaller of the two.
         full_matrices: whether u is (…, m, m) and vh (…, n, n); else (…, m, k) and (…, k, n).
         compute_uv: whether u and vh are wanted; else (s, info) comes back.
-        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, unless `autotune` finds GESVDJ or GESVDP faster.
+        driver: GESVD, GESVDJ, GESVDP or GESVDA; left open GESVD, of many matrices of up to 32 rows and columns GESVDJ,
+            unless `autotune` finds another one of the first three faster.
         autotune: with the driver left open, time these three once, keep the fastest, and remember it on disk. GESVDA is
             not among them, for its results are held to another bound.
         u, vh: orthonormal columns, and rows; left open, they lie in memory as the routine leaves them.

@@ -27,6 +27,9 @@ def test_an_open_driver_is_the_first_one_and_with_autotune_all_that_are_as_exact
     a = dev.zeros((40, 40), "f64")
     assert functions(dp.SvdRequest(a)) == ["Xgesvd"]
     assert functions(dp.SvdRequest(a, autotune=True)) == ["Xgesvd", "Dgesvdj", "Xgesvdp"]
+    assert functions(dp.SvdRequest(dev.zeros((9, 32, 20), "f64"))) == ["Dgesvdj"]  # all in one call
+    assert functions(dp.SvdRequest(dev.zeros((9, 33, 20), "f64"))) == ["Xgesvd"]
+    assert functions(dp.SvdRequest(dev.zeros((1, 32, 20), "f64"))) == ["Xgesvd"]
     assert functions(dp.EighRequest(a, autotune=True)) == ["Xsyevd", "Dsyevj"]
     assert functions(dp.EighRequest(a.astype("c64"), autotune=True)) == ["Xsyevd", "Cheevj"]
     pair = dp.GeneralizedEighRequest(a, a, autotune=True)

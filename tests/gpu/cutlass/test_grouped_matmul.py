@@ -18,14 +18,6 @@ ROWS = [row for row in dp.TABLE.of("grouped_matmul") if row.min_arch != HOST]
 CASES = [pytest.param(row, case, id=f"{row.name}-{case.id}") for row in ROWS for case in cases(row)]
 
 
-def skip_without(row):
-    """Skip where the installed library is older than the row needs."""
-    version = installed.get(row.library) if row.min_version else None
-    if version is not None and version < row.min_version:
-        needed, found = (".".join(map(str, parts)) for parts in (row.min_version, version))
-        pytest.skip(f"needs {row.library} {needed} or newer, {found} is installed")
-
-
 @pytest.fixture
 def gpu():
     device = dp.device("cuda:0")
@@ -35,7 +27,7 @@ def gpu():
 
 
 @pytest.mark.parametrize(("row", "case"), CASES)
-def test_a_row_passes_its_cases(row, case, gpu, rng):
+def test_a_row_passes_its_cases(row, case, gpu, rng, skip_without):
     skip_without(row)
     check = case.check(gpu, rng)
     call = dp.prepare(check.request)
@@ -48,7 +40,7 @@ def test_a_row_passes_its_cases(row, case, gpu, rng):
 
 
 @pytest.mark.parametrize("library", ["cutlass", "cublasLt"])
-def test_a_replay_reads_where_the_groups_end_then(library, gpu, rng):
+def test_a_replay_reads_where_the_groups_end_then(library, gpu, rng, skip_without):
     row = next(row for row in ROWS if row.dtypes[0].name == "bf16" and row.library == library)
     skip_without(row)
     request = cases(row)[0].request(gpu, rng)
@@ -69,7 +61,7 @@ def test_ends_may_be_told_by_the_host(gpu, rng):
 
 
 @pytest.mark.parametrize("library", ["cutlass", "cublasLt"])
-def test_products_are_placed_anew_where_their_memory_is_another(library, gpu, rng):
+def test_products_are_placed_anew_where_their_memory_is_another(library, gpu, rng, skip_without):
     """The addresses are arguments of the recorded call, in launches of 32 groups each."""
     row = next(row for row in ROWS if row.dtypes[0].name == "bf16" and row.library == library)
     skip_without(row)
@@ -102,7 +94,7 @@ def test_an_older_cublaslt_is_refused_with_its_version(row, gpu, rng):
     assert any(needed in str(reason) for reason in dict(refusal.value.tried)[row.name])
 
 
-def test_both_libraries_race(gpu, rng, tmp_path, monkeypatch):
+def test_both_libraries_race(gpu, rng, tmp_path, monkeypatch, skip_without):
     row = next(row for row in BY_CUBLASLT if row.dtypes[0].name == "bf16")
     skip_without(row)
     asked = []
