@@ -1,9 +1,9 @@
 """Which routine carries out a request that may name one, its `driver`: each is a row of the table of its own.
 
 A request that names none is the first row's, or, of many matrices so small that `gesvdj` takes them all in one call,
-that row's: 100 matrices of 32 rows in f64 took 150 ms by `gesvd` on an H100, and 0.34 by `gesvdj`. With `autotune` those
-rows take it, too, whose residuals are held to the same bounds as the first one's: their plans race, and the winner is
-remembered.
+that row's: 100 matrices of 32 rows in f64 took 150 ms by `gesvd` on an H100, and 0.34 by `gesvdj`. With `autotune`
+those rows take it, too, whose residuals are held to the same bounds as the first one's: their plans race, and the
+winner is remembered.
 """
 
 from __future__ import annotations
