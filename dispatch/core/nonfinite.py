@@ -84,7 +84,7 @@ STATEMENTS = {
     **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
-    **dict.fromkeys(("inv", "pinv", "lstsq"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
+    **dict.fromkeys(("inv", "pinv", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",

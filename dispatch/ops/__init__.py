@@ -37,12 +37,12 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "linalg":         ("cublas_batched cusolver", (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
         "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply",
-        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq",
+        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq", "expm",
         "refined_solve", "refined_lstsq",
     )),
 }
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
-    "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq"),
+    "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),
 }
 # fmt: on

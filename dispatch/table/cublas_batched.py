@@ -41,6 +41,7 @@ ROUTINES = (
     ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY),
     ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY),
     ("lstsq",     "gelsBatched",   (*SMALL, of_full_rank, tall),  cublas_derived, MANY),
+    ("expm",      "getrsBatched",  SMALL,                         cublas_derived, MANY),
 )
 # fmt: on
 

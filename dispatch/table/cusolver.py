@@ -13,7 +13,14 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
-from dispatch.ops.linalg import cusolver_derived, cusolver_eigen, cusolver_linalg, cusolver_refined, scipy_linalg
+from dispatch.ops.linalg import (
+    cusolver_derived,
+    cusolver_eigen,
+    cusolver_expm,
+    cusolver_linalg,
+    cusolver_refined,
+    scipy_linalg,
+)
 from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevj
 from dispatch.ops.linalg.rules import aligned, economical, even_batches, hermitian, not_hermitian, whole_spectrum
 
@@ -51,6 +58,7 @@ EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
 QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived)
+EXPM      = ("cusolverDn", "cusolverDnXgetrs", cusolver_expm)
 INV       = ("cusolverDn", "cusolverDnXgetrs", cusolver_derived)
 DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
 OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
@@ -119,6 +127,10 @@ GPU_ROWS = (
     Row("qr_multiply", (F64, F64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C64, C64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C128, C128), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
+    Row("expm",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("expm",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("expm",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("expm",      (C128, C128), None,   RULES, SM75, None, V11_7, *EXPM),
     Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
     Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
     Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),

@@ -139,6 +139,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "matrix_rank --dtype f64 --shape 64x32 --rtol 1e-3": ("f64→i64 sm_75 cusolverDn", "rtol=0.001"),
     "pinv --dtype c128 --shape 64x32": ("c128→c128 sm_75 cusolverDn", "a c128[64, 32]"),
     "lstsq --dtype f32 --shape 64x32 --b 64x3 --driver gels": ("f32→f32 sm_75 cusolverDn", "driver=GELS"),
+    "expm --dtype c64 --shape 64x64 --squarings 8": ("c64→c64 sm_75 cusolverDn", "squarings=8"),
     "matmul --dtype bf16 --epilogue 'silu(accumulator() + row(\"bias\"))'": ("bf16×bf16→bf16 sm_90 cutlass", "silu(add(acc, row(bias)))"),
     "matmul --dtype f16 --config tile=128x256,cluster=2x1": ("f16×f16→f16 sm_90 cutlass", "config=128x256 cluster 2x1"),
     "grouped_matmul --dtype bf16 --shape 512x256 --shape 4x256x128": ("bf16×bf16→bf16 sm_90 cutlass", "4 groups"),

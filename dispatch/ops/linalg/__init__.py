@@ -24,6 +24,7 @@ from dispatch.ops.linalg.derived import (
     SlogdetRequest,
 )
 from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
+from dispatch.ops.linalg.exponential import ExpmRequest
 from dispatch.ops.linalg.multiply import QrMultiplyRequest, QrSide
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.refined import FactorPrecision, RefinedLstsqRequest, RefinedSolveRequest, Refinement
@@ -47,6 +48,7 @@ __all__ = [
     "EigRequest",
     "EighDriver",
     "EighRequest",
+    "ExpmRequest",
     "FactorPrecision",
     "GeneralizedEighRequest",
     "InvRequest",
@@ -79,6 +81,7 @@ __all__ = [
     "det",
     "eig",
     "eigh",
+    "expm",
     "generalized_eigh",
     "inv",
     "ldl",
@@ -131,6 +134,11 @@ cusolver_refined = plan_call(
 )
 refined_solve = request_function(RefinedSolveRequest, "refined_solve")
 refined_lstsq = request_function(RefinedLstsqRequest, "refined_lstsq")
+cusolver_expm = plan_call(
+    "cusolver_expm",
+    "dispatch.ops.linalg.cusolver_exponential",
+    "A plan of cuBLAS's products and a system of equations among them; Refused where NVRTC is missing.",
+)
 cholesky = request_function(CholeskyRequest, "cholesky")
 cho_solve = request_function(ChoSolveRequest, "cho_solve")
 lu_factor = request_function(LuFactorRequest, "lu_factor")
@@ -152,3 +160,4 @@ matrix_norm = request_function(MatrixNormRequest, "matrix_norm")
 matrix_rank = request_function(MatrixRankRequest, "matrix_rank")
 pinv = request_function(PinvRequest, "pinv")
 lstsq = request_function(LstsqRequest, "lstsq")
+expm = request_function(ExpmRequest, "expm")

@@ -29,6 +29,7 @@ from dispatch.ops.linalg.forms import (
     in_single,
     lay,
     matrix,
+    mixed,
     normal,
 )
 from dispatch.ops.linalg.reference import evaluate
@@ -55,6 +56,7 @@ KINDS: dict[str, Any] = {
         *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest, ops.QrMultiplyRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
         *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
+        ops.ExpmRequest,
     )
 }
 VECTORS = (  # outputs that are dense
@@ -132,6 +134,11 @@ MANY_FORMS = {
         F("random", (3, 32, 32), "columns", "rows"), F("random", (2, 33, 33), "rows", "columns"),
         F("graded", (3, 8, 8), "strided", "strided"), F("singular", (3, 40, 40)),
     ),
+    "expm": (
+        F("even", (40, 6, 6)), F("even", (3, 2, 17, 17), "columns", "columns"), F("random", (7, 1, 1)),
+        F("mixed", (9, 33, 33), "strided", "rows"), F("even", (2, 64, 64), "rows", "rows"),
+        F("skew", (2, 128, 128), "rows", "strided"),
+    ),
     "lstsq": chosen(
         (
             *(form for form in MANY_OBLONG if form.out != "in place" and form.kind != "deficient"),
@@ -173,7 +180,10 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
     is_positive = op in ("cholesky", "cho_solve") or assumed in (ops.MatrixKind.POS, ops.InverseKind.POS)
     is_half = is_positive or is_triangle or op in HERMITIAN or is_hermitian is not None
     made = []
-    for _ in np.ndindex(form.batch):
+    for number, _ in enumerate(np.ndindex(form.batch)):
+        if form.kind == "mixed":
+            made.append(mixed(form.rows, dtype, rng, number))
+            continue
         if is_hermitian is not None:
             made.append(symmetric(form.kind, form.rows, dtype, rng, hermitian=is_hermitian))
             continue
@@ -277,6 +287,11 @@ def _descending(request: Any) -> Any:
     return _with(w=lambda found: found["w"][..., ::-1])(request) if has_order else None
 
 
+def _doubled(request: Any) -> Any:
+    """Of an exponential, for others may allow as much."""
+    return _with(out=lambda found: 2 * found["out"])(request) if request.op == "expm" else None
+
+
 MUTATIONS = {
     "the other triangle": _flipped,
     "the status is another": _with(info=lambda found: found["info"] + 1),
@@ -295,6 +310,7 @@ MUTATIONS = {
     "a norm squared": _with(norm=lambda found: found["norm"] ** 2),
     "rows in another order": _with(perm=lambda found: np.roll(found["perm"], 1, axis=-1)),
     "blocks of another sign": _with(d=lambda found: -found["d"]),
+    "twice the exponential": _doubled,
     "a rank too high": _with(rank=lambda found: found["rank"] + 1),
     "residuals whose root is taken": _with(residuals=lambda found: np.sqrt(found["residuals"])),
 }

@@ -1,8 +1,8 @@
-"""Inverses and least squares of many small matrices by cuBLAS: one call for all, where cuSOLVER takes one each.
+"""Inverses, least squares and exponentials of many small matrices by cuBLAS: one call, where cuSOLVER takes one each.
 
 Up to 32 rows `matinvBatched` inverts, and reads its operand where it is; beyond, `getriBatched` what `getrfBatched` has
-factorized. `gelsBatched` takes systems of as many equations as unknowns or more. Follows
-https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
+factorized. `gelsBatched` takes systems of as many equations as unknowns or more. Systems of exponentials are those of
+`getrfBatched` and `getrsBatched`. Follows https://docs.nvidia.com/cuda/cublas/#blas-like-extension.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 
 from dispatch.libraries.cusolver.calls import real_of
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.ops.linalg.cublas import BatchedOperands, eliminate
+from dispatch.ops.linalg.cublas import BatchedOperands, eliminate, exchange
 from dispatch.ops.linalg.cusolver import PLAIN
 from dispatch.ops.linalg.cusolver_derived import as_column, copied, has_residuals, multiply, operand_of, reduce
+from dispatch.ops.linalg.cusolver_exponential import exponential
 from dispatch.ops.linalg.rules import MOST_INVERTED
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix
 
 __all__ = ["plan"]
 
@@ -74,4 +76,18 @@ def least_squares(steps: BatchedOperands) -> Plan:
     return steps.plan(capture_safe=True)
 
 
-MAKERS: dict[str, Callable[[BatchedOperands], Plan]] = {"inv": inverse, "lstsq": least_squares}
+def exponentials(steps: BatchedOperands) -> Plan:
+    """Those by scaling and squaring, whose systems of equations are one call of each routine."""
+    request: Any = steps.request
+
+    def solve(q: Matrix, p: Matrix) -> None:
+        exchange(steps, q, eliminate(steps, q), p, PLAIN)
+
+    return exponential(request, steps, solve)
+
+
+MAKERS: dict[str, Callable[[BatchedOperands], Plan]] = {
+    "inv": inverse,
+    "lstsq": least_squares,
+    "expm": exponentials,
+}

@@ -1,4 +1,4 @@
-"""The cases of inverses, determinants, norms, ranks and least squares."""
+"""The cases of inverses, determinants, norms, ranks, least squares and exponentials."""
 
 from __future__ import annotations
 
@@ -14,6 +14,32 @@ WITH_SIDES = (
     *OBLONG,
     *SQUARE[:6],
     *(form._replace(right=right) for form, right in zip(OBLONG, (0, 0, 1, 0), strict=False)),
+)
+# Of norms whose exponential single precision can tell from another: see residuals_derived.py.
+EXPONENTIAL = (
+    F("even", (17, 17)),
+    F("even", (33, 33), "columns", "columns"),
+    F("hilbert", (6, 6), "strided", "rows"),
+    F("graded", (3, 8, 8), "columns", "rows"),
+    F("repeated", (2, 2, 5, 5), "rows", "columns"),
+    F("random", (1, 1)),
+    F("random", (4, 7, 7), "strided", "strided"),
+    F("random", (0, 0)),
+    F("random", (0, 3, 3)),
+    F("even", (130, 130)),
+    F("even", (65, 65), "columns", "rows"),
+    F("skew", (9, 9)),
+    F("skew", (2, 40, 40), "columns", squarings=8),
+    F("nilpotent", (9, 9), "rows", "rows"),
+    F("diagonal", (3, 12, 12), "columns", "columns"),
+    F("zeros", (4, 4)),
+    F("jordan", (12, 12), "strided"),
+    F("companion", (2, 5, 5), "rows", "rows"),
+    F("rotation", (16, 16), squarings=2),
+    F("kahan", (15, 15), "columns"),
+    F("mixed", (7, 6, 6), squarings=4),
+    F("mixed", (4, 33, 33), "columns", "rows", squarings=0),
+    F("mixed", (5, 5, 5)),
 )
 DERIVED_FORMS: dict[str, tuple[Form, ...]] = {
     "inv": (
@@ -36,4 +62,5 @@ DERIVED_FORMS: dict[str, tuple[Form, ...]] = {
         *chosen(WITH_SIDES, "driver", ops.LstsqDriver.GELS),
         *chosen((F("zeros", (6, 4)), F("zeros", (2, 3, 5))), "driver", *ops.LstsqDriver),
     ),
+    "expm": EXPONENTIAL,
 }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.request import run
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.derived_doors import det, inv, lstsq, matrix_rank, norm, pinv, slogdet
+from dispatch.ops.linalg.derived_doors import det, expm, inv, lstsq, matrix_rank, norm, pinv, slogdet
 from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
 from dispatch.ops.linalg.status import NOT_POSITIVE, ZERO_IN_D, check_info, checked
 
@@ -29,6 +29,7 @@ __all__ = [
     "eigh",
     "eigvals",
     "eigvalsh",
+    "expm",
     "inv",
     "ldl",
     "lstsq",

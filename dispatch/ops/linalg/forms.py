@@ -31,6 +31,7 @@ __all__ = [
     "in_single",
     "lay",
     "matrix",
+    "mixed",
     "normal",
 ]
 
@@ -157,7 +158,13 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
         return np.asarray(normal(rng, dtype, (rows, least - 1)) @ normal(rng, dtype, (least - 1, cols)))
     if kind == "zeros":
         return np.zeros((rows, cols))
+    if kind == "diagonal":
+        return np.diag(normal(rng, dtype, (rows,)))
     a = normal(rng, dtype, (rows, cols))
+    if kind == "nilpotent":
+        return np.triu(a, 1)
+    if kind == "skew":
+        return np.asarray(a - a.conj().T)
     if kind == "dominant":
         return a + rows * np.eye(rows, cols)
     if kind == "singular":
@@ -174,6 +181,15 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
         left = 10.0 ** (-fall * np.arange(rows) / rows)
         a = left[:, None] * a * (left if rows == cols else 10.0 ** (-fall * np.arange(cols) / cols))
     return a
+
+
+def mixed(n: int, dtype: Any, rng: np.random.Generator, number: int) -> Array:
+    """One of a batch of matrices of other norms, from 0 to what is no number."""
+    made = matrix("skew", n, n, dtype, rng, positive=False)
+    made *= (0.0, 1.0, 1e-3, 1e7, 3.0, 30.0, 2.0)[number % 7] / float(np.abs(made).sum(axis=0).max())
+    if number % 7 in (4, 6):
+        made[1, 0] = np.nan if number % 7 == 4 else np.inf
+    return made
 
 
 def half(a: Array, *, lower: bool) -> Array:

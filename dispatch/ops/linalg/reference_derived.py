@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.exponential_reference import expm
 from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.spectral_reference import FAILED, lapack
 
@@ -162,4 +163,5 @@ DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "pinv": _pinv,
     "lstsq": _lstsq,
     "qr_multiply": _qr_multiply,
+    "expm": expm,
 }

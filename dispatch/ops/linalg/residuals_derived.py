@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.exponential_residuals import expm
 from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.norms import norm, of, whole, zeros
 
@@ -178,4 +179,5 @@ DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
     "pinv": _pinv,
     "lstsq": _lstsq,
     "qr_multiply": _qr_multiply,
+    "expm": expm,
 }

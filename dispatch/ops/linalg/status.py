@@ -9,6 +9,7 @@ import numpy as np
 from dispatch.checks import check_bool
 from dispatch.device.tensor import Tensor
 from dispatch.errors import LinAlgError
+from dispatch.libraries.cusolver.exponential import NOT_FINITE, TOO_LARGE
 
 __all__ = ["NOT_POSITIVE", "ZERO_IN_D", "check_info", "checked", "numbers"]
 
@@ -26,6 +27,7 @@ MEANINGS = {
     "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
     "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
     **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
+    "expm": ("the denominator of Padé's approximant is singular (info {status})", "scale the matrix"),
     "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
     "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
     "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
@@ -35,20 +37,30 @@ MEANINGS = {
     "svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
 }
 
+# Of functions whose statuses say different things, by the status.
+OF_STATUS = {
+    ("expm", TOO_LARGE): (
+        "the 1-norm is too large for so many squarings",
+        "squarings=40 takes norms up to 10¹²; or scale the matrix: exp(A) is exp(A/2)²; scipy.linalg.expm takes any",
+    ),
+    ("expm", NOT_FINITE): ("the 1-norm is NaN or infinite", "the matrix has such an element, or its sums overflow"),
+}
+
 
 def check_info(routine: str, info: Any, *, meaning: str = "", hint: str = "") -> None:
     """Wait for a status, or those of a batch, and raise LinAlgError where one is not 0.
 
     Args:
         routine: the function that gave it: "cholesky", "lu_factor", "ldl", "solve", "inv", "eigh", "svd", "pinv",
-            "lstsq" or "matrix_rank".
+            "lstsq", "expm" or "matrix_rank".
         info: the status, a tensor of ours or of another library.
         meaning, hint: what to say instead of what is said of that function.
     """
     statuses = numbers(info)
     if statuses.any():
-        said = MEANINGS.get(routine, ("it failed (info {status})", ""))
         failed = {tuple(map(int, place)): int(statuses[tuple(place)]) for place in np.argwhere(statuses)}
+        first = next(iter(failed.values()))
+        said = OF_STATUS.get((routine, first)) or MEANINGS.get(routine, ("it failed (info {status})", ""))
         raise LinAlgError(routine, failed, meaning or said[0], hint or said[1])
 
 

@@ -25,6 +25,7 @@ spectral = loaded("cusolver_spectral_stand_in")
 symmetric = loaded("cusolver_symmetric_stand_in")
 refined = loaded("cusolver_refined_stand_in")
 products = loaded("cublas_linalg_stand_in")
+exponentials = loaded("cusolver_exponential_stand_in")
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["linalg"][1] and row.min_arch != HOST]
 
@@ -38,6 +39,7 @@ def executor(monkeypatch):
     spectral.install(monkeypatch, stand_in)
     symmetric.install(stand_in)
     refined.install(monkeypatch, stand_in)
+    exponentials.install(products)
     return made
 
 

@@ -44,6 +44,7 @@ LARGER = {
     "matrix_rank": OBLONG,
     "pinv": (*LARGE, *OBLONG),
     "lstsq": tuple(form for driver in dp.LstsqDriver for form in chosen((*LARGE, *OBLONG), "driver", driver)),
+    "expm": (F("even", (515, 515)), F("skew", (3, 300, 300), "columns", "rows"), F("even", (40, 31, 31))),
     "svd": (
         *(
             form
