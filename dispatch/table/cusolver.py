@@ -29,6 +29,7 @@ __all__ = ["ROWS"]
 SM75 = Arch(75)
 V11_7 = (11, 7)
 V12_4 = (12, 4)
+BLAS_V12_9 = (12, 9)
 OF_HERMITIAN = "Hermitian"
 RULES = (aligned, even_batches)
 BY_SYEVD = (*RULES, by_syevd)
@@ -40,7 +41,10 @@ HER   = (*RULES, hermitian)
 CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
 CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
-LU_SOLVE  = ("cusolverDn", "cusolverDnXgetrs", cusolver_linalg)
+SLU_SOLVE = ("cublas",     "cublasStrsm_v2",   cusolver_linalg)
+DLU_SOLVE = ("cublas",     "cublasDtrsm_v2",   cusolver_linalg)
+CLU_SOLVE = ("cublas",     "cublasCtrsm_v2",   cusolver_linalg)
+ZLU_SOLVE = ("cublas",     "cublasZtrsm_v2",   cusolver_linalg)
 SSYTRF    = ("cusolverDn", "cusolverDnSsytrf", cusolver_linalg)
 DSYTRF    = ("cusolverDn", "cusolverDnDsytrf", cusolver_linalg)
 CSYTRF    = ("cusolverDn", "cusolverDnCsytrf", cusolver_linalg)
@@ -58,8 +62,8 @@ EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
 QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived)
-EXPM      = ("cusolverDn", "cusolverDnXgetrs", cusolver_expm)
-INV       = ("cusolverDn", "cusolverDnXgetrs", cusolver_derived)
+EXPM      = ("cusolverDn", "cusolverDnXgetrf", cusolver_expm)
+INV       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
 DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
 OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
 
@@ -77,14 +81,14 @@ GPU_ROWS = (
     Row("lu_factor", (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
     Row("lu_factor", (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
     Row("lu_factor", (C128, C128), None,   RULES, SM75, None, V11_7, *LU_FACTOR),
-    Row("lu_solve",  (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("lu_solve",  (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("lu_solve",  (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_SOLVE),
-    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_SOLVE),
+    Row("lu_solve",  (F32,  F32),  None,   RULES, SM75, None, BLAS_V12_9, *SLU_SOLVE),
+    Row("lu_solve",  (F64,  F64),  None,   RULES, SM75, None, BLAS_V12_9, *DLU_SOLVE),
+    Row("lu_solve",  (C64,  C64),  None,   RULES, SM75, None, BLAS_V12_9, *CLU_SOLVE),
+    Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, BLAS_V12_9, *ZLU_SOLVE),
+    Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_FACTOR),
+    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR),
     Row("solve",     (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("solve",     (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("ldl",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SSYTRF),

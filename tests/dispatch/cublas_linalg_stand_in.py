@@ -11,6 +11,7 @@ import numpy as np
 from cudabind.sys import cublas as real
 from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
+from dispatch.libraries.cusolver.exchanges import MOST_SHARED, Rows
 from dispatch.ops.linalg.packed import expanded
 from dispatch.ops.linalg.reference import lapack
 from dispatch.ops.linalg.residuals import reflected
@@ -27,6 +28,8 @@ def install(monkeypatch, stand_in):
     for kind in (Convert, FormQ, Complete):
         monkeypatch.setattr(f"dispatch.ops.linalg.cublas.{kind.__name__}", kind)
     monkeypatch.setattr("dispatch.ops.linalg.cusolver_symmetric.Convert", Convert)
+    for kind in (OrderRows, Exchange):
+        monkeypatch.setattr(f"dispatch.ops.linalg.triangles.{kind.__name__}", kind)
     monkeypatch.setattr(stand_in.calls, "CallStep", Blas)
     monkeypatch.setattr(stand_in.calls, "Launch", Launch)
     return library
@@ -191,6 +194,17 @@ def triangles_batched(dtype, side, uplo, trans, diag, m, n, alpha, pointers, lda
         b[...] = np.linalg.solve((half, half.T, half.conj().T)[trans], b)
 
 
+def triangle(dtype, side, uplo, trans, diag, m, n, alpha, a, lda, b, ldb):
+    assert (int(side), base.strided(base.value(alpha), dtype, (1,), (1,))[0]) == (0, 1)
+    half, x = base.columns(a, dtype, m, m, lda), base.columns(b, dtype, m, n, ldb)
+    half = np.tril(half) if uplo == base.LOWER else np.triu(half)
+    if diag:
+        np.fill_diagonal(half, 1)
+    with np.errstate(all="ignore"):
+        singular = not half.diagonal().all()
+        x[...] = np.nan if singular else lapack("trtrs", dtype)(half, x, lower=uplo == base.LOWER, trans=int(trans))[0]
+
+
 def inverted(a):
     """The inverse and the status; of a singular matrix what is left half way."""
     lu, pivots, status = lapack("getrf", a.dtype)(a)
@@ -234,6 +248,9 @@ BATCHED = {
 }  # fmt: skip
 
 
+SINGLE = {"trsm_v2": triangle}
+
+
 def check_arguments(name, arguments):
     """They are what the library's own function declares: sizes, enums of its own, memory."""
     declared = list(inspect.signature(getattr(real, name)).parameters.values())
@@ -254,7 +271,8 @@ class BatchedLibrary:
         self.called = []
 
     def __getattr__(self, name):
-        routine = BATCHED[name.removeprefix("cublas").removesuffix("Batched")[1:]]
+        plain = name.removeprefix("cublas")[1:]
+        routine = SINGLE[plain] if plain in SINGLE else BATCHED[plain.removesuffix("Batched")]
 
         def unchecked(handle, *arguments):
             assert handle == "cublas"
@@ -277,6 +295,44 @@ class Convert:
             for place, kind in zip(places, kinds, strict=True)
         )
         target[...] = source
+
+
+class OrderRows:
+    """Exchanges one after another."""
+
+    def __init__(self, executor, pivots, order, room, like, batch):
+        assert (room is not None) == (like.rows > MOST_SHARED)
+        assert (pivots.step, order.step) == (8 * like.rows, 4 * like.rows) or batch == 1
+        self.given = pivots, order, like.rows, batch
+
+    def enqueue(self, addresses):
+        pivots, order, n, batch = self.given
+        every, found = (
+            base.strided(addresses[place.operand] + place.offset, kind, (batch, n), (n, 1))
+            for place, kind in ((pivots, np.int64), (order, np.int32))
+        )
+        for exchanges, rows in zip(every, found, strict=True):
+            rows[...] = np.arange(n)
+            for i, pivot in enumerate(exchanges):
+                assert i < pivot <= n
+                rows[[i, pivot - 1]] = rows[[pivot - 1, i]]
+
+
+class Exchange:
+    def __init__(self, executor, source, target, order, batch, kind):
+        self.given = source, target, order, batch, kind
+
+    def enqueue(self, addresses):
+        source, target, place, batch, kind = self.given
+        at = addresses[place.operand] + place.offset
+        orders = base.strided(at, np.int32, (batch, target.rows), (target.rows, 1))
+        for number, order in enumerate(orders):
+            x, y = (base.of_batch(one, addresses, number) for one in (source, target))
+            assert kind is Rows.IDENTITY or not np.shares_memory(x, y), "blocks read what others have written"
+            if kind is Rows.SCATTER:
+                y[order] = x
+            else:
+                y[...] = np.eye(target.rows)[order] if kind is Rows.IDENTITY else x[order]
 
 
 class Complete:

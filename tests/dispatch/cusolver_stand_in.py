@@ -156,13 +156,6 @@ def xgetrf(m, n, kind, a, lda, pivots, _, *rest):
     put_info(rest[-1], status)
 
 
-def xgetrs(trans, n, right, kind, a, lda, pivots, _, b, ldb, info):
-    b = columns(b, DTYPES[kind], n, right, ldb)
-    found = strided(value(pivots), np.int64, (n,), (1,)) - 1
-    b[...] = lapack("getrs", b.dtype)(columns(a, DTYPES[kind], n, n, lda), found, b, trans=int(trans))[0]
-    put_info(info, 0)
-
-
 def xgeqrf(m, n, kind, a, lda, _, tau, __, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
     a[...], strided(value(tau), a.dtype, (min(m, n),), (1,))[...], *_ = lapack("geqrf", a.dtype)(a)
@@ -301,7 +294,7 @@ def gesvda(
 
 PLAIN = {}  # those that are told no dtype
 X = {
-    "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgetrs": xgetrs, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
+    "Xpotrf": xpotrf, "Xpotrs": xpotrs, "Xgetrf": xgetrf, "Xgeqrf": xgeqrf, "Xsyevd": xsyevd,
     "XsyevBatched": xsyev_batched, "Xgesvd": xgesvd, "Xgesvdp": xgesvdp, "Xtrtri": xtrtri,
 }  # fmt: skip
 OLDER = {

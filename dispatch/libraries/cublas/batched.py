@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = ["Convert", "FormQ", "batched_call"]
+__all__ = ["Convert", "FormQ", "batched_call", "each_call"]
 
 THREADS = 256
 WARP = 32
@@ -116,6 +116,11 @@ class Following:
 def batched_call(executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> Call:
     """One call of cuBLAS for all matrices of a batch; places among its arguments become addresses."""
     return Call(executor, Following(executor), name, arguments, 1, library=cublas)
+
+
+def each_call(executor: CudaExecutor, name: str, arguments: Sequence[Any], count: int) -> Call:
+    """A call of cuBLAS for each of so many matrices; places among its arguments become addresses."""
+    return Call(executor, Following(executor), name, arguments, count, library=cublas)
 
 
 class Convert:

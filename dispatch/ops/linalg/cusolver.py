@@ -25,6 +25,7 @@ from dispatch.ops.linalg.request import (
     QrRequest,
     SolveRequest,
 )
+from dispatch.ops.linalg.triangles import solve_lu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,24 +131,14 @@ def eliminate(steps: Operands, a: Matrix, pivots: Place, info: Place) -> None:
 
 
 def lu_solve(request: LuSolveRequest, steps: Operands) -> Plan:
-    """Copy b into the result and solve there."""
-    lu, wanted = steps.matrix("lu"), steps.matrix("out")
+    """Solve with both triangles; the factors are copied where their columns are not dense."""
+    lu = steps.matrix("lu")
     if not lu.by_columns:
         made = steps.target(lu)
         steps.copy(lu, made)
         lu = made
-    x = steps.target(wanted)
-    steps.copy(steps.matrix("b"), x)
-    exchange(steps, lu, steps.vector("pivots"), x, TRANS[request.trans])
-    steps.finish(x, wanted)
+    solve_lu(steps, lu, steps.vector("pivots"), steps.matrix("b"), steps.matrix("out"), TRANS[request.trans])
     return steps.plan(capture_safe=True)
-
-
-def exchange(steps: Operands, lu: Matrix, pivots: Place, x: Matrix, trans: cb.cublasOperation_t) -> None:
-    """`getrs` over each matrix."""
-    kind = cuda_type(lu.dtype)
-    given = (trans, lu.rows, x.cols, kind, lu.place, lu.ld, pivots, kind, x.place, x.ld)
-    steps.call_params("cusolverDnXgetrs", *given, steps.ignored_info())
 
 
 def solve(request: SolveRequest, steps: Operands) -> Plan:
@@ -159,19 +150,19 @@ def solve(request: SolveRequest, steps: Operands) -> Plan:
     if request.assume_a not in (MatrixKind.GEN, MatrixKind.POS):
         return symmetric.solve(request, steps)
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
-    copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
+    copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     if request.assume_a is MatrixKind.POS:
+        x = steps.target(wanted)
         copy_lower(steps, a, copy, lower=request.lower)
         factorize(steps, copy, info)
         steps.copy(steps.matrix("b"), x)
         steps.substitute(copy, x, lower=True)
+        steps.finish(x, wanted)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
         steps.copy(a, copy)
         eliminate(steps, copy, pivots, info)
-        steps.copy(steps.matrix("b"), x)
-        exchange(steps, copy, pivots, x, PLAIN)
-    steps.finish(x, wanted)
+        solve_lu(steps, copy, pivots, steps.matrix("b"), wanted)
     steps.spoil(info, wanted)
     return steps.plan(capture_safe=True)
 

@@ -23,12 +23,12 @@ from dispatch.ops.linalg.cusolver import (
     Operands,
     copy_lower,
     eliminate,
-    exchange,
     factorize,
     reflect,
 )
 from dispatch.ops.linalg.cusolver_multiply import qr_multiply
 from dispatch.ops.linalg.derived import InverseKind, InvRequest, LstsqDriver, LstsqRequest, NormOrder
+from dispatch.ops.linalg.triangles import invert_lu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,8 +144,7 @@ def of_any(steps: Operands, out: Matrix, info: Place) -> None:
     copy = copied(steps, steps.matrix("a"))
     pivots = steps.scratch(copy.rows * PIVOT_BYTES)
     eliminate(steps, copy, pivots, info)
-    steps.identity(out)
-    exchange(steps, copy, pivots, out, PLAIN)
+    invert_lu(steps, copy, pivots, out)
 
 
 def of_positive(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> None:

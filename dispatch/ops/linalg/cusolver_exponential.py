@@ -13,9 +13,10 @@ from dispatch.keys import F32, I32
 from dispatch.libraries.cusolver.exponential import SOURCE
 from dispatch.libraries.cusolver.reductions import Reduce
 from dispatch.ops.linalg.base import real_of
-from dispatch.ops.linalg.cusolver import PIVOT_BYTES, PLAIN, Operands, eliminate, exchange
+from dispatch.ops.linalg.cusolver import PIVOT_BYTES, PLAIN, Operands, eliminate
 from dispatch.ops.linalg.cusolver_derived import as_column, copied, multiply, reduce, vector
 from dispatch.ops.linalg.exponential import THETA
+from dispatch.ops.linalg.triangles import solve_lu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def divide(steps: Operands, q: Matrix, p: Matrix) -> None:
     """Q⁻¹·P in P's memory, and the status of LU."""
     pivots = steps.scratch(q.rows * PIVOT_BYTES)
     eliminate(steps, q, pivots, steps.vector("info"))
-    exchange(steps, q, pivots, p, PLAIN)
+    solve_lu(steps, q, pivots, p, p)
 
 
 def exponential(request: ExpmRequest, steps: Operands, solve: Callable[[Matrix, Matrix], None]) -> Plan:

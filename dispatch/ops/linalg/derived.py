@@ -87,7 +87,7 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
 
     Attributes:
         a: (…, n, n); it is copied, and stays as it is.
-        assume_a: GEN by LU (`getrf`, `getrs`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
+        assume_a: GEN by LU (`getrf`, `trsm`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
             and UPPER a triangle by itself (`trtri`), where the other one is not read and comes out as zeros.
         lower: with POS, whether the lower triangle is read.
         autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.

@@ -180,7 +180,7 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
 
 @dataclass(frozen=True, eq=False)
 class LuSolveRequest(LinalgRequest["Tensor"]):
-    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b from the factors that `lu_factor` gives, by `getrs`.
+    """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b from the factors that `lu_factor` gives, by `trsm`.
 
     Attributes:
         lu: (…, n, n), the factors; copied where its columns do not lie one behind another.

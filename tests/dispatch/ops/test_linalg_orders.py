@@ -48,8 +48,8 @@ def noted(monkeypatch):
     return called, copied
 
 
-def run(request, executor):
-    row = select(request, Arch(90))
+def run(request, executor, row=None):
+    row = row or select(request, Arch(90))
     plan, outputs = row.call(request, executor, row), request.device.executor().outputs(request)
     plan.enqueue(request.arguments(outputs))
     return request.result(outputs)
@@ -110,3 +110,42 @@ def test_a_lower_triangle_by_columns_is_factorized_wherever_a_copy_is_made(
         np.testing.assert_allclose(found.numpy(), exact @ b if of.op == "solve" else exact, atol=1e-12)
     assert {arguments[FACTORIZED[name]] for name, arguments in called if name in FACTORIZED} == {0}
     assert len(copied) == 4
+
+
+@pytest.mark.parametrize("dtype", ["f64", "c128"])
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "in turn"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_factors_of_lu_are_solved_with_by_two_triangles_from_the_left(order, batch, dtype, executor, monkeypatch, rng):
+    scipy = pytest.importorskip("scipy.linalg")
+    values = rng.standard_normal((*batch, 6, 6)) + (1j * rng.standard_normal((*batch, 6, 6)) if dtype == "c128" else 0)
+    b = rng.standard_normal((*batch, 6, 4)).astype(values.dtype)
+    factors = [scipy.lu_factor(one) for one in values.reshape(-1, 6, 6)]
+    lu, pivots = (np.reshape(parts, (*batch, *parts[0].shape)) for parts in zip(*factors, strict=True))
+    pivots = dp.device("host").array(pivots.astype(np.int64) + 1)
+    called, copied = noted(monkeypatch)
+    function = f"cublas{'Z' if dtype == 'c128' else 'D'}trsm_v2"
+    (row,) = (row for row in dp.TABLE if (row.op, row.function) == ("lu_solve", function))
+    for trans, op in enumerate((values, values.mT, values.conj().mT)):
+        for out in (None, *ORDERS, "in place"):
+            right = laid(b, order)
+            given = None if out is None else right if out == "in place" else laid(np.full_like(b, np.nan), out)
+            request = dp.LuSolveRequest(laid(lu, "columns"), pivots, right, trans=trans, out=given)
+            np.testing.assert_allclose(op @ run(request, executor, row).numpy(), b, atol=1e-12)
+            if out != "in place":
+                np.testing.assert_array_equal(right.numpy(), b)
+            assert executor.batched.called == [function] * 2 * max((1, *batch))
+            is_apart = trans == 0 and out != "in place" and out != order
+            lies = "columns" if out is None else order if out == "in place" else out
+            assert len(copied) == (not (lies == "columns" and (out is None or is_apart)) if trans == 0 else 1)
+            executor.batched.called.clear(), copied.clear()
+    assert not called
+
+
+@pytest.mark.parametrize("op", ["solve", "inv"])
+def test_a_singular_matrix_gives_nan_and_its_status_where_triangles_are_solved(op, executor, rng):
+    a = rng.standard_normal((6, 6))
+    a[:, 3] = 0
+    a = dp.device("host").array(a)
+    x, info = run(dp.SolveRequest(a, a) if op == "solve" else dp.InvRequest(a), executor)
+    assert info.numpy() == 4
+    assert np.isnan(x.numpy()).all()

@@ -1,0 +1,176 @@
+"""Exchanges of rows as LU has them: pivots as an order of rows, and copies of matrices with their rows in that order.
+
+LAPACK's pivots are exchanges one after another, which `getrs` carries out one by one. Here a kernel turns them into an
+order once, and rows are exchanged by the copy that is made anyway. NVRTC compiles the kernels for the GPU at hand. This
+file knows no request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from dispatch.libraries.cusolver.copies import LINES, MOST_BLOCKS, TILE, Strides, check, launch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusolver.matrix import Matrix, Place
+
+__all__ = ["MOST_SHARED", "SOURCE", "Exchange", "OrderRows", "Rows"]
+
+THREADS = 256
+MOST_SHARED = 8192  # rows whose numbers are in the memory that a block of threads shares
+NUMBER = 4  # bytes
+
+# Row i was exchanged with row pivots[i] - 1, which is no earlier one, for i = 0, 1, … What ends in row i was in row
+# pivots[i] - 1 before the exchange i, and came there by the last exchange j before i with the same pivot, if there is
+# one: from row j, into which it came by the last exchange before j whose pivot is j, and so on. `latest[j]` is that
+# exchange, or -1. No exchange is on the way of two rows, so that all ways together have n steps at most. A warp looks
+# at 32 pivots at a time; a pivot that is none is taken for no exchange.
+SOURCE = r"""
+typedef long long Int;
+struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
+struct Strides { Int row, col, batch; };
+
+__device__ int pivot_of(const Int* pivots, Int i, Int n) {
+    const Int pivot = pivots[i] - 1;
+    return (int)(pivot < i || pivot >= n ? i : pivot);
+}
+
+extern "C" __global__ void order_rows(const Int* every_pivot, int* every_order, int* room, Int n, Int batch)
+{
+    __shared__ int shared[8192], staged[1024];
+    for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
+        const Int* pivots = every_pivot + number * n;
+        int* order = every_order + number * n;
+        int* latest = n <= 8192 ? shared : room + number * n;
+        for (Int i = threadIdx.x; i < n; i += blockDim.x) latest[i] = -1;
+        for (Int begin = 0; begin < n; begin += 1024) {
+            __syncthreads();
+            // Lanes behind the last row have numbers that no pivot has.
+            for (int i = threadIdx.x; i < 1024; i += blockDim.x)
+                staged[i] = begin + i < n ? pivot_of(pivots, begin + i, n) : -1 - i % 32;
+            __syncthreads();
+            if (threadIdx.x >= 32) continue;
+            const int lane = threadIdx.x;
+            for (int first = 0; first < 1024 && begin + first < n; first += 32) {
+                const Int i = begin + first + lane;
+                const int pivot = staged[first + lane];
+                const unsigned same = __match_any_sync(0xffffffffu, pivot);
+                const unsigned before = same & ((1u << lane) - 1), behind = same & ~((2u << lane) - 1);
+                if (i < n) order[i] = before ? (int)begin + first + 31 - __clz(before) : latest[pivot];
+                __syncwarp();
+                if (i < n && !behind) latest[pivot] = (int)i;
+                __syncwarp();
+            }
+        }
+        __syncthreads();
+        // An exchange of a row with itself comes from where it would come.
+        for (Int i = threadIdx.x; i < n; i += blockDim.x)
+            if (pivot_of(pivots, i, n) == i) latest[i] = order[i];
+        __syncthreads();
+        for (Int i = threadIdx.x; i < n; i += blockDim.x) {
+            int row = order[i];
+            if (row < 0) row = pivot_of(pivots, i, n);
+            else while (latest[row] >= 0) row = latest[row];
+            order[i] = row;
+        }
+        __syncthreads();
+    }
+}
+
+// Row i of the target is row order[i] of the source, or of the identity without one; or the other way round.
+extern "C" __global__ void exchange_rows(
+    const Element* source, Element* target, const int* every_order, Int rows, Int cols, Int batch, Strides from,
+    Strides to, int kind)
+{
+    __shared__ Element tile[32][33];
+    const int x = threadIdx.x;
+    const bool read_rows = abs(from.row) > abs(from.col), write_rows = abs(to.row) > abs(to.col);
+    for (Int first_col = (Int)blockIdx.y * 32; first_col < cols; first_col += (Int)gridDim.y * 32)
+    for (Int number = blockIdx.z; number < batch; number += gridDim.z) {
+        const Int first_row = (Int)blockIdx.x * 32;
+        const int* order = every_order + number * rows;
+        for (int y = threadIdx.y; y < 32; y += 8) {
+            const int i = read_rows ? y : x, j = read_rows ? x : y;
+            const Int row = first_row + i, col = first_col + j;
+            Element value = {};
+            if (row < rows && col < cols) {
+                const Int other = kind == 1 ? row : order[row];
+                if (kind == 2) value.part[0] = other == col;
+                else value = source[number * from.batch + other * from.row + col * from.col];
+            }
+            tile[j][i] = value;
+        }
+        __syncthreads();
+        for (int y = threadIdx.y; y < 32; y += 8) {
+            const int i = write_rows ? y : x, j = write_rows ? x : y;
+            const Int row = first_row + i, col = first_col + j;
+            if (row < rows && col < cols) {
+                const Int other = kind == 1 ? order[row] : row;
+                target[number * to.batch + other * to.row + col * to.col] = tile[j][i];
+            }
+        }
+        __syncthreads();
+    }
+}
+"""
+
+
+class Rows(IntEnum):
+    """What a copy does with its rows: as they were exchanged, back to where they were, or those of the identity."""
+
+    GATHER = 0
+    SCATTER = 1
+    IDENTITY = 2  # exchanged; nothing is read
+
+
+class OrderRows:
+    """The order of rows that pivots lead to, as a step of a plan: i32 from i64 that count from 1, dense.
+
+    `room` is memory of as many i32, for matrices of more than `MOST_SHARED` rows.
+    """
+
+    __slots__ = ("_executor", "_given", "_launch", "_places")
+
+    def __init__(
+        self, executor: CudaExecutor, pivots: Place, order: Place, room: Place | None, like: Matrix, batch: int
+    ) -> None:
+        self._executor, self._places = executor, (pivots, order, order if room is None else room)
+        addresses = tuple(ctypes.c_void_p() for _ in self._places)
+        self._given: tuple[Any, ...] = (*addresses, ctypes.c_int64(like.rows), ctypes.c_int64(batch))
+        grid = (min(batch, MOST_BLOCKS), 1, 1)
+        self._launch = launch_of(executor, "order_rows", like.dtype, grid, (THREADS, 1), self._given, SOURCE)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Launch the kernel at some addresses."""
+        for slot, place in zip(self._given, self._places, strict=False):
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())
+
+
+class Exchange:
+    """A copy of a matrix, or of a batch of them, with its rows exchanged, to memory apart from its own."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_places")
+
+    def __init__(
+        self, executor: CudaExecutor, source: Matrix, target: Matrix, order: Place, batch: int, kind: Rows
+    ) -> None:
+        self._executor, self._places = executor, (source.place, target.place, order)
+        size, rows, cols = target.dtype.itemsize, target.rows, target.cols
+        strides = [Strides(m.row, m.col, m.place.step // size) for m in (source, target)]
+        numbers = (ctypes.c_int64(rows), ctypes.c_int64(cols), ctypes.c_int64(batch))
+        addresses = tuple(ctypes.c_void_p() for _ in self._places)
+        self._given: tuple[Any, ...] = (*addresses, *numbers, *strides, ctypes.c_int(kind))
+        grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        self._launch = launch_of(executor, "exchange_rows", target.dtype, grid, (TILE, LINES), self._given, SOURCE)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Copy at some addresses."""
+        for slot, place in zip(self._given, self._places, strict=False):
+            slot.value = addresses[place.operand] + place.offset
+        check(self._executor, self._launch())
