@@ -172,6 +172,10 @@ class ListCase:
         )
         return ListTrial(self.id, request, memories)
 
+    def request(self, device: Device, rng: np.random.Generator) -> GroupedMatmulListRequest:
+        """The request alone."""
+        return self.check(device, rng).request
+
 
 class ListTrial:
     """A request, its float64 reference, and the bound of each element."""
