@@ -118,7 +118,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "cholesky --dtype f32 --shape 64x64": ("f32→f32 sm_75 cusolverDn", "lower=True"),
     "cho_solve --dtype c64 --shape 64x64 --b 64x3": ("c64→c64 sm_75 cusolverDn", "b c64[64, 3]"),
     "lu_factor --dtype f64 --shape 5x64x32": ("f64→f64 sm_75 cusolverDn", "a f64[5, 64, 32]"),
-    "lu_solve --dtype f64 --shape 64x64 --pivots 64:i64 --trans 1": ("f64→f64 sm_75 cusolverDn", "pivots i64[64]"),
+    "lu_solve --dtype f64 --shape 64x64 --pivots 64:i64 --trans 1": ("f64→f64 sm_75 cublas", "pivots i64[64]"),
     "solve --dtype c128 --shape 64x64 --assume-a pos": ("c128→c128 sm_75 cusolverDn", "assume_a=POS"),
     "qr --dtype f32 --shape 64x32 --mode raw": ("f32→f32 sm_75 cusolverDn", "mode=RAW"),
     "eigh --dtype f64 --shape 64x64 --driver syevj": ("f64→f64 syevj sm_75 cusolverDn", "driver=SYEVJ"),
