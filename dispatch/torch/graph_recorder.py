@@ -102,8 +102,20 @@ class Recorder:
             raise LostCapture(said_of(cause)) from None
         return graph, found
 
-    def _capturing(self, graph: Any, pool: Pool) -> Any:
-        return torch.cuda.graph(graph, pool=pool.handle, stream=self.stream, capture_error_mode="thread_local")
+    @contextmanager
+    def _capturing(self, graph: Any, pool: Pool) -> Iterator[None]:
+        """Capture with workspaces of cuBLAS that are the pool's own.
+
+        torch keeps one for each stream, and whoever has all of them given back, as torch.compile does before it records
+        graphs of its own, would take one that was there before the capture away from the graph: a replay then wrote to
+        memory that was not there any more.
+        """
+        _give_workspaces_back()
+        try:
+            with torch.cuda.graph(graph, pool=pool.handle, stream=self.stream, capture_error_mode="thread_local"):
+                yield
+        finally:
+            _give_workspaces_back()
 
     def _mend(self, pool: Pool) -> None:
         """After a capture that was lost: torch (2.11) goes on to take its generator and its allocator for captured.
@@ -157,6 +169,12 @@ class Recorder:
     def host_numbers(self) -> HostNumbers:
         """How the generators of the host stand."""
         return HostNumbers()
+
+
+def _give_workspaces_back() -> None:
+    """Have torch forget the workspaces of its cuBLAS handles, whose memory is its allocator's again, in stream order."""
+    with suppress(AttributeError):  # of a torch that has no such function
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class HostNumbers:

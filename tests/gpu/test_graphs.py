@@ -54,6 +54,26 @@ def near(found, model, exact, *operands):
         assert (y.double() - want).norm() <= bound
 
 
+def test_a_replay_needs_no_workspace_that_others_may_give_back():
+    """As torch.compile does before it records graphs of its own: all workspaces of cuBLAS, and then all free memory."""
+    model, exact = net()
+    report = fuse(model, graphs=True)
+    torch.manual_seed(3)
+    x = torch.randn(64, 32, 64, device=GPU, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(6):
+            model(x)
+        assert report.graphs.replayed, report.graphs
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        others = [torch.full((1 << 22,), 7.0, device=GPU) for _ in range(64)]  # where it was, if it was given back
+        for turn in range(8):
+            near(model(x + turn), model, exact, x + turn)
+        torch.cuda.synchronize()
+        assert all(bool((t == 7).all()) for t in others)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_replays_give_what_the_forward_gives_for_each_operand(mode):
     model, exact = net()

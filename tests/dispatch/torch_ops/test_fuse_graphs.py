@@ -349,3 +349,37 @@ def test_a_fused_forward_is_what_is_recorded():
             torch.testing.assert_close(model(x), expected(x))
     report.undo()
     assert not model.__dict__.get("forward")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_has_workspaces_of_its_own(fails, monkeypatch):
+    """Those that torch keeps for a stream may be given back by anybody, and a graph would go on to write to them."""
+    said = []
+
+    class Capture:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            said.append("begin")
+
+        def __exit__(self, *_):
+            said.append("end")
+
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: said.append("give back"), raising=False)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    recorder = object.__new__(graph_recorder.Recorder)
+    recorder.stream = None
+
+    def capture():
+        with recorder._capturing(None, graph_recorder.Pool(None)):
+            said.append("run")
+            if fails:
+                raise ValueError("as it runs")
+
+    if fails:
+        with pytest.raises(ValueError, match="as it runs"):
+            capture()
+    else:
+        capture()
+    assert said == ["give back", "begin", "run", "end", "give back"]
