@@ -172,7 +172,7 @@ class Recorder:
 
 
 def _give_workspaces_back() -> None:
-    """Have torch forget the workspaces of its cuBLAS handles, whose memory is its allocator's again, in stream order."""
+    """Have torch forget the workspaces of cuBLAS, whose memory is its allocator's again, in stream order."""
     with suppress(AttributeError):  # of a torch that has no such function
         torch._C._cuda_clearCublasWorkspaces()
 
