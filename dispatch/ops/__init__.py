@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
-    "blas":           ("cublas",              ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
+    "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
                                                "tpmv", "tpsv", "ger", "geru", "gerc", "syr", "her", "syr2", "her2",
@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
+    "own_blas":       ("axpy", "nrm2"),
     "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),
 }
 # fmt: on

@@ -23,6 +23,7 @@ ORDER = (
     "cublaslt_grouped",
     "cublas_grouped",
     "own",
+    "own_blas",
     "cublas",
     "cublas_batched",
     "cusolver",

@@ -26,17 +26,23 @@ __all__ = ["Form", "forms", "lay", "level1_cases"]
 KINDS: dict[str, Any] = {vars(level1)[name].op: vars(level1)[name] for name in level1.__all__}
 SIZES = (7, 1, 33, 0, 1000, 256, 2)
 STEPS = ((1, 1), (2, -1), (-1, 3), (-2, -2), (3, 1))  # of x and of y or the result
+LARGE, THIN = 1 << 16, 1 << 12
 FACTORS = (1.0, 0.0, -0.75, 2.5)
 ADDED = ("given", "in place", "left out")
 
 
 class Form(NamedTuple):
-    """A case: the length, the steps, alpha, and where the result is put."""
+    """A case: the length, the steps, alpha, and where the result is put.
+
+    `first` elements are in front of x; with `thin` nearly all of it are 0.
+    """
 
     n: int
     steps: tuple[int, int]
     alpha: complex
     result: str
+    first: int = 0
+    thin: bool = False
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
@@ -51,8 +57,30 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
     return found
 
 
-def lay(device: Device, drawn: Array, step: int, dtype: Dtype) -> GuardedBuffer:
-    """A vector on a device, with poison between its elements, which may go backwards."""
+def large_forms(op: str) -> list[Form]:
+    """Long dense vectors, of which some begin between two addresses that are read at once.
+
+    A norm's first is all but empty: of more elements a single one may not show in a number of 16 bits.
+    """
+    return [
+        Form(LARGE + more, (1, 1), alpha, result, first, op == "nrm2" and first == more == 0)
+        for first in (0, 1)
+        for more, alpha, result in (
+            (0, 2.5, "left out"),
+            (1, -0.75, "given"),
+            (7, 0.0, "in place"),
+            (517, 1.0, "given"),
+        )
+    ]
+
+
+def lay(device: Device, drawn: Array, step: int, dtype: Dtype, first: int = 0) -> GuardedBuffer:
+    """A vector on a device, with poison between its elements and in front of them, which may go backwards."""
+    if first:
+        kept = poison(dtype, (first + len(drawn),))
+        kept[first:] = drawn
+        whole = device.array(kept)
+        return GuardedBuffer(whole[first:], whole, kept, (slice(first, None),))
     kept = poison(dtype, (len(drawn), abs(step)))
     kept[:, 0] = drawn[:: 1 if step > 0 else -1]
     whole = device.array(kept)
@@ -63,7 +91,9 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     """A request of a form with fresh operands."""
     kind, step = KINDS[op], form.steps[1]
     x = complex_normal(rng, dtype, (form.n,))
-    memory = {"x": lay(device, x, form.steps[0], dtype)}
+    if form.thin:
+        x[np.arange(form.n) % THIN != 0] = 0
+    memory = {"x": lay(device, x, form.steps[0], dtype, form.first)}
     if "y" in kind.reads:  # sums of terms that do not cancel
         y = (np.conj(x) if op == "dotu" else x) + complex_normal(rng, dtype, (form.n,))
         memory["y"] = lay(device, y.astype(dtype.numpy), step, dtype)
@@ -102,8 +132,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def level1_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's routine and dtype."""
+    """Every form of a row's routine and dtype; large ones where the row is for those alone."""
     op, dtype = row.op, row.dtypes[0]
-    return [
-        MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(forms(op, dtype))
-    ]
+    made = large_forms(op) if row.variant == "large" else forms(op, dtype)
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]

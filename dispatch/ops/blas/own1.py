@@ -1,0 +1,293 @@
+"""BLAS level 1 by kernels of this library, for large dense vectors: `nrm2` and `axpy`.
+
+NVRTC compiles them for the GPU at hand. Threads read 16 bytes at once where all vectors begin at such addresses, and
+several times before they compute. A norm is one launch: each block leaves its sum in memory of the plan, and the block
+that is done last adds them, always in one order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from dispatch.core.request import Plan
+from dispatch.keys import C64, C128, F16, F32, F64, U8
+from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDEST, fits_vectors
+from dispatch.ops.blas.orders import misplaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
+
+__all__ = [
+    "BLOCKS",
+    "COUNTER",
+    "LEAST",
+    "THREADS",
+    "Choice",
+    "choice_of",
+    "large_and_dense",
+    "numbers_of",
+    "own_level1",
+]
+
+LEAST = 1 << 16  # elements; of fewer the launch is most of the time, whoever's it is
+THREADS = 256
+BLOCKS = 4  # of each multiprocessor, at work at once: each thread has 64 registers at most
+UNROLLED = {"nrm2": 4, "axpy": 2}  # vectors of each operand that a thread reads before it computes
+MULTIPROCESSORS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+REAL = {C64: F32, C128: F64}
+PARTS = 3  # sums of a norm in f64: of large, of middling and of small numbers
+COUNTER = 16  # bytes in front of the sums
+
+COMMON = (
+    NUMBERS
+    + r"""
+typedef NUMBER Number;
+typedef SUM T;
+typedef unsigned long long Index;
+"""
+    + VECTORS
+)
+AXPY = (
+    COMMON
+    + r"""
+__device__ void change(const Number& x, const Number& y, Number& out, T alpha)
+{
+    write(out, fma(alpha, T(read(x)), T(read(y))));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
+{
+    const Vector<Number> *xs = (const Vector<Number>*)x, *ys = (const Vector<Number>*)y;
+    Vector<Number>* outs = (Vector<Number>*)out;
+    const Index tile = THREADS * UNROLLED, vectors = n / VECTOR;
+    for (Index first = blockIdx.x * tile; first < vectors; first += gridDim.x * tile) {
+        const Index at = first + threadIdx.x;
+        Vector<Number> a[UNROLLED], b[UNROLLED];
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i)
+            if (at + i * THREADS < vectors) a[i] = xs[at + i * THREADS], b[i] = ys[at + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i) {
+            for (int j = 0; j < VECTOR; ++j) change(a[i].at[j], b[i].at[j], b[i].at[j], alpha);
+            if (at + i * THREADS < vectors) outs[at + i * THREADS] = b[i];
+        }
+    }
+    const Index last = vectors * VECTOR + threadIdx.x;
+    if (blockIdx.x == 0 && last < n) change(x[last], y[last], out[last], alpha);
+}
+"""
+)
+# In double precision no square of an f32 overflows or vanishes, nor in single precision one of an f16. Of an f64 the
+# large and the small numbers are scaled by powers of two and summed apart, after J. L. Blue and E. Anderson
+# (https://doi.org/10.1145/3061665): the sum of the middling ones neither overflows nor loses what it says.
+NRM2 = (
+    COMMON
+    + r"""
+struct Sum { T part[PARTS]; };
+
+__device__ void add(Sum& sum, T x)
+{
+    const int middle = PARTS / 2;
+#if PARTS == 3
+    const int size = __double2hiint(x) & 0x7fffffff;  // the exponent's bits first
+    if (size >= (1023 + 486) << 20) {  // infinities and NaN, too
+        x *= 0x1p-600;
+        sum.part[0] = fma(x, x, sum.part[0]);
+        return;
+    }
+    if (size < (1023 - 511) << 20) {
+        x *= 0x1p600;
+        sum.part[2] = fma(x, x, sum.part[2]);
+        return;
+    }
+#endif
+    sum.part[middle] = fma(x, x, sum.part[middle]);
+}
+
+__device__ T root(const Sum& sum)
+{
+    const T middle = sum.part[PARTS / 2];
+#if PARTS == 3
+    const T large = sum.part[0], small = sum.part[2];
+    if (!(large == 0)) return sqrt(large + middle * 0x1p-600 * 0x1p-600) * 0x1p600;
+    if (middle == 0) return sqrt(small) * 0x1p-600;
+    return sqrt(middle + small * 0x1p-600 * 0x1p-600);
+#else
+    return sqrt(middle);
+#endif
+}
+
+// The sum of all threads' sums, which the first one is given.
+__device__ Sum together(const Sum& mine)
+{
+    __shared__ Sum sums[THREADS];
+    const unsigned thread = threadIdx.x;
+    sums[thread] = mine;
+    for (unsigned half = THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if (thread < half)
+            for (int i = 0; i < PARTS; ++i) sums[thread].part[i] += sums[thread + half].part[i];
+    }
+    return sums[thread];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+nrm2(const Number* x, Number* out, Index n, unsigned* done, T* partial)
+{
+    __shared__ bool is_last;
+    const Index tile = THREADS * UNROLLED, vectors = n / VECTOR;
+    const Vector<Number>* xs = (const Vector<Number>*)x;
+    Sum sum = {};
+    for (Index first = blockIdx.x * tile; first < vectors; first += gridDim.x * tile) {
+        const Index at = first + threadIdx.x;
+        Vector<Number> a[UNROLLED];
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i) {
+            a[i] = {};
+            if (at + i * THREADS < vectors) a[i] = xs[at + i * THREADS];
+        }
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i)
+            for (int j = 0; j < VECTOR; ++j) add(sum, read(a[i].at[j]));
+    }
+    const Index last = vectors * VECTOR + threadIdx.x;
+    if (blockIdx.x == 0 && last < n) add(sum, read(x[last]));
+    sum = together(sum);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PARTS; ++i) partial[blockIdx.x * PARTS + i] = sum.part[i];
+        __threadfence();
+        is_last = atomicInc(done, gridDim.x - 1) == gridDim.x - 1;  // which makes it 0 again
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    sum = {};
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += THREADS)
+        for (int i = 0; i < PARTS; ++i) sum.part[i] += ((volatile T*)partial)[block * PARTS + i];
+    sum = together(sum);
+    if (threadIdx.x == 0) write(*out, root(sum));
+}
+"""
+)
+SOURCES = {"axpy": AXPY, "nrm2": NRM2}
+
+
+def large_and_dense(request: Any) -> str:
+    """Rule: dense vectors of many elements."""
+    for name in (*request.reads, *request.writes):
+        layout = request.layout_of(name)
+        if text := misplaced(layout):
+            return f"{name}: {text}"
+        if layout.shape and (layout.shape[0] < LEAST or layout.strides[0] != 1):
+            return f"needs dense vectors of {LEAST} elements or more, {name} is {layout}"
+    return ""
+
+
+class Choice(NamedTuple):
+    """A kernel: its op, the dtype of the real numbers that it reads, and how many of them at once."""
+
+    op: str
+    real: Dtype
+    vector: int
+
+    @property
+    def source(self) -> str:
+        return SOURCES[self.op]
+
+    @property
+    def sums(self) -> Dtype:
+        """What is computed in."""
+        return F64 if self.real is F64 or (self.op == "nrm2" and self.real is not F16) else F32
+
+    @property
+    def parts(self) -> int:
+        """How many sums a norm has."""
+        return PARTS if self.real is F64 else 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """NVRTC's, but for the architecture."""
+        chosen = {
+            "NUMBER": NAMES[self.real],
+            "SUM": NAMES[self.sums],
+            "PARTS": self.parts,
+            "VECTOR": self.vector,
+            "UNROLLED": UNROLLED[self.op],
+            "THREADS": THREADS,
+            "BLOCKS": BLOCKS,
+        }
+        return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))
+
+    def blocks(self, numbers: int, multiprocessors: int) -> int:
+        """Those of a launch: no more than are at work at once, and no more than have something to do."""
+        tile = THREADS * UNROLLED[self.op] * self.vector
+        return min(-(-numbers // tile), BLOCKS * multiprocessors)
+
+
+def choice_of(request: Any) -> Choice:
+    """The kernel for a request's dtype and alignment."""
+    dtype = request.x.dtype
+    real = REAL.get(dtype, dtype)
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    fits = all(fits_vectors(layout, WIDEST // dtype.itemsize) for layout in layouts if layout.shape)
+    return Choice(request.op, real, WIDEST // real.itemsize if fits else 1)
+
+
+def numbers_of(request: Any) -> int:
+    """The real numbers of each vector."""
+    count: int = request.x.size * (2 if request.x.dtype.is_complex else 1)
+    return count
+
+
+def own_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request: one launch."""
+    return VectorPlan(executor, row, choice_of(request), request)
+
+
+class VectorPlan(Plan):
+    """A kernel over vectors, launched for the addresses and the factor of each run."""
+
+    __slots__ = ("_executor", "_given", "_launch", "_scratch", "_slots")
+
+    def __init__(self, executor: CudaExecutor, row: Row, choice: Choice, request: Any) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor = executor
+        numbers = numbers_of(request)
+        blocks = choice.blocks(numbers, executor.device.attribute(MULTIPROCESSORS))
+        slots: list[Any] = [ctypes.c_void_p() for _ in (*request.reads, *request.writes)]
+        given: list[Any] = [ctypes.c_uint64(numbers)]
+        self._scratch: Tensor | None = None
+        if choice.op == "axpy":
+            slots.append(ctypes.c_double() if choice.sums is F64 else ctypes.c_float())
+        else:
+            nbytes = COUNTER + blocks * choice.parts * choice.sums.itemsize
+            self._scratch = executor.empty((nbytes,), (1,), U8)
+            # A plan is made outside of what its caller captures, and of what the executor records.
+            driver.cuMemsetD8Async(self._scratch.ptr, 0, COUNTER, executor.stream.c_handle.value)
+            given += [ctypes.c_void_p(self._scratch.ptr), ctypes.c_void_p(self._scratch.ptr + COUNTER)]
+        self._slots = tuple(slots)
+        taken = self._given = (*slots, *given)
+        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        function = loaded(choice.source, choice.op, choice.options, executor.device)
+        fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, 0, executor.target, pointers, None)
+        self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Launch it at some addresses."""
+        for slot, argument in zip(self._slots, arguments, strict=True):
+            slot.value = argument
+        status = self._launch()
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise driver.error("cuLaunchKernel", status)

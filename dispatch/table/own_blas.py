@@ -1,0 +1,54 @@
+"""The rows of BLAS whose kernels are this library's own, compiled by NVRTC: for large dense vectors. Rows, and no more.
+
+No row has run on a GPU so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, HOST, Arch, Compute
+from dispatch.ops.blas import numpy_blas
+from dispatch.ops.blas.own1 import large_and_dense, own_level1
+
+__all__ = ["ROWS"]
+
+COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
+SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+RULES = (large_and_dense,)
+# fmt: off
+AXPY = ("own", "axpy", own_level1, (), None, "large")
+NRM2 = ("own", "nrm2", own_level1, (), None, "large")
+
+GPU_ROWS = (
+#       op       x     result   compute    rules
+#                                                 min_arch, max_arch, min_version, calls, run_on, fusion, variant
+    Row("axpy", (F32,  F32),   COMP_32F,  RULES,  SM75, None, (), *AXPY),
+    Row("axpy", (F64,  F64),   COMP_64F,  RULES,  SM75, None, (), *AXPY),
+    Row("axpy", (F16,  F16),   COMP_32F,  RULES,  SM75, None, (), *AXPY),
+    Row("axpy", (BF16, BF16),  COMP_32F,  RULES,  SM80, None, (), *AXPY),
+    Row("nrm2", (F32,  F32),   COMP_32F,  RULES,  SM75, None, (), *NRM2),
+    Row("nrm2", (F64,  F64),   COMP_64F,  RULES,  SM75, None, (), *NRM2),
+    Row("nrm2", (C64,  F32),   COMP_32F,  RULES,  SM75, None, (), *NRM2),
+    Row("nrm2", (C128, F64),   COMP_64F,  RULES,  SM75, None, (), *NRM2),
+    Row("nrm2", (F16,  F16),   COMP_32F,  RULES,  SM75, None, (), *NRM2),
+    Row("nrm2", (BF16, BF16),  COMP_32F,  RULES,  SM80, None, (), *NRM2),
+)
+# fmt: on
+# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
+HOST_ROWS = tuple(
+    replace(
+        row,
+        min_arch=HOST,
+        max_arch=HOST,
+        library="numpy",
+        function=row.op,
+        call=numpy_blas,
+        run_on=("host",),
+        stands_for="own",
+    )
+    for row in GPU_ROWS
+)
+ROWS = stated((*GPU_ROWS, *HOST_ROWS))

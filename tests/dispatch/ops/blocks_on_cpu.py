@@ -1,0 +1,95 @@
+"""Kernels whose threads wait for each other, compiled by g++: the threads of a block take turns, the blocks follow."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+from pathlib import Path
+
+from dispatch.libraries.nvrtc.number_types import NUMBERS
+
+spec = importlib.util.spec_from_file_location("kernels_on_cpu", Path(__file__).with_name("kernels_on_cpu.py"))
+kernels_on_cpu = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels_on_cpu)
+
+# A thread goes on until `__syncthreads` and is resumed once all others have come there, or to their end.
+BEFORE = """
+#include <functional>
+#include <vector>
+#include <ucontext.h>
+using std::fma; using std::sqrt;
+#define __shared__ static
+#define __launch_bounds__(threads, blocks)
+static Place gridDim;
+static ucontext_t scheduler, *current;
+static std::vector<char> is_done;
+static std::function<void()> body;
+static void __syncthreads() { swapcontext(current, &scheduler); }
+static void __threadfence() {}
+static unsigned atomicInc(unsigned* at, unsigned most)
+{
+    const unsigned old = *at;
+    *at = old >= most ? 0 : old + 1;
+    return old;
+}
+static int __double2hiint(double x) { long long bits; memcpy(&bits, &x, 8); return int(bits >> 32); }
+static void run_thread() { body(); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
+static void run_blocks(unsigned blocks, unsigned threads)
+{
+    const unsigned bytes = 1 << 16;
+    std::vector<char> stacks(threads * bytes);
+    gridDim.x = blocks; blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+        std::vector<ucontext_t> all(threads);
+        is_done.assign(threads, 0);
+        for (unsigned i = 0; i < threads; ++i) {
+            getcontext(&all[i]);
+            all[i].uc_stack.ss_sp = &stacks[i * bytes];
+            all[i].uc_stack.ss_size = bytes;
+            makecontext(&all[i], run_thread, 0);
+        }
+        for (bool go_on = true; go_on;) {
+            go_on = false;
+            for (unsigned i = 0; i < threads; ++i) {
+                if (is_done[i]) continue;
+                go_on = true;
+                threadIdx.x = i;
+                current = &all[i];
+                swapcontext(&scheduler, current);
+            }
+        }
+    }
+}
+"""
+
+
+class InBlocks(kernels_on_cpu.OnCpu):
+    """Runs kernels over the host's memory; `parameters` are those of the kernel, as it declares them."""
+
+    def launched(self, source, function, options, parameters, grid, given):
+        """Launch a kernel with values of ctypes, in so many blocks of so many threads."""
+        library = self.compiled(source, function, options, parameters)
+        getattr(library, f"run_{function}")(*map(ctypes.c_uint, grid), *given)
+
+    def compiled(self, source, function, options, parameters):
+        key = source, options
+        if key not in self.known:
+            assert NUMBERS in source
+            names = ", ".join(each.rpartition(" ")[2].lstrip("*") for each in parameters)
+            behind = f"""
+extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(parameters)})
+{{
+    body = [=] {{ {function}({names}); }};
+    run_blocks(blocks, threads);
+}}
+"""
+            name = self.folder / f"blocks{len(self.known)}"
+            text = kernels_on_cpu.BEFORE + BEFORE + source.replace(NUMBERS, "") + behind
+            name.with_suffix(".cpp").write_text(text)
+            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
+            command = ["g++", "-O1", *options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:2000]
+            self.known[key] = ctypes.CDLL(f"{name}.so")
+        return self.known[key]
