@@ -1,6 +1,6 @@
 """The rows of BLAS whose kernels are this library's own, compiled by NVRTC: for large dense vectors. Rows, and no more.
 
-No row has run on a GPU so far.
+`axpy` has none in f64: of 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
 SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
 RULES = (large_and_dense,)
 # fmt: off
-AXPY = ("own", "axpy", own_level1, (), None, "large")
-NRM2 = ("own", "nrm2", own_level1, (), None, "large")
+AXPY = ("own", "axpy", own_level1, ("H100",), None, "large")
+NRM2 = ("own", "nrm2", own_level1, ("H100",), None, "large")
 
 GPU_ROWS = (
 #       op       x     result   compute    rules
 #                                                 min_arch, max_arch, min_version, calls, run_on, fusion, variant
     Row("axpy", (F32,  F32),   COMP_32F,  RULES,  SM75, None, (), *AXPY),
-    Row("axpy", (F64,  F64),   COMP_64F,  RULES,  SM75, None, (), *AXPY),
     Row("axpy", (F16,  F16),   COMP_32F,  RULES,  SM75, None, (), *AXPY),
     Row("axpy", (BF16, BF16),  COMP_32F,  RULES,  SM80, None, (), *AXPY),
     Row("nrm2", (F32,  F32),   COMP_32F,  RULES,  SM75, None, (), *NRM2),

@@ -37,7 +37,7 @@ def test_large_vectors(dtype, first, library, gpu, rng):
     assert all(abs(one - size) <= eps * size for one in found)
     if library == "own":
         assert len(found) == 1
-    if library == "own" and dtype[0] != "c":
+    if library == "own" and dtype in ("f32", "f16", "bf16"):
         y = dp.axpy(x, x, alpha=2, library=library)
         np.testing.assert_array_equal(y.numpy(), (3 * exact).astype(y.numpy().dtype))
         assert dp.axpy(x, y, alpha=-3, out=y, library=library) is y
