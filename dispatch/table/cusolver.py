@@ -32,6 +32,7 @@ V12_4 = (12, 4)
 BLAS_V12_9 = (12, 9)
 OF_HERMITIAN = "Hermitian"
 RULES = (aligned, even_batches)
+H100 = ("H100",)
 BY_SYEVD = (*RULES, by_syevd)
 BY_SYEVJ = (*RULES, by_syevj, whole_spectrum)
 BY_GESVD = (*RULES, by_gesvd)
@@ -45,27 +46,27 @@ SLU_SOLVE = ("cublas",     "cublasStrsm_v2",   cusolver_linalg)
 DLU_SOLVE = ("cublas",     "cublasDtrsm_v2",   cusolver_linalg)
 CLU_SOLVE = ("cublas",     "cublasCtrsm_v2",   cusolver_linalg)
 ZLU_SOLVE = ("cublas",     "cublasZtrsm_v2",   cusolver_linalg)
-SSYTRF    = ("cusolverDn", "cusolverDnSsytrf", cusolver_linalg)
-DSYTRF    = ("cusolverDn", "cusolverDnDsytrf", cusolver_linalg)
-CSYTRF    = ("cusolverDn", "cusolverDnCsytrf", cusolver_linalg)
-ZSYTRF    = ("cusolverDn", "cusolverDnZsytrf", cusolver_linalg)
-SYTRS     = ("cusolverDn", "cusolverDnXsytrs", cusolver_linalg)
+SSYTRF    = ("cusolverDn", "cusolverDnSsytrf", cusolver_linalg, H100)
+DSYTRF    = ("cusolverDn", "cusolverDnDsytrf", cusolver_linalg, H100)
+CSYTRF    = ("cusolverDn", "cusolverDnCsytrf", cusolver_linalg, H100)
+ZSYTRF    = ("cusolverDn", "cusolverDnZsytrf", cusolver_linalg, H100)
+SYTRS     = ("cusolverDn", "cusolverDnXsytrs", cusolver_linalg, H100)
 HETRF     = ("cusolverDn", "cusolverDnXhetrf", cusolver_linalg)
 HETRS     = ("cusolverDn", "cusolverDnXhetrs", cusolver_linalg)
-QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg)
-EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen)
-SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen)
-DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen)
-CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen)
-ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen)
-EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
-GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen)
-SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen)
+QR        = ("cusolverDn", "cusolverDnXgeqrf", cusolver_linalg, H100)
+EIGH      = ("cusolverDn", "cusolverDnXsyevd", cusolver_eigen, H100)
+SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen, H100)
+DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen, H100)
+CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen, H100)
+ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen, H100)
+EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen, H100)
+GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen, H100)
+SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen, H100)
 QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived)
 EXPM      = ("cusolverDn", "cusolverDnXgetrf", cusolver_expm)
 INV       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
-DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
-OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived)
+DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived, H100)
+OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived, H100)
 
 GPU_ROWS = (
 #       op           of            compute rules  min_arch, max_arch, min_version, calls, run_on
@@ -77,10 +78,10 @@ GPU_ROWS = (
     Row("cho_solve", (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (C128, C128), None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
-    Row("lu_factor", (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
-    Row("lu_factor", (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
-    Row("lu_factor", (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
-    Row("lu_factor", (C128, C128), None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("lu_factor", (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("lu_factor", (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("lu_factor", (C64,  C64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("lu_factor", (C128, C128), None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
     Row("lu_solve",  (F32,  F32),  None,   RULES, SM75, None, BLAS_V12_9, *SLU_SOLVE),
     Row("lu_solve",  (F64,  F64),  None,   RULES, SM75, None, BLAS_V12_9, *DLU_SOLVE),
     Row("lu_solve",  (C64,  C64),  None,   RULES, SM75, None, BLAS_V12_9, *CLU_SOLVE),
@@ -185,6 +186,7 @@ DRIVER_ROWS = tuple(
         library="cusolverDn",
         function=f"cusolverDn{(of_complex if dtype.is_complex else of_real).format(letter)}",
         call=cusolver_eigen,
+        run_on=H100 if driver in ("gesvdp", "gesvda") else (),
         variant=driver,
     )
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()

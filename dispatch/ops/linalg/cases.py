@@ -77,6 +77,7 @@ VECTORS = (  # outputs that are dense
         "perm",
     ),
 )
+LARGEST = 128  # rows and columns of those that cuBLAS takes many of at once
 FEW = 6  # elements of matrices of which some mutations are no other matrices
 
 REDUCED, COMPLETE, R, RAW = ops.QrMode
@@ -152,7 +153,11 @@ MANY_FORMS = {
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op, of those with drivers the row's own; of a row for many small matrices, several such."""
     forms = FORMS[row.op]
-    forms = (*MANY_FORMS[row.op], *forms[::4]) if row.variant.startswith("of many") else forms_of(row, forms)
+    if row.variant.startswith("of many"):
+        # Those of the other rows are refused where they are one matrix; large ones are, in any case.
+        forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= LARGEST))
+    else:
+        forms = forms_of(row, forms)
     if row.op in DRIVERS:
         usual, own = next(iter(DRIVERS[row.op])), driver_of(row)
         forms = tuple(form for form in forms if dict(form.choices).get("driver", usual) is own)

@@ -73,6 +73,9 @@ class ResidualCheck(Check):
         raise Mismatch(f"{self.name}: {text} ({self.request.describe()})")
 
 
+MOST_REASONS = 100  # numbers below 0 that say why a refinement was given up, beside the count of its steps
+
+
 def _exact(values: Array) -> Array:
     kind = np.complex128 if values.dtype.kind == "c" else np.float64 if values.dtype.kind == "f" else values.dtype
     return np.asarray(values).astype(kind)
@@ -80,6 +83,10 @@ def _exact(values: Array) -> Array:
 
 def residuals(request: Any, given: dict[str, Array], found: dict[str, Array]) -> Ratios:
     """What is measured of one matrix, with its size in units of n·eps."""
+    if "iterations" in found:
+        most = request.max_iterations
+        taken = -(most + MOST_REASONS) <= found["iterations"] <= most
+        yield "a count of steps that there cannot be, for which this", 0.0 if taken else np.inf
     if found.get("info", 0) and request.op not in RIGHT_EVEN_SO:
         for name in found.keys() - {"count", "info", "iterations", "rank"}:
             yield (
