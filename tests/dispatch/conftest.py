@@ -96,6 +96,25 @@ ROW = dp.Row("probe", (F32,), None, (), HOST, HOST, (), "tests", "probe", probe_
 
 
 @pytest.fixture
+def each(rng: Any) -> Callable[[Any, Callable[[Any, Any], Any]], None]:
+    """`each(cases, check)`: each case is checked with a generator of its own, and all that fail are told.
+
+    Of thousands of cases of some milliseconds one test for each would take most of the time for itself.
+    """
+
+    def run(cases: Any, check: Callable[[Any, Any], Any]) -> None:
+        failed = []
+        for case, numbers in zip(cases, rng.spawn(len(cases)), strict=True):
+            try:
+                check(case, numbers)
+            except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
+                failed.append(f"{case.id}: {type(error).__name__}: {error}")
+        assert not failed, "\n".join([f"{len(failed)} of {len(cases)} cases fail", *failed[:20]])
+
+    return run
+
+
+@pytest.fixture
 def drop() -> Callable[[list[dp.Supervisor]], None]:
     """`drop([sup])`: let go of a supervisor that was not closed, and see it warn; nothing else may refer to it."""
 

@@ -33,18 +33,24 @@ def dev():
     return dp.device("host")
 
 
-@pytest.mark.parametrize(("row", "case"), CASES)
-def test_a_row_passes_a_case(row, case, dev, rng):
-    assert check_row(row, case, dev, rng) == ""
+@pytest.mark.parametrize(("row", "cases"), CASES)
+def test_a_row_passes_its_cases(row, cases, dev, each):
+    def passes(case, rng):
+        assert check_row(row, case, dev, rng) == ""
+
+    each(cases, passes)
 
 
-@pytest.mark.parametrize("case", [pytest.param(p.values[1], id=p.id, marks=p.marks) for p in CASES])
-def test_cublas_is_asked_for_what_the_request_says(case, dev, rng):
-    check = case.check(dev, rng)
-    request = check.request
-    outputs = dev.executor().outputs(request)
-    column_major.carry_out(lower(request), request.arguments(outputs))
-    check.verify(request.result(outputs))
+@pytest.mark.parametrize("cases", [pytest.param(p.values[1], id=p.id, marks=p.marks) for p in CASES])
+def test_cublas_is_asked_for_what_the_requests_say(cases, dev, each):
+    def asked(case, rng):
+        check = case.check(dev, rng)
+        request = check.request
+        outputs = dev.executor().outputs(request)
+        column_major.carry_out(lower(request), request.arguments(outputs))
+        check.verify(request.result(outputs))
+
+    each(cases, asked)
 
 
 def test_places_are_counted_from_1(dev):
