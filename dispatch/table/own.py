@@ -17,9 +17,10 @@ __all__ = ["ROWS"]
 COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
 SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
 
-ROPE      = ("own", "rope",                 nvrtc_rope)
-GATED     = ("own", "gated_activation",     nvrtc_gated)
-GATED_BWD = ("own", "gated_activation_bwd", nvrtc_gated)
+H100      = ("H100",)
+ROPE      = ("own", "rope",                 nvrtc_rope, H100)
+GATED     = ("own", "gated_activation",     nvrtc_gated, H100)
+GATED_BWD = ("own", "gated_activation_bwd", nvrtc_gated, H100)
 
 GPU_ROWS = (
 #       op                      first result   compute    rules
