@@ -200,7 +200,7 @@ KINDS = {
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        pytest.param("all", 1, id="all-once"),
+        pytest.param("requests", 1, id="requests-once"),
         *(pytest.param(kind, 8, id=kind, marks=pytest.mark.exhaustive) for kind in KINDS),
     ],
 )

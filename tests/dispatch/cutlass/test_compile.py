@@ -172,6 +172,7 @@ EVERYTHING = GemmSpec(
 # 45 s of one core and 3.8 GB, all but 10 s of it in NVRTC's front end; a busy machine takes many times that. All other
 # kernels: test_compile_all.py. NVRTC's own -fdevice-time-trace is no help: with it, any kernel here takes 10 GB.
 @pytest.mark.timeout(900)
+@pytest.mark.compiles
 def test_a_kernel_with_everything_compiles():
     code = compiler.request(emit(EVERYTHING), EVERYTHING.target, "test: everything at once").result()
     for symbol in (b"\0gemm\0", b"\0fill\0", b"\0scale\0"):
