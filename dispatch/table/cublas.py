@@ -5,17 +5,16 @@ Samples of their cases have passed on an H100; no row says yet that all of its o
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, C64, C128, F16, F32, F64, HALF, HOST, I32, Arch, Compute, Dtype
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, HALF, I32, Arch, Compute, Dtype
 from dispatch.libraries.cublas.calls import function_name
 from dispatch.ops.blas import numpy_blas
 from dispatch.ops.blas.cublas1 import cublas_level1, steps_fit
 from dispatch.ops.blas.cublas2 import cublas_level2, vectors_fit
 from dispatch.ops.blas.cublas3 import cublas_level3, matrices_fit
 from dispatch.ops.blas.cublas_gemv import half_function
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -105,19 +104,5 @@ GPU_ROWS = tuple(
     )
     for op, dtype, out, function, rules, call in SIGNATURES
 )
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
-HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="numpy",
-        function=row.op,
-        call=numpy_blas,
-        run_on=("host",),
-        stands_for="cublas",
-    )
-    for row in GPU_ROWS
-)
+HOST_ROWS = tuple(on_host(row, numpy_blas, stands_for="cublas") for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

@@ -5,11 +5,9 @@ A kernel of this library stands behind `getrfBatched`, for singular matrices.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import C64, C128, F32, F64, HOST, Arch
+from dispatch.keys import C64, C128, F32, F64, Arch
 from dispatch.ops.linalg import cublas_derived, cublas_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import (
     aligned,
@@ -23,6 +21,7 @@ from dispatch.ops.linalg.rules import (
     tall,
     up_to_32,
 )
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -62,18 +61,5 @@ GPU_ROWS = tuple(
     for op, routine, rules, call, variant in ROUTINES
     for dtype, letter in LETTERS.items()
 )
-HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="scipy",
-        function=row.op,
-        call=scipy_linalg,
-        run_on=("host",),
-        stands_for="cublas",
-    )
-    for row in GPU_ROWS
-)
+HOST_ROWS = tuple(on_host(row, scipy_linalg, library="scipy", stands_for="cublas") for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

@@ -14,9 +14,10 @@ from dataclasses import replace
 from dispatch.core.fusion import Fusion
 from dispatch.core.nonfinite import IEEE, stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, C64, C128, F16, F32, F64, HOST, I8, I32, Arch, Compute
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, I8, I32, Arch, Compute
 from dispatch.ops.matmul import cublas_matmul, numpy_matmul
 from dispatch.ops.matmul.rules import aligned_elements, lines_by_4, no_fast_accum, no_scales, whole_workspace
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -57,21 +58,8 @@ GPU_ROWS = (
 )
 # fmt: on
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="numpy-cublas",
-        function="matmul",
-        call=numpy_matmul,
-        run_on=("host",),
-        note="",
-        stands_for="cublas",
-    )
-    for row in GPU_ROWS
+    on_host(row, numpy_matmul, library="numpy-cublas", function="matmul", stands_for="cublas") for row in GPU_ROWS
 )
 UNREAD = f"{IEEE}; NaN times an alpha of 0 is the kernel's choice"
 ROWS = stated(replace(row, nonfinite="" if row.dtypes[-1] is I32 else UNREAD) for row in (*GPU_ROWS, *HOST_ROWS))

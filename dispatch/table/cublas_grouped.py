@@ -7,11 +7,9 @@ the host knows. No machine has run them yet.
 # fmt: off
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Compute
+from dispatch.keys import BF16, F16, F32, F64, Arch, Compute
 from dispatch.ops.grouped_matmul import cublas_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
     aligned_elements,
@@ -25,6 +23,7 @@ from dispatch.ops.grouped_matmul.rules import (
     some_elements,
     steps_of_32_bits,
 )
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -48,20 +47,8 @@ GPU_ROWS = (
 )
 # fmt: on
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="numpy-cublas",
-        function="matmul",
-        call=numpy_plan,
-        run_on=("host",),
-        stands_for="cublas",
-    )
-    for row in GPU_ROWS
+    on_host(row, numpy_plan, library="numpy-cublas", function="matmul", stands_for="cublas") for row in GPU_ROWS
 )
 
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

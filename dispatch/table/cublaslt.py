@@ -8,8 +8,6 @@ hardware and its cases pass there; the last column names the machines, and is em
 # fmt: off
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.fusion import Fusion
 from dispatch.core.row import Row
 from dispatch.keys import (
@@ -22,7 +20,6 @@ from dispatch.keys import (
     F16,
     F32,
     F64,
-    HOST,
     I8,
     I32,
     Arch,
@@ -47,6 +44,7 @@ from dispatch.ops.matmul.rules import (
     no_scales,
     one_product,
 )
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -181,21 +179,6 @@ GPU_ROWS = (
 )
 # fmt: on
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
-HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="numpy",
-        function="matmul",
-        call=numpy_matmul,
-        run_on=("host",),
-        note="",
-        stands_for="cublasLt",
-    )
-    for row in GPU_ROWS
-)
+HOST_ROWS = tuple(on_host(row, numpy_matmul, function="matmul", stands_for="cublasLt") for row in GPU_ROWS)
 
 ROWS = (*GPU_ROWS, *HOST_ROWS)

@@ -8,11 +8,9 @@ alignments (pytorch/pytorch#196645). The last column names the machines on which
 # fmt: off
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F16, F32, HOST, Arch, Compute
+from dispatch.keys import BF16, F8E4M3, F16, F32, Arch, Compute
 from dispatch.ops.grouped_matmul import cublaslt_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
     alpha_alone,
@@ -25,6 +23,7 @@ from dispatch.ops.grouped_matmul.rules import (
     some_elements,
     steps_of_32_bits,
 )
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -42,19 +41,8 @@ GPU_ROWS = (
     Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), COMP_32F, RULES_8, SM90, SM90, (13, 5), *LT, H100),
 )
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        min_version=(),
-        library="numpy-cublaslt",
-        function="matmul",
-        call=numpy_plan,
-        run_on=("host",),
-        stands_for="cublasLt",
-    )
+    on_host(row, numpy_plan, library="numpy-cublaslt", function="matmul", stands_for="cublasLt")
     for row in GPU_ROWS
 )
 

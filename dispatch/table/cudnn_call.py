@@ -14,7 +14,7 @@ from typing import Any
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, F64, HOST, I8, U8, Arch, Compute
+from dispatch.keys import BF16, F16, F32, F64, I8, U8, Arch, Compute
 from dispatch.ops.activation import cudnn_activation, elu_above_0, five_axes, numpy_activation, one_layout
 from dispatch.ops.ctc import at_most_255, cudnn_ctc, dense_logits, numpy_ctc
 from dispatch.ops.dropout import cudnn_dropout, numpy_dropout, one_axis
@@ -24,6 +24,7 @@ from dispatch.ops.reduction import cudnn_reduce, cudnn_sums, eight_axes, lines, 
 from dispatch.ops.rnn import cudnn_rnn, numpy_rnn
 from dispatch.ops.rnn.rules import bytes_by_16, dense_sequences, one_bias, two_or_none
 from dispatch.ops.softmax import cudnn_softmax, four_axes, numpy_softmax, one_dense_layout
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -139,7 +140,6 @@ ONE_BIAS_ROWS = tuple(
 )
 GPU_ROWS = (*TRIED_ROWS, *ONE_BIAS_ROWS)
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 NUMPY: dict[Any, Any] = {
     cudnn_softmax: numpy_softmax,
     cudnn_activation: numpy_activation,
@@ -154,19 +154,6 @@ NUMPY: dict[Any, Any] = {
 ROWS = stated(
     (
         *GPU_ROWS,
-        *(
-            replace(
-                row,
-                min_arch=HOST,
-                max_arch=HOST,
-                min_version=(),
-                library="numpy",
-                function=row.op,
-                call=NUMPY[row.call],
-                run_on=("host",),
-                note="",
-            )
-            for row in GPU_ROWS
-        ),
+        *(on_host(row, NUMPY[row.call]) for row in GPU_ROWS),
     )
 )

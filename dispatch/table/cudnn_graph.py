@@ -8,14 +8,13 @@ hardware; the last column names the machines, and is empty where none has run it
 # ruff: noqa: E501
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dispatch.core.fusion import Fusion
 from dispatch.core.layouts import at_16_bytes
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F16, F32, F64, HOST, I8, Arch, Compute
+from dispatch.keys import BF16, F8E4M3, F16, F32, F64, I8, Arch, Compute
 from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import (
     dense_filter,
@@ -51,6 +50,7 @@ from dispatch.ops.sdpa.rules import (
     scale_above_0,
     two_scores,
 )
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -122,9 +122,8 @@ GPU_ROWS = (
 )
 
 NUMPY: dict[Any, Any] = {cudnn_conv: numpy_conv, cudnn_graph: numpy_graph, cudnn_norm: numpy_norm, cudnn_sdpa: numpy_sdpa}
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(row, min_arch=HOST, max_arch=HOST, min_version=(), library="numpy", function=row.op, call=NUMPY[row.call], run_on=("host",), note="", stands_for=row.library)
+    on_host(row, NUMPY[row.call], stands_for=row.library)
     for row in GPU_ROWS
 )
 

@@ -8,11 +8,9 @@ have passed, and is empty where none has run it yet.
 # ruff: noqa: E501
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import C64, C128, F32, F64, HOST, I64, Arch
+from dispatch.keys import C64, C128, F32, F64, I64, Arch
 from dispatch.ops.linalg import (
     cusolver_derived,
     cusolver_eigen,
@@ -23,6 +21,7 @@ from dispatch.ops.linalg import (
 )
 from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevj
 from dispatch.ops.linalg.rules import aligned, economical, even_batches, hermitian, not_hermitian, whole_spectrum
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -209,25 +208,11 @@ REFINED_ROWS = tuple(
     for dtype in LETTERS
 )
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 ROWS = stated(
     (
         *GPU_ROWS,
         *DRIVER_ROWS,
         *REFINED_ROWS,
-        *(
-            replace(
-                row,
-                min_arch=HOST,
-                max_arch=HOST,
-                min_version=(),
-                library="scipy",
-                function=row.op,
-                call=scipy_linalg,
-                run_on=("host",),
-                note="",
-            )
-            for row in (*GPU_ROWS, *DRIVER_ROWS, *REFINED_ROWS)
-        ),
+        *(on_host(row, scipy_linalg, library="scipy") for row in (*GPU_ROWS, *DRIVER_ROWS, *REFINED_ROWS)),
     )
 )

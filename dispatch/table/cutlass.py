@@ -8,12 +8,10 @@ the last column names the machines on which its cases have passed, and is empty 
 # ruff: noqa: E501
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.fusion import Fusion
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, HOST, I8, I32, Arch, Compute, Epilogue
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, Arch, Compute, Epilogue
 from dispatch.ops.conv import cutlass_conv, multistage_conv, numpy_tree_conv
 from dispatch.ops.conv import rules as conv
 from dispatch.ops.grouped_matmul import cutlass_plan as grouped_plan
@@ -38,6 +36,7 @@ from dispatch.ops.matmul.cutlass_rules import (
     whole_numbers,
 )
 from dispatch.ops.matmul.rules import no_scales
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -149,44 +148,16 @@ CONV_ROWS = (
     Row("conv_bwd_filter", (F32,  F32,  F32),  TF32,     CONV_MG,  SM80, None, ANY_VERSION, *CONV_CUT80, H200, Fusion(((F32,),))),
 )
 
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        library={SM80: "numpy-multistage", SM90: "numpy-cutlass", SM100: "numpy-blackwell"}[row.min_arch],
-        function="matmul",
-        call=numpy_tree_matmul,
-        run_on=("host",),
-        stands_for="cutlass",
-    )
+    on_host(row, numpy_tree_matmul, library={SM80: "numpy-multistage", SM90: "numpy-cutlass", SM100: "numpy-blackwell"}[row.min_arch], function="matmul", stands_for="cutlass")
     for row in (*BLACKWELL_ROWS, *GPU_ROWS)
 )
 GROUPED_HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        library="numpy",
-        function="matmul",
-        call=grouped_numpy,
-        run_on=("host",),
-        stands_for="cutlass",
-    )
+    on_host(row, grouped_numpy, function="matmul", stands_for="cutlass")
     for row in GROUPED_ROWS
 )
 CONV_HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        library="numpy-cutlass" if row.min_arch == SM90 else "numpy-multistage",
-        function="convolve",
-        call=numpy_tree_conv,
-        run_on=("host",),
-        stands_for="cutlass",
-    )
+    on_host(row, numpy_tree_conv, library="numpy-cutlass" if row.min_arch == SM90 else "numpy-multistage", function="convolve", stands_for="cutlass")
     for row in CONV_ROWS
 )
 

@@ -3,14 +3,14 @@
 # fmt: off
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, F64, HOST, Arch, Compute
+from dispatch.keys import BF16, F16, F32, F64, Arch, Compute
 from dispatch.ops.gated import numpy_gated, nvrtc_gated, six_axes
 from dispatch.ops.rope import aligned, numpy_rope, nvrtc_rope
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -39,9 +39,5 @@ GPU_ROWS = (
     Row("gated_activation_bwd", (BF16, BF16),  COMP_32F,  (six_axes,), SM80, None, (), *GATED_BWD),
 )
 # fmt: on
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
 NUMPY: dict[Any, Any] = {nvrtc_rope: numpy_rope, nvrtc_gated: numpy_gated}
-ON_THE_HOST = {"min_arch": HOST, "max_arch": HOST, "library": "numpy", "run_on": ("host",)}
-ROWS = stated(
-    (*GPU_ROWS, *(replace(row, function=row.op, call=NUMPY[row.call], **ON_THE_HOST) for row in GPU_ROWS))  # type: ignore[arg-type]
-)
+ROWS = stated((*GPU_ROWS, *(on_host(row, NUMPY[row.call]) for row in GPU_ROWS)))

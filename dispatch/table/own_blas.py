@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, C64, C128, F16, F32, F64, HOST, Arch, Compute
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.blas import numpy_blas
 from dispatch.ops.blas.own1 import large_and_dense, own_level1
+from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
@@ -36,18 +35,5 @@ GPU_ROWS = (
     Row("nrm2", (BF16, BF16),  COMP_32F,  RULES,  SM80, None, (), *NRM2),
 )
 # fmt: on
-# The host carries the same requests, with the same refusals: what runs there runs on the GPU.
-HOST_ROWS = tuple(
-    replace(
-        row,
-        min_arch=HOST,
-        max_arch=HOST,
-        library="numpy",
-        function=row.op,
-        call=numpy_blas,
-        run_on=("host",),
-        stands_for="own",
-    )
-    for row in GPU_ROWS
-)
+HOST_ROWS = tuple(on_host(row, numpy_blas, stands_for="own") for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

@@ -56,7 +56,7 @@ class Step(Protocol):
 
 
 class HostNumbers:
-    """A number of 8 bytes for each matrix, in the host's memory, where a routine puts it before it returns."""
+    """A number for each matrix, in the host's memory, where a routine puts it before it returns."""
 
     __slots__ = ("array", "place")
 

@@ -42,11 +42,11 @@ __device__ int pivot_of(const Int* pivots, Int i, Int n) {
 
 extern "C" __global__ void order_rows(const Int* every_pivot, int* every_order, int* room, Int n, Int batch)
 {
-    __shared__ int shared[8192], staged[1024];
+    __shared__ int shared[MOST_SHARED], staged[1024];
     for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
         const Int* pivots = every_pivot + number * n;
         int* order = every_order + number * n;
-        int* latest = n <= 8192 ? shared : room + number * n;
+        int* latest = n <= MOST_SHARED ? shared : room + number * n;
         for (Int i = threadIdx.x; i < n; i += blockDim.x) latest[i] = -1;
         for (Int begin = 0; begin < n; begin += 1024) {
             __syncthreads();
@@ -117,7 +117,7 @@ extern "C" __global__ void exchange_rows(
         __syncthreads();
     }
 }
-"""
+""".replace("MOST_SHARED", str(MOST_SHARED))
 
 
 class Rows(IntEnum):

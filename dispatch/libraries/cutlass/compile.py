@@ -70,16 +70,17 @@ def kernel_id(source: Source, target: str) -> str:
 @cache
 def toolchain() -> str | None:
     """NVRTC, CUTLASS and CCCL by version, and our amendments by digest; None where something is missing."""
-    from cudabind import nvrtc
-    from cudabind.errors import CudaError
+    from dispatch.libraries.nvrtc.compiled import compiler
 
     try:
         found = headers.find()
-        version = ".".join(map(str, nvrtc.nvrtcVersion()))
-    except (headers.HeadersMissing, CudaError):
+    except headers.HeadersMissing:
+        return None
+    nvrtc = compiler()
+    if nvrtc is None:
         return None
     amendments = hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
-    return f"NVRTC {version}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
+    return f"{nvrtc}, CUTLASS {found.cutlass}, CCCL {found.cccl}, amendments {amendments}"
 
 
 def plan_of(plan: Callable[..., Plan], request: Any, executor: CudaExecutor, row: Row) -> Plan:

@@ -1,12 +1,13 @@
 """The cubin of a kernel in CUDA C++: from memory, from disk, or by NVRTC.
 
 NVRTC takes a third of a second for the smallest kernel. What a source that includes nothing is compiled to hangs on
-its text, the options and NVRTC's version alone, and lies on disk from then on.
+its text, the options, those of the environment, and NVRTC's version alone, and lies on disk from then on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from contextlib import suppress
 from functools import cache
@@ -15,7 +16,9 @@ from cudabind import nvrtc
 from cudabind.errors import CudaError
 from dispatch.errors import DispatchError
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "compiler"]
+
+FLAGS = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")  # of the environment, which NVRTC puts around the options
 
 
 @cache
@@ -24,12 +27,12 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
 
     Raises NvrtcError with the compiler's messages, and LibraryNotFound without NVRTC where none is on disk.
     """
-    if "include" in source or any("include" in option or option.startswith("-I") for option in options):
+    if "include" in source or any("include" in option or "-I" in option for option in (*options, *_flags())):
         return nvrtc.compile(source, f"{function}.cu", options).code
     from dispatch.libraries.nvrtc.kernel_cache import Entry, store
 
     kernel = hashlib.sha256("\0".join((source, *options)).encode()).hexdigest()
-    toolchain = _toolchain()
+    toolchain = compiler()
     with suppress(DispatchError):  # of a folder that cannot be used
         entry = store().find(kernel, toolchain)
         if entry is not None:
@@ -44,9 +47,14 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
     return code
 
 
-def _toolchain() -> str | None:
-    """NVRTC's version in words; None without NVRTC."""
+def compiler() -> str | None:
+    """NVRTC's version in words, and what the environment has it do besides; None without NVRTC."""
     try:
-        return "NVRTC " + ".".join(map(str, nvrtc.nvrtcVersion()))
+        version = ".".join(map(str, nvrtc.nvrtcVersion()))
     except CudaError:
         return None
+    return " ".join(("NVRTC", version, *_flags()))
+
+
+def _flags() -> list[str]:
+    return [f"{name}={flags}" for name in FLAGS if (flags := os.environ.get(name))]

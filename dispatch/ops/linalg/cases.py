@@ -35,6 +35,7 @@ from dispatch.ops.linalg.forms import (
 from dispatch.ops.linalg.reference import evaluate
 from dispatch.ops.linalg.refined_forms import REFINED_FORMS
 from dispatch.ops.linalg.residuals import ResidualCheck
+from dispatch.ops.linalg.rules import MOST_ROWS
 from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
 from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
 from dispatch.testing.check import MadeCase, place
@@ -77,7 +78,6 @@ VECTORS = (  # outputs that are dense
         "perm",
     ),
 )
-LARGEST = 128  # rows and columns of those that cuBLAS takes many of at once
 FEW = 6  # elements of matrices of which some mutations are no other matrices
 
 REDUCED, COMPLETE, R, RAW = ops.QrMode
@@ -155,7 +155,7 @@ def cases(row: Row) -> list[MadeCase]:
     forms = FORMS[row.op]
     if row.variant.startswith("of many"):
         # Those of the other rows are refused where they are one matrix; large ones are, in any case.
-        forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= LARGEST))
+        forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= MOST_ROWS))
     else:
         forms = forms_of(row, forms)
     if row.op in DRIVERS:

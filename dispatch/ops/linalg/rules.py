@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_INVERTED",
+    "MOST_ROWS",
     "aligned",
     "by_lu_or_cholesky",
     "economical",
